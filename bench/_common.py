@@ -143,6 +143,7 @@ class Job:
         self.lab, self.manifest, self.main = place, document, main
         self.folder = place.new_folder()
         self.tell_exits = True
+        self.host = "127.0.0.1"  # where workers find the coordinator
         self.look: Callable[[float, Event, Sequence[Command]], None] = lambda now, event, commands: None
         self.committed: dict[int, float] = {}  # when the coordinator heard of each step's commit
         self.losses: dict[int, float] = {}
@@ -160,7 +161,7 @@ class Job:
         self.lab.on_exit = self._exited
         ticking = asyncio.create_task(self._ticks())
         try:
-            self._url = await server.start()
+            self._url = await server.start(self.host)
             while self.finish is None:
                 self._step(await self.queue.get(), server)
             while self.lab.pool.alive:

@@ -7,6 +7,7 @@ the total of computing shows. Layers that sleep show the schedule: bubbles, wait
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,38 @@ class Sleeper(nn.Module):
 
 def _rest(seconds: float, _: Tensor) -> None:
     time.sleep(seconds)
+
+
+class WideSleeper(Sleeper):
+    """[samples, any width] -> [samples, width]: what is beyond WIDTH is passed on, and cut off or filled up with zeros.
+
+    weights: elements of a parameter that is trained, so that its gradient travels.
+    """
+
+    def __init__(self, seconds: tuple[float, float], width: int, weights: int) -> None:
+        super().__init__(*seconds, ballast=0)
+        self.width = width
+        if weights:
+            self.weights = nn.Parameter(torch.zeros(weights))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x[:, :WIDTH])
+        if hasattr(self, "weights"):
+            y = y + self.weights.sum()
+        if self.width == WIDTH:
+            return y
+        narrow = x.shape[1] == WIDTH
+        return torch.cat((y, x.new_zeros(len(x), self.width - WIDTH) if narrow else x[:, WIDTH:]), 1)
+
+
+def build_wide(config: Mapping[str, Any]) -> Task:
+    """config: layers; forwardMs and backwardMs of each of them; width: elements of a sample between two layers;
+    weights: elements of a parameter in each of them.
+    """
+    count, seconds = int(config["layers"]), (config["forwardMs"] / 1e3, config["backwardMs"] / 1e3)
+    widths = [int(config["width"])] * (count - 1) + [WIDTH]
+    task = build({"layers": 0, "forwardMs": 0, "backwardMs": 0})
+    return replace(task, layers=[partial(WideSleeper, seconds, width, int(config["weights"])) for width in widths])
 
 
 def build(config: Mapping[str, Any]) -> Task:

@@ -1,0 +1,185 @@
+"""Machines on this one: network namespaces whose only way to each other is through `_switch`, which shapes it.
+
+A namespace belongs to a process and goes with it, so that nothing remains whatever happens. Needs Linux, and root or
+the right to make namespaces.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from _common import HERE
+from _recorder import StepTimes
+from _switch import CONTROL, MTU, Shape
+from bamboo_trainer.transport import stripes, wire
+from bamboo_trainer.transport.base import Arrived, Event
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.tcp import TcpTransport
+from bamboo_trainer.worker.agent import WorkerSettings
+from bamboo_trainer.worker.launch import process
+
+PATH = "BAMBOO_BENCH_NETWORK"  # of the switch's socket
+CUT = "cut"  # a file beside a worker's trace; once it is there, a worker loses a connection and removes it
+NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # of unshare(2)
+TUN, NO_INFORMATION, SET_INTERFACE = 0x0001, 0x1000, 0x400454CA  # of linux/if_tun.h
+START_SECONDS = 60.0
+STREAM_SECONDS = 120.0
+
+
+def enter(address: str) -> socket.socket:
+    """Move this thread, and those that it starts, to a namespace with this address; it stays until that is closed.
+
+    RuntimeError if this machine does not let us.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for flags in (NEW_NETWORK, NEW_USER | NEW_NETWORK):
+        if libc.unshare(flags) == 0:
+            break
+    else:
+        reason = os.strerror(ctypes.get_errno())
+        raise RuntimeError(f"network namespaces: {reason}; run this as root, or where users may make namespaces")
+    try:
+        device = os.open("/dev/net/tun", os.O_RDWR)
+        fcntl.ioctl(device, SET_INTERFACE, struct.pack("16sH22x", b"bamboo0", TUN | NO_INFORMATION))
+        for command in (
+            "link set lo up", f"link set bamboo0 mtu {MTU} txqueuelen 2000 up", f"addr add {address}/24 dev bamboo0",
+        ):  # fmt: skip
+            subprocess.run(["ip", *command.split()], check=True, capture_output=True, timeout=START_SECONDS)
+    except FileNotFoundError as error:
+        raise RuntimeError(f"network namespaces: {error.filename} is missing; `ip` is in iproute2") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RuntimeError(f"network namespaces: {error}") from None
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel.settimeout(START_SECONDS)
+    channel.connect(os.environ[PATH])
+    socket.send_fds(channel, [json.dumps({"join": address}).encode()], [device])
+    channel.recv(4096)
+    os.close(device)
+    return channel
+
+
+class Network:
+    """The benchmark's handle on the switch."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def shape(self, shape: Shape) -> dict[str, float]:
+        """From now on; what the switch has carried, dropped and taken until now."""
+        self._channel.send(json.dumps({"shape": asdict(shape)}).encode())
+        found: dict[str, float] = json.loads(self._channel.recv(4096))
+        return found
+
+
+@contextmanager
+def network(folder: Path) -> Iterator[Network]:
+    """Moves this process's main thread into it, at the CONTROL address."""
+    os.environ[PATH] = str(folder / "switch")
+    command = [sys.executable, str(HERE / "_switch.py"), os.environ[PATH]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as switch:
+        assert switch.stdin is not None
+        assert switch.stdout is not None
+        try:
+            if switch.stdout.readline() != b"ready\n":
+                raise RuntimeError("the switch did not start")
+            with enter(CONTROL) as channel:
+                yield Network(channel)
+        finally:
+            switch.stdin.close()
+
+
+def address_of(worker: str) -> str:
+    return f"10.77.0.{1 + int(worker.removeprefix('w'))}"
+
+
+def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
+    """A worker on a machine of its own."""
+    stripes.send_body = _cutting(Path(trace).with_name(CUT))
+    with enter(address_of(worker)):
+        settings = WorkerSettings(host=address_of(worker))
+        return process.main(worker, url, token, zone, observer=StepTimes(trace), settings=settings)
+
+
+def _cutting(mark: Path) -> Callable[..., None]:
+    """In place of `stripes.send_body`: once the mark is there, one body loses one of its connections; the mark goes."""
+    send_body = stripes.send_body
+
+    def send(
+        number: int, body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]
+    ) -> None:
+        if len(flows) > 1 and _taken(mark):
+            random.choice(flows).shutdown(socket.SHUT_RDWR)
+        send_body(number, body, flows, pace)
+
+    return send
+
+
+def _taken(mark: Path) -> bool:
+    """Was it there, and are we the only ones who took it?"""
+    try:
+        mark.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def stream(worker: str, peer: str, sends: bool, flows: int, frames: int, megabytes: float, folder: str) -> list[float]:
+    """Send frames to the peer over the transport, or receive its. When each of them was there, by the machine's clock.
+
+    In the folder the receiver tells its port, and that all have come: what a machine that is gone has not sent is lost.
+    """
+    port, done, times, came = Path(folder) / "port", Path(folder) / "done", list[float](), threading.Event()
+
+    def deliver(event: Event) -> None:
+        if isinstance(event, Arrived):
+            times.append(time.monotonic())
+            if len(times) == frames:
+                came.set()
+
+    with enter(address_of(worker)):
+        end = TcpTransport(worker, "bench", deliver, address_of(worker))
+        end.trust("bench", flows=flows)
+        try:
+            if sends:
+                tensor = torch.zeros(int(megabytes * 250_000))
+                end.peers({peer: (address_of(peer), int(_told(port, START_SECONDS)))})
+                for number in range(frames):
+                    end.send(peer, Frame(address=Address(FrameKind.SYNC, 0, 0, number), epoch=1, tensors=(tensor,)))
+                _told(done, STREAM_SECONDS)
+            else:
+                end.peers({peer: (address_of(peer), 1)})  # which it does not need
+                _tell(port, str(end.port))
+                came.wait(STREAM_SECONDS)
+                _tell(done, "done")
+        finally:
+            end.close(0.0)
+    return times
+
+
+def _tell(file: Path, text: str) -> None:
+    file.with_suffix(".new").write_text(text)
+    file.with_suffix(".new").rename(file)
+
+
+def _told(file: Path, seconds: float) -> str:
+    """Waits for it. RuntimeError if it is not told."""
+    deadline = time.monotonic() + seconds
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"nobody has told {file.name}")
+        time.sleep(0.01)
+    return file.read_text()

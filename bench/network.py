@@ -1,0 +1,321 @@
+"""What a network costs a job: its rate, its delay, a limit for each connection, and the loss of one.
+
+    python bench/network.py                       # all questions
+    python bench/network.py --only flows --plot docs/images/network.png
+
+Every worker is a process in a network namespace of its own. All their packets pass through a process that holds them up
+as a network would (`_switch`), since the kernel's own means (tc netem) is not there on every machine. Layers sleep, as
+if each worker had an accelerator of its own.
+
+    capacity    what this machine carries at all, in frames of 64 MB
+    flows       frames of 64 MB where each connection is limited, over 1 and 4 of them
+    steps       how much longer a step takes than one by arithmetic: the schedule in virtual time, with the job's own
+                forwards and backwards as measured without a network, and the time that each boundary tensor takes
+    loss        the step in which a connection is lost, beside the others
+    sync        what replicas cost (mode LazyForward), from which rate on they cost nothing
+
+Needs Linux, iproute2, and root or the right to make namespaces. Nothing outside the namespaces is changed.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from _common import Job, Lab, TaskName, chosen_of, gaps, lab, machine, main, manifest, median, say, show, write_json
+from _network import CUT, Network, network
+from _switch import CONTROL, Shape
+from bamboo.control.channel_events import Received
+from bamboo.control.protocol import StepCommitted
+from bamboo.planning.schedule import StageOrder
+from bamboo.profiles.profile import Network as ProfileNetwork
+from bamboo.simulation.job.pipelines import Group, execute
+
+STAGES, MICROBATCHES, SAMPLES = 2, 8, 4
+FORWARD, BACKWARD = 0.010, 0.020
+WARMUP = 4  # steps that do not count
+GIGABIT = 1e9
+MEGABYTES = 64.0
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """boundary: bytes of a microbatch between two stages. weights: parameters of each stage."""
+
+    boundary: int = 4 << 20
+    weights: int = 0
+    mode: str = "None"
+    flows: int = 4
+    steps: int = 12
+
+
+def document_of(load: Load) -> Any:
+    made = manifest(TaskName.EMULATED, STAGES, MICROBATCHES, WARMUP + load.steps, mode=load.mode)
+    layers = 2 * STAGES
+    config: dict[str, float] = {
+        "layers": layers,
+        "width": load.boundary // 4 // SAMPLES,
+        "weights": load.weights * STAGES // layers,
+    }
+    config |= {"forwardMs": 1e3 * FORWARD * STAGES / layers, "backwardMs": 1e3 * BACKWARD * STAGES / layers}
+    made["spec"]["task"] = {"entrypoint": "_emulated:build_wide", "config": config}
+    made["spec"]["topology"]["flowsPerLink"] = load.flows
+    return made
+
+
+async def steps_of(place: Lab, load: Load, cut: bool = False) -> tuple[list[float], float]:
+    """Seconds of each step that counts, and the cores that others took. cut: lose a connection in the sixth of them."""
+    job = Job(place, document_of(load), main="_network:time_steps")
+    job.host, mark = CONTROL, job.folder / CUT
+
+    def look(now: float, event: Any, commands: Any) -> None:
+        committed = isinstance(event, Received) and isinstance(event.message, StepCommitted)
+        if committed and cut and event.message.step == WARMUP + 5:
+            mark.touch()
+
+    job.look = look
+    async with place.watched() as others:
+        await job.run()
+    if mark.exists():
+        raise RuntimeError("no connection was lost")
+    ends = [job.committed[step] for step in sorted(job.committed)]
+    return gaps(ends[WARMUP - 1 :]), others[0]
+
+
+def ideal(load: Load, shape: Shape, calm: float) -> float:
+    """Seconds of a step by arithmetic. calm: of one on a network that costs nothing."""
+    fastest = 1e15
+    rate = min(shape.rate or fastest, (shape.flow or fastest) * load.flows) / 8
+    each = calm / (MICROBATCHES + STAGES - 1)
+    group = Group(
+        forward=(each / 3,) * STAGES, backward=(each * 2 / 3,) * STAGES, boundary=(load.boundary,) * STAGES,
+        owners=(tuple(range(STAGES)),), microbatches=(MICROBATCHES,), order=StageOrder(lookahead=1),
+        network=ProfileNetwork(flow=rate, machine=rate, latency=shape.delay), busy=(0.0,) * STAGES,
+    )  # fmt: skip
+    return execute(group).end
+
+
+async def rate_of_frames(place: Lab, flows: int, frames: int = 5) -> float:
+    """Bits a second, from the first frame's arrival to the last one's."""
+    common = {"flows": flows, "frames": frames, "megabytes": MEGABYTES, "folder": str(place.new_folder())}
+    calls = [
+        place.pool.call("_network:stream", {"worker": f"w{i}", "peer": f"w{1 - i}", "sends": not i, **common}, 200.0)
+        for i in range(2)
+    ]
+    _, times = await asyncio.gather(*calls)
+    if len(times) < frames:
+        raise RuntimeError(f"{len(times)} of {frames} frames arrived")
+    return 8e6 * MEGABYTES * (frames - 1) / float(times[-1] - times[0])
+
+
+async def capacity(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
+    rows = []
+    for flows in (1, 4):
+        say(f"capacity: {flows} connections")
+        net.shape(Shape())
+        rows.append({"flows": flows, "found": await rate_of_frames(place, flows)})
+    return rows
+
+
+FLOWS = [(1.0, 0.25, 1.0), (2.0, 0.5, 1.0), (5.0, 1.0, 0.0), (5.0, 1.0, 5.0)]  # Gb/s, Gb/s of a connection, ms
+
+
+async def flows(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
+    rows = []
+    for rate, each, delay in FLOWS:
+        shape = Shape(rate * GIGABIT, each * GIGABIT, delay / 1e3)
+        for count in (1, 4):
+            say(f"flows: {rate:g} Gb/s, {each:g} Gb/s a connection, {delay:g} ms, {count} connections")
+            net.shape(shape)
+            found, allowed = await rate_of_frames(place, count), min(shape.rate, shape.flow * count)
+            rows.append({**asdict(shape), "flows": count, "found": found, "allowed": allowed})
+    return rows
+
+
+STEPS = [(rate, delay) for rate in (1.0, 5.0, 10.0) for delay in (0.0, 1.0, 5.0)]
+
+
+async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
+    """And with a fifth of the rate for each connection, which one cannot use and four nearly can."""
+    rows = []
+    cases = [(Shape(rate * GIGABIT, 0.0, delay / 1e3), 4) for rate, delay in STEPS]
+    cases += [(Shape(GIGABIT, GIGABIT / 4, 1e-3), count) for count in (1, 4)]
+    for shape, count in cases:
+        load = Load(flows=count)
+        said = f"{shape.rate / GIGABIT:g} Gb/s, {1e3 * shape.delay:g} ms"
+        say(f"steps: {said}, {shape.flow / GIGABIT:g} Gb/s a connection, {count} connections")
+        base = await calm_step(place, net, load, calm)
+        before = net.shape(shape)
+        taken, others = await steps_of(place, load)
+        after = net.shape(Shape())
+        rows.append({
+            **asdict(shape), "flows": count, "step": median(taken), "ideal": ideal(load, shape, base), "calm": base,
+            "others": others, "dropped": after["dropped"] - before["dropped"],
+        })  # fmt: skip
+    return rows
+
+
+async def calm_step(place: Lab, net: Network, load: Load, calm: dict[Load, float]) -> float:
+    """With boundary tensors of no size, so that only computing counts; measured once."""
+    small = replace(load, boundary=4 * 64 * SAMPLES, flows=4)
+    if small not in calm:
+        say("a step without a network")
+        net.shape(Shape())
+        calm[small] = median((await steps_of(place, small))[0])
+    return calm[small]
+
+
+async def loss(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
+    rows = []
+    for rate, delay in ((1.0, 1.0), (5.0, 1.0), (5.0, 5.0)):
+        say(f"loss: {rate:g} Gb/s, {delay:g} ms")
+        shape = Shape(rate * GIGABIT, 0.0, delay / 1e3)
+        net.shape(shape)
+        taken, others = await steps_of(place, Load(), cut=True)
+        rows.append({**asdict(shape), "median": median(taken), "longest": max(taken), "steps": taken, "others": others})
+    return rows
+
+
+SYNC = (0.25, 0.5, 1.0, 2.0, 5.0)
+WEIGHTS = 4_000_000  # of a stage: 16 MB of gradients a step
+
+
+async def sync(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
+    rows = []
+    for rate in SYNC:
+        shape = Shape(rate * GIGABIT, 0.0, 1e-3)
+        net.shape(shape)
+        found = {}
+        for mode in ("None", "LazyForward"):
+            say(f"sync: {rate:g} Gb/s, {mode}")
+            found[mode], others = await steps_of(place, Load(boundary=1 << 16, weights=WEIGHTS, mode=mode))
+        plain, lazy = median(found["None"]), median(found["LazyForward"])
+        rows.append({
+            **asdict(shape), "none": plain, "lazy": lazy, "transfer": 32 * WEIGHTS / shape.rate, "others": others,
+        })  # fmt: skip
+    return rows
+
+
+QUESTIONS = {"capacity": capacity, "flows": flows, "steps": steps, "loss": loss, "sync": sync}
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f}"
+
+
+def gigabits(rate: float) -> str:
+    return f"{rate / GIGABIT:g}" if rate else "-"
+
+
+Table = tuple[str, list[str], Callable[[Row], list[str]]]
+TABLES: dict[str, Table] = {
+    "capacity": (
+        "capacity: no limits", ["connections", "Gb/s"], lambda r: [str(r["flows"]), f"{r['found'] / GIGABIT:.1f}"],
+    ),
+    "flows": (
+        f"flows: frames of {MEGABYTES:g} MB",
+        ["Gb/s", "of a connection", "ms", "connections", "Gb/s found", "of those allowed"],
+        lambda r: [
+            gigabits(r["rate"]), gigabits(r["flow"]), ms(r["delay"]), str(r["flows"]), f"{r['found'] / GIGABIT:.2f}",
+            f"{r['found'] / r['allowed']:.0%}",
+        ],
+    ),
+    "steps": (
+        "steps: 4 MiB between two stages, 8 microbatches of 30 ms",
+        ["Gb/s", "of a connection", "ms", "connections", "ms a step", "by arithmetic", "ratio", "cores others took"],
+        lambda r: [
+            gigabits(r["rate"]), gigabits(r["flow"]), ms(r["delay"]), str(r["flows"]), ms(r["step"]), ms(r["ideal"]),
+            f"{r['step'] / r['ideal']:.2f}", f"{r['others']:.2f}",
+        ],
+    ),
+    "loss": (
+        "loss: of one of 4 connections, within a boundary tensor",
+        ["Gb/s", "ms", "median ms a step", "longest", "more", "cores others took"],
+        lambda r: [
+            gigabits(r["rate"]), ms(r["delay"]), ms(r["median"]), ms(r["longest"]), ms(r["longest"] - r["median"]),
+            f"{r['others']:.2f}",
+        ],
+    ),
+    "sync": (
+        "sync: 16 MB of gradients of each stage go to its replica",
+        ["Gb/s", "transfer ms", "None, ms a step", "LazyForward", "cost", "cores others took"],
+        lambda r: [
+            gigabits(r["rate"]), ms(r["transfer"]), ms(r["none"]), ms(r["lazy"]), f"{r['lazy'] / r['none'] - 1:+.0%}",
+            f"{r['others']:.2f}",
+        ],
+    ),
+}  # fmt: skip
+
+
+def plot(found: dict[str, list[Row]], path: Path) -> None:
+    """Left: steps beside arithmetic. Right: what frames get of what connections may carry, and what replicas cost."""
+    from matplotlib.figure import Figure
+
+    from bamboo.simulation.plots import COLOURS, GROUND, INK, SOFT
+
+    figure = Figure(figsize=(13, 4.2), facecolor=GROUND, layout="constrained")
+    left, middle, right = (figure.add_subplot(1, 3, place) for place in (1, 2, 3))
+    for colour, delay in zip(COLOURS, sorted({row["delay"] for row in found.get("steps", ())}), strict=False):
+        rows = [row for row in found["steps"] if row["delay"] == delay and not row["flow"]]
+        rates = [row["rate"] / GIGABIT for row in rows]
+        left.plot(rates, [1e3 * row["step"] for row in rows], "o-", color=colour, label=f"{1e3 * delay:g} ms")
+        left.plot(rates, [1e3 * row["ideal"] for row in rows], "--", color=colour)
+    rows = found.get("flows", [])
+    names = [f"{gigabits(r['rate'])} Gb/s,\n{gigabits(r['flow'])} each,\n{ms(r['delay'])} ms"
+             for r in rows if r["flows"] == 1]  # fmt: skip
+    for place, (colour, count) in enumerate(zip(COLOURS, (1, 4), strict=False)):
+        heights = [row["found"] / GIGABIT for row in rows if row["flows"] == count]
+        middle.bar([n + (place - 0.5) * 0.4 for n in range(len(heights))], heights, 0.4, color=colour, label=f"{count}")
+    middle.set_xticks(range(len(names)), names)
+    rows = found.get("sync", [])
+    for colour, key, label in zip(COLOURS, ("none", "lazy"), ("None", "LazyForward"), strict=False):
+        right.plot(
+            [row["rate"] / GIGABIT for row in rows], [1e3 * row[key] for row in rows], "o-", color=colour, label=label
+        )
+    titles = (
+        "ms a step by Gb/s (dashed: arithmetic)",
+        "Gb/s of 64 MB frames, connections",
+        "ms a step by Gb/s, replicas",
+    )
+    for axes, title in zip((left, middle, right), titles, strict=True):
+        axes.set_title(title, fontsize=9, color=INK, loc="left")
+        axes.tick_params(colors=SOFT, labelsize=8)
+        axes.set_ylim(bottom=0)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=85)
+
+
+def command(
+    only: Annotated[list[str] | None, typer.Option(help=f"Some of {', '.join(QUESTIONS)}; all by default.")] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="Draw them there, as PNG.")] = None,
+) -> None:
+    """What a network costs a job: its rate, its delay, a limit for each connection, and the loss of one."""
+    names = chosen_of(only, list(QUESTIONS))
+
+    async def body() -> None:
+        found: dict[str, list[Row]] = {}
+        calm: dict[Load, float] = {}
+        with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder, network(Path(folder)) as net:
+            async with lab() as place:
+                for name in names:
+                    found[name] = await QUESTIONS[name](place, net, calm)
+        if str(output) != "-":
+            for name, rows in found.items():
+                title, columns, cells = TABLES[name]
+                show(title, columns, [cells(row) for row in rows])
+        if picture is not None:
+            plot(found, picture)
+        write_json(output, {"machine": machine(), "found": found})
+
+    main(body())
+
+
+if __name__ == "__main__":
+    typer.run(command)
