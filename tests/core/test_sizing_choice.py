@@ -9,6 +9,7 @@ from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.calm import Calm, calm
 from bamboo.sizing.choice import Bounds, amount, choose, in_words, on_demand, reasons
+from bamboo.sizing.prices import MachinePrice
 from bamboo.sizing.trials import Assessment
 from sizing_kit import assessed, layered, outcome, world
 
@@ -64,6 +65,9 @@ def test_a_plan_in_one_line() -> None:
     assert in_words(one) == (
         "4 stages x 2 pipelines, microbatches of 4, EagerForward, 1 replica, 1 on standby, all in one zone"
     )
+    assert in_words(replace(one, stages=1, standby=0), several_zones=False) == (
+        "1 stage x 2 pipelines, microbatches of 4, EagerForward, 1 replica"
+    )
     bare = replace(one, mode=RedundancyMode.NONE, standby=0, on_demand=2)
     assert "no replicas, 2 of 8 on demand" in in_words(bare)
 
@@ -89,4 +93,8 @@ def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:
 def test_without_a_price_on_demand_nothing_is_said_of_it() -> None:
     at = world(manifest(2, 1, 6), msgspec.structs.replace(layered(4), prices=None))
     one = assessed(2, (1.0, 1.0))
+    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) == ""
+    priced = world(manifest(2, 1, 6), layered(4))
+    not_to_be_had = replace(priced.machines["m"], price=MachinePrice(spot=1.0))
+    at = replace(priced, machines={"m": not_to_be_had})
     assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) == ""

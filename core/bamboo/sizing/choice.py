@@ -50,9 +50,10 @@ def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
     return best_product(kept, lambda one: one.point)
 
 
-def in_words(one: Candidate) -> str:
-    """The candidate for a person, in one line."""
-    parts = [f"{one.stages} stages x {count(one.pipelines, 'pipeline')}", f"microbatches of {one.micro_batch}"]
+def in_words(one: Candidate, several_zones: bool = True) -> str:
+    """The candidate for a person, in one line; of zones nothing if there is only one."""
+    grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
+    parts = [grid, f"microbatches of {one.micro_batch}"]
     if one.mode is RedundancyMode.NONE:
         parts.append("no replicas")
     else:
@@ -61,7 +62,7 @@ def in_words(one: Candidate) -> str:
         parts.append(f"{one.standby} on standby")
     if one.on_demand is not None:
         parts.append(f"{one.on_demand} of {one.workers} on demand")
-    return ", ".join([*parts, PLACES[one.spread]])
+    return ", ".join([*parts, PLACES[one.spread]] if several_zones else parts)
 
 
 def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> str:
@@ -72,6 +73,8 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
         prices, start = machine.profile.prices, machine.profile.times.start
         if prices is None:
             return ""
+        if machine.price is not None and machine.price.on_demand is None:
+            continue  # it is not to be had
         hours = (start + world.steps * undisturbed.seconds) / HOUR
         traffic = world.steps * traffic_usd(undisturbed.between_zones, world.traffic_price)
         found.append((one.stages * one.pipelines * prices.on_demand * hours + traffic, hours, one))
@@ -87,11 +90,20 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
     )
 
 
-def reasons(chosen: Assessment, front: Sequence[Assessment], simulated: Sequence[Assessment], bounds: Bounds) -> str:
-    """A paragraph. simulated: for comparisons, with runs as long as those of the front, which is ascending in time."""
-    said = [_what(chosen), _rule(chosen, bounds), _beside(chosen, front)]
+def reasons(
+    chosen: Assessment,
+    front: Sequence[Assessment],
+    simulated: Sequence[Assessment],
+    bounds: Bounds,
+    *,
+    several_zones: bool = True,
+) -> str:
+    """A paragraph. simulated: for comparisons, with runs as long as those of the front, which is ascending in time.
+    several_zones: whether where nodes are is worth a word.
+    """
+    said = [_what(chosen, several_zones), _rule(chosen, bounds), _beside(chosen, front)]
     said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "mode")]
-    said += [_without(chosen, simulated, "standby"), _money(chosen), _sure(chosen)]
+    said += [_without(chosen, simulated, "standby"), _money(chosen) if several_zones else "", _sure(chosen)]
     return " ".join(part for part in said if part)
 
 
@@ -103,11 +115,11 @@ def amount(one: Assessment, name: str, unit: str = "") -> str:
     return f"{mean:.{digits}f}{spread} {unit}".rstrip()
 
 
-def _what(chosen: Assessment) -> str:
+def _what(chosen: Assessment, several_zones: bool) -> str:
     one = chosen.candidate
-    nodes = f"{count(one.workers, 'node')} of {one.machine}"
+    nodes = f"{count(one.workers, 'node')} of {one.machine} ({in_words(one, several_zones)})"
     return (
-        f"Recommended are {nodes} ({in_words(one)}): the job takes {amount(chosen, 'hours', 'h')} and costs"
+        f"Recommended are {nodes}: the job takes {amount(chosen, 'hours', 'h')} and costs"
         f" {amount(chosen, 'usd', 'USD')}."
     )
 

@@ -186,7 +186,8 @@ def _simulated(world: World, wanted: PlanRequest, about: str, trials: Sequence[P
 def _told(world: World, found: SearchResult, bounds: Bounds) -> str:
     """Why that one; or why none."""
     if found.chosen is not None:
-        why = reasons(found.chosen, found.front, found.ends, bounds)
+        several = len(world.market.zones) > 1
+        why = reasons(found.chosen, found.front, found.ends, bounds, several_zones=several)
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
             why += " With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says."
