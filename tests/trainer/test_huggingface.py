@@ -144,12 +144,13 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
     ({"model": "/nowhere"}, "model: /nowhere has no config.json"),
     ({"architecture": {"n_layer": 2}}, "architecture must have a model_type, such as gpt2"),
     ({"architecture": "no-such"}, "architecture: "),
-    ({"architecture": "vit"}, "vit is no causal or masked language model of transformers"),
+    ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),
     (config_of("gpt2", objective="both"), "objective must be causal or masked, got 'both'"),
     (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
     (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),
     (config_of("gpt2", learningRate=0), "learningRate must be positive, got 0.0"),
     (config_of("gpt2", data={"lenght": 3}), "data: unknown key 'lenght', expected some of length, samples"),
+    ({"architecture": {"model_type": "eurobert", "vocab_size": 64}}, "mask_token_id must be a token below vocab_size"),
     (config_of("gpt2", blocks="h"), "blocks: the model has no 'h'"),
 ])  # fmt: skip
 def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:

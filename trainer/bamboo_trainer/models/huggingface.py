@@ -80,7 +80,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings = read_settings(config)
     model_config = published_config(settings)
     objective = settings.objective or objective_of(model_config)
-    words = (vocabulary_of(model_config), mask_token(model_config))
+    words = (vocabulary_of(model_config), mask_token(model_config) if objective == "masked" else 0)
     dataset = open_sequences(settings.data or {}, objective, words)
 
     def held_out(given: Mapping[str, Any]) -> Dataset:
@@ -148,7 +148,10 @@ def objective_of(config: Any) -> Objective:
     library = transformers()
     causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
     masked = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
-    expect(causal or masked, f"{config.model_type} is no causal or masked language model of transformers")
+    expect(
+        causal or masked,
+        f"{config.model_type} is no causal or masked language model of transformers; from_module splits others",
+    )
     named = " ".join(getattr(config, "architectures", None) or ())
     if masked and ("MaskedLM" in named or "PreTraining" in named):
         return "masked"
@@ -169,8 +172,9 @@ def vocabulary_of(config: Any) -> int:
 
 def mask_token(config: Any) -> int:
     """The id that stands for a masked token. A config does not say it; BERT's is 103."""
-    found = getattr(config, "mask_token_id", None)
-    return int(found) if found is not None else min(103, vocabulary_of(config) - 1)
+    found, words = getattr(config, "mask_token_id", None), vocabulary_of(config)
+    expect(found is None or 0 <= found < words, f"mask_token_id must be a token below vocab_size {words}, got {found}")
+    return int(found) if found is not None else min(103, words - 1)
 
 
 def optimizer(settings: HuggingFaceSettings, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -3,7 +3,8 @@ training.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any, Final
 
 import torch
@@ -66,7 +67,31 @@ def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim
         optimizer = task.optimizer(named)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TaskError(f"task.optimizer returned {type(optimizer).__name__}, expected a torch.optim.Optimizer")
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise TaskError(
+            f"task.optimizer returned {type(optimizer).__name__}, whose step computes losses again by a closure; "
+            "expected an optimizer that takes a step from the gradients alone, such as AdamW"
+        )
+    for inner in _held(vars(optimizer).values()):
+        if inner.state is not optimizer.state:
+            raise TaskError(
+                f"task.optimizer returned {type(optimizer).__name__}, which keeps what it remembers in another "
+                f"optimizer ({type(inner).__name__}), where no replica would get it; "
+                "bamboo_trainer.optimizers.Combined makes one of several"
+            )
     return optimizer
+
+
+def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
+    """Optimizers among these, or in lists and dictionaries among them."""
+    for value in values:
+        if isinstance(value, torch.optim.Optimizer):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (one for one in value if isinstance(one, torch.optim.Optimizer))
+        elif isinstance(value, dict):
+            yield from (one for one in value.values() if isinstance(one, torch.optim.Optimizer))
 
 
 def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:

@@ -1,0 +1,93 @@
+"""Several optimizers as one: the same steps as by hand, and the same bits when a worker is lost."""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
+from bamboo_trainer.optimizers import Combined
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.task_errors import TaskError
+from manifest_kit import bamboojob, training
+from stage_kit import small_task
+from training_job import Fault, Job
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+def muon_and_adagrad(named: Named) -> Combined:
+    parameters = [p for _, p in named]
+    matrices, others = [p for p in parameters if p.dim() == 2], [p for p in parameters if p.dim() != 2]
+    muon, adagrad = partial(torch.optim.Muon, lr=0.02), partial(torch.optim.Adagrad, lr=0.01)
+    return Combined([(muon, matrices), (adagrad, others)], lr=0.02)
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """One layer has no matrix, and one nothing but matrices."""
+    layers = (lambda: nn.LayerNorm(2), lambda: nn.Linear(2, 2, bias=False), lambda: nn.Linear(2, 2))
+    return small_task(layers=layers, optimizer=muon_and_adagrad, learning_rate=lambda step: 0.02 / (1 + step))
+
+
+def job(stages: int, *faults: Fault) -> Job:
+    document = bamboojob(
+        task={"entrypoint": "test_optimizers:build"},
+        training=training(3, 8, 2),
+        topology={"stages": stages},
+        elastic={"minStages": stages},
+    )
+    return Job(document, faults).run()
+
+
+def test_a_worker_is_lost_and_all_parts_go_on_with_what_they_remember() -> None:
+    calm, killed = job(1), job(3, Fault("Backward", Cell(0, 1), 1, 2))
+    assert killed.state.takeovers
+    assert killed.state.losses == calm.state.losses
+    assert add_digests(killed.digests) == add_digests(calm.digests)
+
+
+def test_its_steps_are_those_of_its_parts() -> None:
+    torch.manual_seed(0)
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    other.load_state_dict(model.state_dict())
+    combined = ScheduledOptimizer(
+        small_task(optimizer=muon_and_adagrad, learning_rate=lambda step: 0.01), list(model.named_parameters())
+    )
+    apart = (torch.optim.Muon([other.weight], lr=0.01), torch.optim.Adagrad([other.bias], lr=0.005))
+    for step in range(3):
+        for one in (model, other):
+            one.zero_grad()
+            one(torch.full((2, 3), 1.0 + step)).square().sum().backward()
+        combined.step(step)
+        for part in apart:
+            part.step()
+    assert torch.equal(model.weight, other.weight)
+    assert torch.equal(model.bias, other.bias)
+
+
+class Around(torch.optim.Optimizer):
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = [torch.optim.AdamW(parameters)]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            torch.optim.LBFGS,
+            "returned LBFGS, whose step computes losses again by a closure; expected an optimizer that",
+        ),
+        (Around, "returned Around, which keeps what it remembers in another optimizer (AdamW), where no replica would"),
+    ],
+)
+def test_what_cannot_be_kept_in_step_is_refused_at_once(make: Any, said: str) -> None:
+    task = small_task(optimizer=lambda named: make([p for _, p in named]))
+    with pytest.raises(TaskError) as refused:
+        ScheduledOptimizer(task, list(nn.Linear(2, 2).named_parameters()))
+    assert said in str(refused.value)
