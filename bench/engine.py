@@ -66,11 +66,12 @@ async def pipelining(place: Lab, document: Any, *, zero_bubble: bool = False) ->
 async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
     """Rounds in which other processes took too much of the machine are kept apart and run again."""
     steps = WARMUP + options.steps
-    plain = manifest(task, stages, options.microbatches, steps, mode="None")
-    lazy = manifest(task, stages, options.microbatches, steps, mode="LazyForward")
+    plain, lazy, split = (
+        _slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
+        for mode in ("None", "LazyForward", "None")
+    )
     sides: dict[str, Any] = {PLAIN: (bamboo, plain), TORCH: (pipelining, plain), LAZY: (bamboo, lazy)}
     if options.zero_bubble:
-        split = manifest(task, stages, options.microbatches, steps, mode="None")
         split["spec"]["topology"]["schedule"] = "ZBH1"
         sides |= {ZERO: (bamboo, split), TORCH_ZERO: (partial(pipelining, zero_bubble=True), plain)}
     rounds: list[dict[str, Any]] = []
@@ -93,8 +94,17 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
         say(f"{task}, {stages} stages, {len(rounds)}/{options.repeat}{'' if quiet else ', noisy'}: {told}")
     return {
         "task": task, "stages": stages, "microbatches": options.microbatches, "steps": options.steps,
+        "slower": options.slower,
         "rounds": rounds, "noisy": noisy, "largest_loss_difference": difference,
     }  # fmt: skip
+
+
+def _slower(document: Any, task: TaskName, factor: int) -> Any:
+    """The same job, whose emulated layers take so many times as long."""
+    config = document["spec"]["task"]["config"]
+    if task is TaskName.EMULATED:
+        config |= {name: factor * config[name] for name in ("forwardMs", "backwardMs")}
+    return document
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
@@ -136,6 +146,7 @@ class EngineOptions:
     repeat: int
     quiet: float
     zero_bubble: bool
+    slower: int
 
 
 async def bench(
@@ -159,11 +170,14 @@ def command(
     repeat: Annotated[int, typer.Option(help="Rounds; in each of them every side runs once.")] = 7,
     quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
     zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's ZB1P, too.")] = False,
+    slower: Annotated[int, typer.Option(help="Emulated layers take so many times as long: for a busy machine.")] = 1,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 1e-3,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
-    options = EngineOptions(microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble)
+    options = EngineOptions(
+        microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble, slower=slower
+    )
     main(bench(task, stages, options, output, tolerance))
 
 
