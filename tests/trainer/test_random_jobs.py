@@ -66,6 +66,7 @@ class RandomJob:
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
+        self.schedule = random.Random(f"{seed} schedule").choice(["1F1B", "ZBH1"])
         self.task = {"entrypoint": "random_model_kit:build", "config": {"model": seed, "steps": STEPS}}
         self.training: dict[str, Any] = {
             "steps": STEPS,
@@ -114,6 +115,7 @@ class RandomJob:
                 "stages": stages,
                 "pipelines": pipelines,
                 "lookahead": rng.choice([1, 2]),
+                "schedule": self.schedule,
                 "shardOptimizer": sharded,
             },
             redundancy={"mode": mode, "replicas": replicas, "placement": rng.choice(["Device", "Host"])},

@@ -1,8 +1,8 @@
 """The backwards of a stage's microbatches: whole ones, and those whose weight gradients follow later."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradi
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import keep_casts
 from bamboo_trainer.tasks.task_errors import in_task
+
+WATCHED: Final = 4  # backwards of a stage in which it is seen whether its modules run again
 
 
 class BackwardRunner:
@@ -31,7 +33,7 @@ class BackwardRunner:
         """microbatches: of a step. splits: may weight gradients be postponed? Not where layers are run once more."""
         self._parameters, self._device, self._microbatches = parameters, device, microbatches
         self._named = f"layers {min(layers)} to {max(layers)}"
-        self._first, self._splits = min(layers) == 0, splits
+        self._first, self._splits, self._unwatched = min(layers) == 0, splits, WATCHED
         self._modules = {id(module) for layer in layers.values() for module in layer.modules()}
 
     def run(
@@ -62,7 +64,7 @@ class BackwardRunner:
         """Compute the gradients of the inputs alone, if this microbatch's backward can be split."""
         if not self._splits:
             return False
-        with self._watched():
+        with self._watched() if self._unwatched else nullcontext():
             rest = split(pairs, leaves)
         if rest is not None:
             work.postponed[microbatch] = rest
@@ -79,6 +81,7 @@ class BackwardRunner:
             if id(module) in self._modules:
                 self._splits = False
 
+        self._unwatched -= 1
         handle = register_module_forward_pre_hook(seen)
         try:
             yield
