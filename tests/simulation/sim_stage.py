@@ -87,10 +87,8 @@ class StandIn:
     def last(self) -> bool:
         return self._mine.stop == self._a.layers
 
-    @property
-    def reads_ahead(self) -> int:
+    def expect(self, coming: Iterable[tuple[int, int]]) -> None:
         """It has no data to read."""
-        return 0
 
     @property
     def gradient_size(self) -> int:

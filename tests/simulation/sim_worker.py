@@ -15,8 +15,8 @@ from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.step_policy import StepPolicy
-from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.frames import Frame
 from sim_arithmetic import Oracle

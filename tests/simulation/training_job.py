@@ -34,8 +34,9 @@ from bamboo.planning.plan import Cell, CheckpointId
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.step_policy import StepPolicy
-from bamboo_trainer.engine.components import Components, Ports
+from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageState

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.reading.batch_reader import MOST_AHEAD, BatchReader
+from bamboo_trainer.tasks.reading.batch_reader import AT_ONCE_BYTES, MOST_AHEAD, MOST_AT_ONCE, BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, small_task
 
@@ -61,7 +61,7 @@ def reader(data):
 
 
 def test_what_is_expected_is_read_before_it_is_asked_for(reader: BatchReader, data: Slow) -> None:
-    reader.expect(0, 0, 1)
+    reader.expect(0, [(0, 1)])
     assert data.inside.wait(SECONDS), "nobody reads"
     data.may_go.set()
     (inputs,), (targets,) = reader.batch(0, 0, 1)
@@ -74,7 +74,7 @@ def test_what_is_expected_is_read_before_it_is_asked_for(reader: BatchReader, da
 
 
 def test_the_dataset_is_called_by_one_thread_at_a_time(reader: BatchReader, data: Slow) -> None:
-    reader.expect(0, 0, 0)
+    reader.expect(0, [(0, 0)])
     assert data.inside.wait(SECONDS)
     threading.Timer(0.05, data.may_go.set).start()
     reader.batch(0, 0, 2)
@@ -83,7 +83,7 @@ def test_the_dataset_is_called_by_one_thread_at_a_time(reader: BatchReader, data
 
 def test_each_stage_has_what_it_expected(reader: BatchReader, data: Slow) -> None:
     data.may_go.set()
-    reader.expect(3, 0, 0)
+    reader.expect(3, [(0, 0)])
     one, other = reader.batch(0, 0, 0)[0][0], reader.batch(3, 0, 0)[0][0]
     assert torch.equal(one, other)
     assert one.data_ptr() != other.data_ptr()
@@ -101,9 +101,9 @@ class Drawing(Slow):
 def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> None:
     data = Drawing()
     reader = BatchReader(small_task(dataset=data), CONFIG.samples)
-    reader.expect(0, 0, 0)
+    reader.expect(0, [(0, 0)])
     expected = reader.batch(0, 0, 0)
-    reader.expect(0, 0, 0)
+    reader.expect(0, [(0, 0)])
     torch.manual_seed(7)
     alone = torch.rand(3)
     torch.manual_seed(7)
@@ -113,23 +113,54 @@ def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> Non
     reader.close()
 
 
+def test_small_batches_are_read_several_at_once_and_each_is_there_when_it_is_read(
+    reader: BatchReader, data: Slow
+) -> None:
+    """To wake the thread for each of them takes longer than to read it. Large ones are read one at a time."""
+    coming = [(step, m) for step in range(MOST_AT_ONCE) for m in range(3)]
+    reader.expect(0, coming)
+    assert data.inside.wait(SECONDS)
+    reader.expect(0, coming)  # nothing new: the next one is on its way
+    data.may_go.set()
+    for step, m in coming[:MOST_AT_ONCE]:
+        assert reader.batch(0, step, m)[0][0].tolist() == list(CONFIG.samples(step, m, 1000))
+    assert [indices for _, indices in data.calls] == [CONFIG.samples(*one, 1000) for one in coming[:MOST_AT_ONCE]]
+    assert {name.rpartition("_")[0] for name, _ in data.calls} == {"data-reader"}
+    reader.expect(0, coming[MOST_AT_ONCE:])
+    assert sorted(reader._expected) == [(0, *one) for one in coming[MOST_AT_ONCE : 2 * MOST_AT_ONCE]]
+
+
+@dataclass
+class Large(Slow):
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        return (torch.empty(AT_ONCE_BYTES // 2),), (torch.empty(1),)
+
+
+def test_large_batches_are_read_one_at_a_time() -> None:
+    reader = BatchReader(small_task(dataset=Large()), CONFIG.samples)
+    reader.batch(0, 0, 0)
+    reader.expect(0, [(1, 0), (1, 1)])
+    assert list(reader._expected) == [(0, 1, 0)]
+    reader.close()
+
+
 def test_an_error_is_raised_where_the_batch_is_asked_for(reader: BatchReader, data: Slow) -> None:
     data.broken = True
     data.may_go.set()
-    reader.expect(0, 3, 0)
+    reader.expect(0, [(3, 0)])
     with pytest.raises(TaskError, match="OSError: the disk is gone"):
         reader.batch(0, 3, 0)
 
 
 def test_what_is_never_asked_for_does_not_pile_up(reader: BatchReader, data: Slow) -> None:
     data.may_go.set()
-    for step in range(20 * MOST_AHEAD):
-        reader.expect(0, step, 0)
-    assert len(reader._expected) == MOST_AHEAD
+    for step in range(20 * MOST_AHEAD * MOST_AT_ONCE):
+        reader.expect(0, [(step, 0)])
+    assert len(reader._expected) == MOST_AHEAD * MOST_AT_ONCE
 
 
 def test_close_does_not_wait_for_a_stuck_dataset(reader: BatchReader, data: Slow) -> None:
-    reader.expect(0, 0, 0)
+    reader.expect(0, [(0, 0)])
     assert data.inside.wait(SECONDS)
     began = time.monotonic()
     reader.close()

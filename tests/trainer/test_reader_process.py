@@ -25,12 +25,12 @@ def test_a_killed_reader_is_replaced_and_one_that_always_dies_is_an_error(tmp_pa
     data.broken = {CONFIG.samples(1, 0, 1000)[0]: "die once", CONFIG.samples(2, 0, 1000)[0]: "die"}
     with reading(data, readers=2) as reader:
         reader.batch(0, 0, 0)
-        reader.expect(0, 1, 0)
+        reader.expect(0, [(1, 0)])
         assert tuple(reader.batch(0, 1, 0)[0][0].tolist()) == CONFIG.samples(1, 0, 1000)
-        reader.expect(0, 2, 0)
+        reader.expect(0, [(2, 0)])
         with pytest.raises(TaskError, match=r"its reader process was ended by SIGKILL, and so did 2 others"):
             reader.batch(0, 2, 0)
-        reader.expect(0, 3, 0)
+        reader.expect(0, [(3, 0)])
         assert tuple(reader.batch(0, 3, 0)[0][0].tolist()) == CONFIG.samples(3, 0, 1000)
 
 
@@ -70,7 +70,7 @@ def test_a_reader_is_replaced_while_the_worker_holds_a_lock_that_it_needs(tmp_pa
         os.kill(pid if killed == "reader" else template, signal.SIGKILL)
         until(lambda: _is_zombie(pid))
         with Locked.lock if killed == "reader" else nullcontext():
-            reader.expect(0, 1, 0)
+            reader.expect(0, [(1, 0)])
             (numbers, who), _ = reader.batch(0, 1, 0)
         assert tuple(numbers.tolist()) == CONFIG.samples(1, 0, 1000)
         assert int(who[0]) not in (pid, os.getpid())
@@ -83,7 +83,7 @@ def test_a_reader_that_is_stuck_is_told_and_ended(tmp_path, monkeypatch):
     data.pid = os.getpid()
     with reading(data, readers=1) as reader:
         reader.batch(0, 0, 0)
-        reader.expect(0, 1, 0)
+        reader.expect(0, [(1, 0)])
         with pytest.raises(TaskError, match=r"asked for samples \[.*has not answered within 1 s: its reader"):
             reader.batch(0, 1, 0)
 
@@ -100,7 +100,7 @@ data = reader_kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
 link = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
 reader = BatchReader(stage_kit.small_task(dataset=Prefetched(data, readers=2)), stage_kit.CONFIG.samples)
 reader.batch(0, 0, 0)
-for m in range(2): reader.expect(0, 1, m)
+for m in range(2): reader.expect(0, [(1, m)])
 time.sleep(600)
 """
 

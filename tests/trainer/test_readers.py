@@ -23,7 +23,7 @@ def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp
         data.meet = True
         wanted = [(step, m) for step in range(4) for m in range(3)]
         for step, m in wanted:
-            reader.expect(0, step, m)
+            reader.expect(0, [(step, m)])
         makers = set()
         for step, m in reversed(wanted):
             (numbers, who), targets = reader.batch(0, step, m)
@@ -48,8 +48,8 @@ def test_what_a_reader_raises_is_told_in_one_sentence_where_the_batch_is_asked_f
     data.broken[CONFIG.samples(5, 0, 1000)[0]] = "raise"
     with reading(data, readers=2) as reader:
         reader.batch(0, 0, 0)
-        reader.expect(0, 5, 0)
-        reader.expect(0, 5, 1)
+        reader.expect(0, [(5, 0)])
+        reader.expect(0, [(5, 1)])
         with pytest.raises(TaskError, match=r"^the dataset, asked for samples \[.*raised OSError: the disk is gone"):
             reader.batch(0, 5, 0)
         assert tuple(reader.batch(0, 5, 1)[0][0].tolist()) == CONFIG.samples(5, 1, 1000)
@@ -64,7 +64,7 @@ class Unseeded(Told):
 def test_a_dataset_that_draws_from_torchs_generator_gets_no_readers(tmp_path):
     with reading(Unseeded(tmp_path), readers=2) as reader:
         reader.batch(0, 0, 0)
-        reader.expect(0, 1, 0)
+        reader.expect(0, [(1, 0)])
         assert reader.batch(0, 1, 0)[0][1][0] == os.getpid()
         assert reader.twice(0, 2, 0)[1][0][1][0] == os.getpid()
 
@@ -75,7 +75,7 @@ def test_close_does_not_wait_for_stuck_readers_and_reaps_them(tmp_path):
     with reading(data, readers=2) as reader:
         reader.batch(0, 0, 0)
         for m in range(2):
-            reader.expect(0, 1, m)
+            reader.expect(0, [(1, m)])
         asleep = until(lambda: len(found := list(tmp_path.glob("asleep-*"))) == 2 and found)
     for mark in asleep:
         assert not Path(f"/proc/{mark.name.partition('-')[2]}").exists()
@@ -89,7 +89,7 @@ def test_the_dataset_may_draw_from_a_generator_of_its_own(tmp_path):
 
     with reading(Augmented(tmp_path), readers=2) as reader:
         here = reader.batch(0, 1, 0)
-        reader.expect(0, 1, 0)
+        reader.expect(0, [(1, 0)])
         assert torch.equal(reader.batch(0, 1, 0)[0][0], here[0][0])
 
 

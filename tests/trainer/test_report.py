@@ -4,8 +4,8 @@ from typing import Any
 
 from bamboo.control.protocol import Message, Report
 from bamboo.planning.schedule import StageOrder
-from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.telemetry.trace import Silent
 
 

@@ -95,14 +95,21 @@ class Timed(Stage):
 
     spend: Callable[[int, float], None]
 
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        for layer in range(self.first, self.first + self.layers):
+            self.spend(layer, 1.0)
+        return super().forward(work, step, microbatch, inputs)
+
     def advance(self, forwarding: Forwarding) -> None:
         self.spend(forwarding.layer, 1.0)
         super().advance(forwarding)
 
-    def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
+    def backward(
+        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
+    ) -> Parts:
         for layer in range(self.first, self.first + self.layers):
             self.spend(layer, BACKWARD)
-        return super().backward(work, step, microbatch, gradients)
+        return super().backward(work, step, microbatch, gradients, postpone=postpone)
 
 
 class TimedJob(Job):

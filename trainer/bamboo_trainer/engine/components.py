@@ -5,92 +5,30 @@ on a frame, on a link.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-from torch import Tensor
 
 from bamboo.control.memory import Memory
-from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
-from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
-from bamboo.planning.schedule import ReportReady, StageOrder
-from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Hold, Keep
+from bamboo.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
+from bamboo.planning.plan import ROOT, Plan, WorkerId
+from bamboo.planning.schedule import Computed, Evaluate, ReportReady
+from bamboo_trainer.commit.checkpoint_shares import CheckpointShares
 from bamboo_trainer.commit.committer import Committer
-from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
-from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
 from bamboo_trainer.engine.distribution import ParameterDistribution
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
-from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.ports import Ports, StatePorts
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
-from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.stage_states import Build, BuildWhole, StageStates
-from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.tasks.evaluation import EvaluationSchedule
-from bamboo_trainer.transport.base import Transport
-from bamboo_trainer.transport.frames import Frame, FrameKind
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.transport.frames import BOUNDARY, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
 
 Received = tuple[WorkerId, Frame]  # sender, frame
-
-
-Restore = Callable[[Stage, CheckpointId, Mapping[int, LayerState]], Mapping[int, LayerState]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """What an engine is given. build: makes a stage, in the state before the first step; build_whole: a model of one
-    stage, without what an optimizer remembers. tell: to the coordinator.
-
-    restore: takes a checkpoint's state over; it is given the layers that are here, reads the others from the store, and
-    returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
-    write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
-    host_memory: how much of that there is.
-    order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
-    policy: for steps that are not finite. evaluations: of which states. history: is told of commits.
-    """
-
-    worker: WorkerId
-    steps: int
-    build: Callable[[int, Sequence[tuple[int, int]]], Stage]
-    build_whole: BuildWhole
-    restore: Restore
-    transport: Transport
-    tell: Callable[[Message], None]
-    keep: Keep
-    new_id: Callable[[], str]
-    observer: Observer
-    clock: Callable[[], float]
-    order: StageOrder
-    on_host: bool = False
-    policy: StepPolicy = APPLIES_ALL
-    evaluations: EvaluationSchedule | None = None
-    keep_copies: bool = False
-    host_memory: Callable[[], HostMemory | None] = lambda: None
-    unwritten: Callable[[], Iterable[Tensor]] = tuple
-    history: History = field(default_factory=NoHistory)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatePorts:
-    """Where the states of stages come from and what is kept of them. build: makes a stage in its first state.
-
-    begun: stages whose first state is there. hold: takes copies of layers before they are split anew. keep: takes those
-    that a checkpoint is written from. copies: all that are held.
-    """
-
-    build: Build
-    begun: Mapping[int, Stage]
-    hold: Hold
-    keep: Keep
-    copies: Callable[[], Iterable[Tensor]]
 
 
 class Components:
@@ -111,6 +49,7 @@ class Components:
         self._history = ports.history
         timer.begin(first.stages)
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
+        self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
         self.states = StageStates(states.build, ports.on_host, states.begun, ports.build_whole)
@@ -142,11 +81,17 @@ class Components:
         """The step in progress."""
         return self.committer.log.newest + 1
 
+    def _look_again(self) -> None:
+        """Something has changed that is more than a boundary tensor: it may bring other work than instructions."""
+        self._look_first = self._look_last = True
+        self.executor.look_again()
+
     # on a plan
 
     def on_plan(self, plan: Plan, old: Plan | None, arrived: float) -> None:
         """Obey it from now on. old: the one before. arrived: when it came, seconds of the clock."""
         begun = self._clock()
+        self._look_again()
         self.plan.activate(plan)
         self.outbox.connect()
         self.states.take_roles(plan, self.plan.worker, first=old is None)
@@ -180,6 +125,7 @@ class Components:
         """Decided here, or heard of."""
         if not self.committer.record(step, commit):
             return
+        self._look_again()
         self._history.committed(self.plan.current.origin, step, commit)
         self.redundant.committed(step)
         self.executor.committed(step)
@@ -197,6 +143,8 @@ class Components:
         """One that its kind allows; for a part that this worker does not have yet it waits. Raises RefusedFrame."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
+        if kind not in BOUNDARY:
+            self._look_again()
         match kind:
             case (
                 FrameKind.ACTIVATION
@@ -265,12 +213,14 @@ class Components:
     # on a link
 
     def on_link_down(self, peer: WorkerId) -> None:
+        self._look_again()
         if self.plan.link_broke(peer):
             self._tell(PeerDown(peer=peer))
             self.executor.link_broke(peer)
 
     def on_link_up(self, peer: WorkerId) -> None:
         """Whatever was on its way to that peer or from it is sent once more."""
+        self._look_again()
         if not self.plan.link_stands(peer):
             return
         self.executor.relinked(peer)
@@ -287,7 +237,28 @@ class Components:
     # one piece of work
 
     def turn(self) -> bool:
-        """Do the most urgent piece of work; False if there is none."""
+        """Do the most urgent piece of work; False if there is none.
+
+        While only boundary tensors come and go, there can be no other work than instructions, and none is looked for.
+        """
+        if self._look_first and self._do_first():
+            return True
+        self._look_first = False
+        ready = self.executor.next_ready()
+        if ready:
+            self._execute(ready)
+            return True
+        if self._look_last and self._do_last():
+            return True
+        self._look_last = False
+        if self.committer.ends_before is not None:
+            return False
+        self.redundant.begin_wait()
+        active = self.executor.active()
+        return active is not None and self.redundant.turn(active)
+
+    def _do_first(self) -> bool:
+        """What goes before all instructions; False if there is none."""
         if self.replicator.owes_gradients:
             self._report_or_send()
             return True
@@ -295,24 +266,21 @@ class Components:
         if applicable is not None:
             self._apply(applicable)
             return True
-        if self._follow():
-            return True
-        ready = self.executor.next_ready()
-        if ready:
-            self.executor.execute(ready)
-            self._meter.executed(ready, self.memory)
-            return True
+        return self._follow()
+
+    def _do_last(self) -> bool:
+        """What waits until no instruction can run; False if there is none."""
         applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran, owned=False)
         if applicable is not None:
             self._apply(applicable)
             return True
-        if self._decide() or self.shares.advance():
-            return True
-        if self.committer.ends_before is not None:
-            return False
-        self.redundant.begin_wait()
-        active = self.executor.active()
-        return active is not None and self.redundant.turn(active)
+        return self._decide() or self.shares.advance()
+
+    def _execute(self, cell_step: CellStep) -> None:
+        if not isinstance(cell_step.next, Evaluate | Computed):
+            self._look_again()
+        self.executor.execute(cell_step)
+        self._meter.executed(cell_step, self.memory)
 
     def _report_or_send(self) -> None:
         """A step's report goes before its final gradients, which it takes long to copy; if it has to wait for a replica
@@ -320,13 +288,13 @@ class Components:
         """
         reporting = self.executor.next_ready(only=ReportReady)
         if reporting:
-            self.executor.execute(reporting)
-            self._meter.executed(reporting, self.memory)
+            self._execute(reporting)
         else:
             self.replicator.send_next()
 
     def _apply(self, index: int) -> None:
         """An optimizer step: of a stage that is run here, or of a replica."""
+        self._look_again()
         state, step = self.states.by_stage[index], self.states.version(index)
         cell_steps = self.executor.of_state(index)
         cell = cell_steps[0].cell if cell_steps else self.plan.current.cell_of(index)
@@ -354,6 +322,7 @@ class Components:
         version = self.states.can_follow()
         if version is None:
             return False
+        self._look_again()
         cell = next(iter(self.executor.cells), ROOT)
         self._observer.started("TakeParameters", cell, version, 0)
         self.states.follow()
@@ -377,6 +346,11 @@ class Components:
         self.repeated.look((*self.executor.repeated(), *never_begun), self.executor.since())
 
     # what others ask
+
+    def keep_last(self, wanted: KeepLastState) -> bool:
+        """The coordinator asks for the state after the last step. False if it is not here any more."""
+        self._look_again()
+        return self.shares.keep_last(wanted.checkpoint, wanted.writers)
 
     def report(self) -> None:
         """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""

@@ -17,10 +17,11 @@ from bamboo.control.protocol import CheckpointFailed, KeepLastState, PeerDown, P
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share
-from bamboo_trainer.engine.components import Components, Ports, Received, StatePorts
+from bamboo_trainer.engine.components import Components, Received
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
+from bamboo_trainer.engine.ports import Ports, StatePorts
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.memory.placement import release_cached
 from bamboo_trainer.stage.stage import Stage
@@ -54,7 +55,7 @@ class Engine:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self.meter, self.timer = MemoryMeter(), StageTimer()
+        self.meter, self.timer = MemoryMeter(ports.clock), StageTimer()
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
@@ -208,7 +209,7 @@ class Engine:
 
     def keep_last_state(self, wanted: KeepLastState) -> None:
         """The coordinator asks for the state after the last step, which is still here."""
-        if not self.components or not self.components.shares.keep_last(wanted.checkpoint, wanted.writers):
+        if not self.components or not self.components.keep_last(wanted):
             text = f"{self._ports.worker} does not hold the last state of its stages any more"
             self._ports.tell(CheckpointFailed(checkpoint=wanted.checkpoint, message=text))
 

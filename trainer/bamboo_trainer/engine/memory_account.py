@@ -23,12 +23,15 @@ TOLD_SECONDS = 1.0
 class MemoryMeter:
     """Takes the account three times in a step, where it is highest, and keeps the larger number of each kind.
 
-    latest: of the newest step that is over here.
+    Not of every step: it is told once a second at most, so the first step is measured that begins a second after the
+    one before. latest: of the newest measured step that is over here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.latest: Memory | None = None
+        self._clock = clock
         self._step, self._highest = -1, Memory()
+        self._measures, self._next = False, 0.0  # this step; the next one not before
         self._due = 0.0
 
     def due(self, now: float) -> Memory | None:
@@ -45,21 +48,31 @@ class MemoryMeter:
         most sums of gradients are apart. When its last instruction is done, the log and what was computed in advance
         are complete.
         """
+        if cell_step.step != self._step:
+            self._begin(cell_step.step)
+        if not self._measures:
+            return
         if cell_step.next is None:
-            self._take(account, cell_step.step)
+            self._take(account)
             self.latest = self._highest
         elif isinstance(cell_step.next, Backward) and cell_step.place in cell_step.outer_backwards:
-            self._take(account, cell_step.step)
+            self._take(account)
+
+    def _begin(self, step: int) -> None:
+        now = self._clock()
+        self._step, self._highest, self._measures = step, Memory(), now >= self._next
+        if self._measures:
+            self._next = now + TOLD_SECONDS
 
     def changed(self, step: int, account: Callable[[], Memory]) -> None:
         """A new plan, or an optimizer step, on a worker that runs no cell: it has no other occasion."""
-        self._take(account, step)
+        if step != self._step:
+            self._step, self._highest = step, Memory()
+        self._take(account)
         self.latest = self._highest
 
-    def _take(self, account: Callable[[], Memory], step: int) -> None:
-        taken = account()
-        self._highest = self._highest.highest(taken) if step == self._step else taken
-        self._step = step
+    def _take(self, account: Callable[[], Memory]) -> None:
+        self._highest = self._highest.highest(account())
 
 
 class Beside(NamedTuple):
@@ -94,7 +107,7 @@ def account(
         optimizer=sum(remembered for _, owned, (_, remembered) in held if owned),
         replica=sum(size + remembered for _, owned, (size, remembered) in held if not owned),
         gradients=new_bytes(executor.gradients(), seen) + new_bytes(final, seen),
-        log=_logged(log, seen),
+        log=new_bytes(log.tensors(), seen),
         activations=new_bytes((t for _, work in works for t in _contexts(work)), seen)
         + sum((len(work.contexts) + len(work.postponed)) * _context(states, stage).here for stage, work in works),
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
@@ -120,12 +133,6 @@ def _redundant_contexts(
     if on_host:
         return count * size.on_host
     return count * size.here + (size.casts if count and not adopted else 0)
-
-
-def _logged(log: MessageLog, seen: set[int]) -> int:
-    new = {address: size for address, size in log.storages.items() if address not in seen}
-    seen.update(new)
-    return sum(new.values())
 
 
 def _contexts(work: Work) -> Iterator[Tensor]:

@@ -71,7 +71,7 @@ class FirstLook:
                 context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
             except TaskError:  # some layers cannot be looked at; if the error is the task's own it comes again
                 forwarding, context = run(), ContextSize()
-        ends = (*forwarding.parts, *(value for _, value in forwarding.added))
+        ends = (*forwarding.parts, *(value for _, value in forwarding.capture.losses))
         foreign = stranger(ends, self._parameters.trained())
         if foreign is not None:
             first, end = min(self._layers), max(self._layers)

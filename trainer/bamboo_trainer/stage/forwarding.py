@@ -14,9 +14,9 @@ from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
 from bamboo_trainer.memory.saved_tensors import is_cast
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
+from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.losses import Sum
-from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
+from bamboo_trainer.tasks.mixed_precision import REDUCED, autocast_and_keep
 from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
 from bamboo_trainer.training import TrainingConfig
 
@@ -36,21 +36,13 @@ class Forwarding:
     end: int
     targets: Parts | None = None  # if they were read with the inputs
     on_host: bool = False  # what the backward will need waits in host memory
-    contributed: Contributed = field(default_factory=list)  # to running buffers
-    added: list[tuple[str, Tensor]] = field(default_factory=list)  # losses of layers
+    capture: Capture = field(default_factory=Capture)  # what the layers have left beside their outputs
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
         return self.layer == self.end
-
-    def ran_layer(self, capture: Capture) -> None:
-        """With its outputs in `parts`; capture: what else its forward has left."""
-        capture.close()
-        self.contributed += capture.contributed
-        self.added += capture.losses
-        self.layer += 1
 
     def measure(self, task: Task, targets: Parts) -> None:
         """After the last layer of the model: the loss, and metrics. Raises TaskError."""
@@ -101,22 +93,41 @@ class ForwardRunner:
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
-        index, f = forwarding.layer, forwarding
-        seed, capture = forward_seed(self._config.seed, f.step, f.microbatch, index), Capture()
-        once = partial(self.call, index, seed, capture=capture)
-        call = recomputing(once) if index in self._checkpointed else once
-        recorded = _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad()
-        with recorded, contexts_on_host(self._stays) if f.on_host else _AS_IT_IS:
-            f.parts = run_layer(self._layers[index], index, f.parts, call)
-            f.ran_layer(capture)
-            if f.done and self._last:
+        self.run(forwarding, forwarding.layer + 1)
+
+    def run(self, forwarding: Forwarding, end: int) -> None:
+        """Run the layers up to that one; after the last one of the model, the loss."""
+        if forwarding.on_host or not torch.is_grad_enabled():
+            with torch.enable_grad(), contexts_on_host(self._stays) if forwarding.on_host else _AS_IT_IS:
+                self._run(forwarding, end)
+        else:
+            self._run(forwarding, end)
+
+    def _run(self, f: Forwarding, end: int) -> None:
+        with capturing(f.capture):
+            for index in range(f.layer, end):
+                seed = forward_seed(self._config.seed, f.step, f.microbatch, index)
+                call: Callable[[Any], Any] = partial(self._call, index, seed)
+                if index in self._checkpointed:
+                    call = recomputing(partial(self.call, index, seed, capture=f.capture))
+                f.parts = run_layer(self._layers[index], index, f.parts, call, ends_stage=index + 1 == f.end)
+                f.layer += 1
+        if f.done:
+            f.capture.close()
+            if self._last:
                 targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
                 f.measure(self._task, targets)
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
         """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""
+        with capturing(capture):
+            return self._call(index, seed, given)
+
+    def _call(self, index: int, seed: int, given: Any) -> Any:
         seed_forward(self._device, seed)
-        with autocast_and_keep(self._device, self._config.precision), capturing(capture):
+        if self._config.precision not in REDUCED:
+            return call_layer(self._layers[index], given)
+        with autocast_and_keep(self._device, self._config.precision):
             return call_layer(self._layers[index], given)
 
     def _stays(self, tensor: Tensor) -> bool:

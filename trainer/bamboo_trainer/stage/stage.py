@@ -4,7 +4,7 @@ Every result is a pure function of (task, seed, version, step, microbatch): an o
 replay get the same bits.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -130,16 +130,14 @@ class Stage(SharedValues, EvaluatedState):
         self._first_look.before(self._reader, place, given, self._device, self._forwards.call)
 
     def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        run = partial(self._run, step, microbatch, inputs)
         if self.context:
-            return self.complete(work, run())
-        forwarding, self.context = self._first_look.during(run)
+            return self.complete(work, self._run(step, microbatch, inputs))
+        forwarding, self.context = self._first_look.during(partial(self._run, step, microbatch, inputs))
         return self.complete(work, forwarding)
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
-        forwarding = self.start(step, microbatch, inputs)
-        while not forwarding.done:
-            self.advance(forwarding)
+        forwarding = self._forwards.start(step, microbatch, inputs)
+        self._forwards.run(forwarding, self._end)
         return forwarding
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
@@ -156,7 +154,7 @@ class Stage(SharedValues, EvaluatedState):
         They are sent and logged, so they must stay as they are when an optimizer step writes to the parameters.
         """
         assert forwarding.done
-        work.contributions[forwarding.microbatch] = self._running.record(forwarding.contributed)
+        work.contributions[forwarding.microbatch] = self._running.record(forwarding.capture.contributed)
         work.complete(forwarding, last=self.last)
         if self.last:
             scale, metrics = self._optimizer_state.loss_scale, work.metrics[forwarding.microbatch]
@@ -180,14 +178,10 @@ class Stage(SharedValues, EvaluatedState):
             self._optimizer_state.fetch(self._device)
         self._parked = parked
 
-    @property
-    def reads_ahead(self) -> int:
-        """How many microbatches it should `expect`: 0 if it needs no data."""
-        return self._reader.ahead if self._stage == 0 or self.last else 0
-
-    def expect(self, step: int, microbatch: int) -> None:
-        """The forward of that microbatch comes soon: its data are read in the background."""
-        self._reader.expect(self._stage, step, microbatch)
+    def expect(self, coming: Iterable[tuple[int, int]]) -> None:
+        """These steps' microbatches are the next ones to be run forward: their data are read in the background."""
+        if self._stage == 0 or self.last:
+            self._reader.expect(self._stage, coming)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """A forward and a backward for nothing but to have them run once."""

@@ -55,10 +55,11 @@ class Work:
 
         Raises TaskError if the loss is a mean, and that of another microbatch of this step a sum.
         """
-        m, added = forwarding.microbatch, forwarding.added
+        m, added = forwarding.microbatch, forwarding.capture.losses
         self.contexts[m] = (forwarding.leaves, forwarding.parts)
-        self.added[m] = [value for _, value in added]
-        self.added_values[m] = [(name, float(value.detach())) for name, value in added]
+        if added:
+            self.added[m] = [value for _, value in added]
+            self.added_values[m] = [(name, float(value.detach())) for name, value in added]
         if not last:
             return
         weights = self.weights.keys() - {m}

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 # What `training.precision` calls them; fp32 is no product of a cast.
 REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_NOTHING: Final = nullcontext()
 
 
 # Their weights are few, and their kernels want them in fp32 if the input is.
@@ -33,14 +32,10 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
-def autocast_and_keep(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """The same, but what was cast inside is found again next time, until `forget_casts`."""
-    reduced = REDUCED.get(precision)
-    return _NOTHING if reduced is None else _autocast_and_keep(device.type, reduced)
-
-
 @contextmanager
-def _autocast_and_keep(kind: str, reduced: torch.dtype) -> Iterator[None]:
+def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
+    """The same in one of the reduced precisions, but what was cast is found again next time, until `forget_casts`."""
+    kind, reduced = device.type, REDUCED[precision]
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     torch.set_autocast_enabled(kind, True)
     torch.set_autocast_dtype(kind, reduced)

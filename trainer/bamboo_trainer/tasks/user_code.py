@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
 _AS_IT_IS: Final = nullcontext()
+_VERSION: Final = attrgetter("_version")
 
 
 def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
@@ -92,11 +94,19 @@ def _takes_several(forward: Callable[..., Any]) -> bool:
     return len(places) > 1 or inspect.Parameter.VAR_POSITIONAL in places
 
 
-def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[Any], Any] | None = None) -> Parts:
+def run_layer(
+    task_layer: nn.Module,
+    layer: int,
+    parts: Parts,
+    call: Callable[[Any], Any] | None = None,
+    *,
+    ends_stage: bool = False,
+) -> Parts:
     """Gives the layer its one tensor, or its several ones as `call_layer` does; what it raises becomes a TaskError.
 
     So does what it may not do wherever the model is split: write to its inputs, return what cannot be sent.
-    call: calls it in another way than just so.
+    call: calls it in another way than just so. ends_stage: the gradient of what it returns comes from another stage, or
+    from the loss, which is beside the last layer however the model is split.
     """
     call, before = call or partial(call_layer, task_layer), _versions(parts)
     try:
@@ -116,15 +126,16 @@ def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[A
         raise blamed(who, error) from error
     if _versions(parts) != before:
         raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}")
-    result = (result,) if isinstance(result, Tensor) else result
-    if not isinstance(result, tuple) or not result or not all(isinstance(p, Tensor) for p in result):
+    if isinstance(result, Tensor):
+        result = (result,)
+    elif not isinstance(result, tuple) or not result or not all(isinstance(p, Tensor) for p in result):
         raise TaskError(
             f"{named_layer(task_layer, layer)} must return a tensor or a tuple of tensors, not {type(result).__name__}"
         )
     for part in result:
         if wrong := unsendable(part, PASSED):
             raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
-    return tuple(map(_in_one_layout, _with_own_gradients(parts, result)))
+    return _in_one_layout(_with_own_gradients(parts, result), hooked=not ends_stage)
 
 
 def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
@@ -138,14 +149,15 @@ def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
     return tuple(found)
 
 
-def _in_one_layout(part: Tensor) -> Tensor:
-    """Contiguous, as is what comes from another worker, and so its gradient: the bits of a sum or a product may depend
-    on strides, and must not depend on where the model is split.
+def _in_one_layout(parts: Parts, *, hooked: bool) -> Parts:
+    """Contiguous, as is what comes from another worker, and, where it is hooked, so is its gradient: the bits of a sum
+    or a product may depend on strides, and must not depend on where the model is split.
     """
-    part = part.contiguous()
-    if part.requires_grad and not part.is_leaf:
-        part.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
-    return part
+    parts = tuple([part.contiguous() for part in parts])
+    for part in parts if hooked else ():
+        if part.requires_grad and not part.is_leaf:
+            part.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return parts
 
 
 def _breaks_graph(error: Exception) -> bool:
@@ -165,7 +177,10 @@ _WRITES: Final = (
 
 def _versions(parts: Parts) -> list[int]:
     """Numbers that grow when somebody writes to these tensors."""
-    return [0 if part.is_inference() else part._version for part in parts]
+    try:
+        return list(map(_VERSION, parts))
+    except RuntimeError:  # inference tensors are not counted
+        return [0 if part.is_inference() else part._version for part in parts]
 
 
 def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:

@@ -44,6 +44,7 @@ class FrameKind(IntEnum):
 EVALUATED = 1  # the part of an activation
 FIXED = 1  # the microbatch of parameters
 
+BOUNDARY = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})  # what crosses the boundaries of stages
 BULK = frozenset(
     {
         FrameKind.SYNC,

@@ -16,7 +16,7 @@ from bamboo.control.protocol import MOST_METRICS
 from bamboo.history.records import StepRecord
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
-from bamboo_trainer.transport.frames import Again, Frame, FrameKind
+from bamboo_trainer.transport.frames import BOUNDARY, Again, Frame, FrameKind
 from bamboo_trainer.transport.wire import DTYPES, MAX_BODY, MAX_DIMENSIONS
 
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
@@ -192,7 +192,6 @@ class PayloadForm(NamedTuple):
     data: bool = False
 
 
-_BOUNDARY: Final = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})
 FORMS: Final = {
     FrameKind.ACTIVATION: PayloadForm(Again | None, 1, torch.inf),
     FrameKind.GRADIENT: PayloadForm(Again | None, 0, torch.inf),  # integers have none
@@ -224,7 +223,7 @@ def read(frame: Frame) -> Frame:
     form, count = FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise RefusedFrame(f"{count} tensors")
-    if frame.payload is None and frame.address.kind in _BOUNDARY:
+    if frame.payload is None and frame.address.kind in BOUNDARY:
         return frame  # most frames are of these
     data = _data(frame) if form.data else ()
     for tensor in frame.tensors[: count - len(data)] if form.flat else ():

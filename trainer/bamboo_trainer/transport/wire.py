@@ -130,13 +130,15 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
     """
     views, specs, body_length = [], [], 0
     for tensor in frame.tensors:
-        here = tensor.detach().cpu().contiguous()
-        if here.dtype not in _NAMES or here.dim() > MAX_DIMENSIONS:
+        ready = tensor.is_cpu and not tensor.requires_grad and tensor.is_contiguous()
+        here = tensor if ready else tensor.detach().cpu().contiguous()
+        name, size = _NAMES.get(here.dtype), here.nbytes
+        if name is None or here.dim() > MAX_DIMENSIONS:
             raise ValueError(f"{frame.address}: {unsendable(here, _NAMES)}")
-        specs.append((_NAMES[here.dtype], tuple(here.shape)))
-        if here.nbytes:
+        specs.append((name, tuple(here.shape)))
+        if size:
             views.append(byte_view(here))
-            body_length += here.nbytes
+            body_length += size
     meta = msgspec.msgpack.encode(_Meta(specs, frame.payload))
     if len(meta) > MAX_META or body_length > MAX_BODY:
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")

@@ -53,9 +53,9 @@ from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
-from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.cgroup import host_memory

@@ -1,5 +1,6 @@
 """Where the worker's main thread hears of what other threads have for it."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -29,9 +30,9 @@ class Inbox:
     def take(self, seconds: float) -> list[Item]:
         """All that is there; waits for something for at most that long."""
         items = []
-        try:
-            items.append(self._items.get(block=seconds > 0, timeout=seconds))
-            while True:
-                items.append(self._items.get_nowait())
-        except Empty:
-            return items
+        if seconds > 0:
+            with suppress(Empty):
+                items.append(self._items.get(timeout=seconds))
+        while not self._items.empty():  # nobody else takes
+            items.append(self._items.get_nowait())
+        return items

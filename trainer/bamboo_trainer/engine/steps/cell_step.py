@@ -24,6 +24,7 @@ from bamboo.planning.schedule import (
     program,
 )
 from bamboo_trainer.engine.steps.frame_fit import check_fit
+from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
@@ -87,6 +88,7 @@ class Evaluating:
 class CellStep:
     """predecessor: the live worker that ran the cell before and still owes its last gradients.
 
+    inputs: of each of the program's instructions, the frames that it takes in.
     ahead: what was computed in advance, before this worker had to run the cell.
     since: the step with which this worker began to run the cell. evaluations: instructions at the program's beginning
     that evaluate the state, before the step itself.
@@ -99,6 +101,7 @@ class CellStep:
     step: int = -1
     layout: Layout | None = None
     program: list[Instruction] = field(default_factory=list)
+    inputs: list[tuple[Address, ...]] = field(default_factory=list)
     done: int = 0
     work: Work | None = None
     final: Tensor | None = None
@@ -119,22 +122,33 @@ class CellStep:
     def of_portion(cls, cell: Cell, layout: Layout, portion: Range, stage: Stage) -> Self:
         """The step that the stage's version is ready for, of a portion of a cell: beside whoever owns the cell."""
         work, program = stage.begin(range(*portion), layout.bounds), portion_program(portion)
+        inputs = [needs(one, cell, 1, layout, stage.version, ()) for one in program]
         outer = _outer_backwards(program)
-        return cls(cell, stage.version, layout, program, work=work, is_portion=True, outer_backwards=outer)
+        return cls(cell, stage.version, layout, program, inputs, work=work, is_portion=True, outer_backwards=outer)
 
     def start(
-        self, stage: Stage, stages: int, layout: Layout | None, tied: bool, order: StageOrder, evaluating: Evaluating
+        self,
+        stage: Stage,
+        stages: int,
+        layout: Layout | None,
+        tied_to: Sequence[int],
+        order: StageOrder,
+        evaluating: Evaluating,
     ) -> None:
-        """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
+        """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it.
+
+        tied_to: the other stages that share parameters with this one.
+        """
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program, self.evaluations, self.outer_backwards = [], 0, ()
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
-            shared = self._ranges(layout)
+            shared, tied = self._ranges(layout), bool(stage.tied_segments())
             step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, order, shared)
             self.program, self.evaluations = [*before, *step], len(before)
             self.outer_backwards = _outer_backwards(step)
+        self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
         self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
@@ -163,7 +177,7 @@ class CellStep:
     def skip_evaluation(self) -> None:
         """The step is committed, so everybody has done its part in the evaluation of the state before it."""
         left = max(0, self.evaluations - self.done)
-        del self.program[self.done : self.done + left]
+        del self.program[self.done : self.done + left], self.inputs[self.done : self.done + left]
         self.evaluations -= left
 
     @property
@@ -205,6 +219,24 @@ class CellStep:
             return False
         begun = isinstance(instruction, Forward) and instruction.microbatch in self.ahead.forwardings
         return begun or self.is_ahead(instruction)
+
+    def lacking(self, end: int | None = None) -> list[Address]:
+        """Of the frames that the instructions from the next one on take in those that are not here. end: of them."""
+        left = slice(self.done, end)
+        return [
+            address
+            for instruction, addresses in zip(self.program[left], self.inputs[left], strict=True)
+            if not self.has_begun_ahead(instruction)
+            for address in addresses
+            if address not in self.inbox
+        ]
+
+    @property
+    def has_inputs(self) -> bool:
+        """Are all frames here that the next instruction takes in?"""
+        if self.ahead is not None and self.has_begun_ahead(self.program[self.done]):
+            return True
+        return all(address in self.inbox for address in self.inputs[self.done])
 
     def drop(self, address: Address) -> None:
         """The frame is no longer needed, whether it has arrived or not."""

@@ -1,6 +1,6 @@
 """Runs the cells that this worker owns, instruction by instruction: the most urgent one that is ready."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -26,13 +26,12 @@ from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, Takeover
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
-from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
-from bamboo_trainer.transport.frames import Address, Frame
+from bamboo_trainer.transport.frames import Frame
 
 
 class Executor:
@@ -63,6 +62,7 @@ class Executor:
         self.cells: dict[Cell, CellStep] = {}
         self._portions = PortionSteps(plan, states, committer.layout)
         self.handed_over: dict[Cell, Frame] = {}
+        self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
 
     @property
@@ -162,9 +162,9 @@ class Executor:
         self._finish_if_over(cell_step)
 
     def _start(self, cell_step: CellStep, stage: Stage) -> None:
-        tied, layout = bool(stage.tied_segments()), self._committer.layout(stage.version)
+        tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(stage.version)
         cell_step.portions = self._plan.current.at(cell_step.cell).portions
-        cell_step.start(stage, self._plan.stages, layout, tied, self._order, self._evaluating(stage.version))
+        cell_step.start(stage, self._plan.stages, layout, tied_to, self._order, self._evaluating(stage.version))
 
     def _evaluating(self, step: int) -> Evaluating:
         """What of an evaluation the step begins with. Of one that is committed nobody has to know it any more."""
@@ -211,15 +211,20 @@ class Executor:
 
     def next_ready(self, only: type[object] = object) -> CellStep | None:
         """The cell whose next instruction is the most urgent of those that can run now. only: of that type."""
-        begun = [*self.cells.values(), *self._portions.steps.values()]
-        ready = [one for one in begun if isinstance(one.next, only) and self._is_ready(one)]
+        if self._runnable is None:
+            self._runnable = [one for one in self.cell_steps() if self._may_run(one)]
+        ready = [one for one in self._runnable if isinstance(one.next, only) and self._is_ready(one)]
         if len(ready) > 1:
             return min(ready, key=lambda cell_step: cell_step.urgency)
         return ready[0] if ready else None
 
-    def _is_ready(self, cell_step: CellStep) -> bool:
-        instruction = cell_step.next
-        if instruction is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
+    def look_again(self) -> None:
+        """Something has changed that says which steps may run: more than that boundary tensors are here, or made."""
+        self._runnable = None
+
+    def _may_run(self, cell_step: CellStep) -> bool:
+        """Is there something left of the step that may be run here, once its inputs are there?"""
+        if cell_step.next is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
             return False
         if self._committer.ends_before is not None and cell_step.step >= self._committer.ends_before:
             return False
@@ -233,10 +238,13 @@ class Executor:
             if cell_step.step in self._committer.log.commits:
                 return False  # its last gradients are on the way; repeating the step would be waste
             cell_step.predecessor = None
-        if isinstance(instruction, ReportReady):
+        return True
+
+    def _is_ready(self, cell_step: CellStep) -> bool:
+        if isinstance(cell_step.next, ReportReady):
             strict = cell_step.step < self.steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
-        return cell_step.inbox.keys() >= set(self._needed(cell_step, [instruction]))
+        return cell_step.has_inputs
 
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Might those who would have to repeat the cell's step lack what another lost cell has sent for it?
@@ -251,24 +259,14 @@ class Executor:
         tied = self._states.tied_to(cell_step.cell)
         return several and any((s - other) % depth not in (1, depth - 1) for other in tied)
 
-    def _needed(self, cell_step: CellStep, instructions: Sequence[Instruction]) -> list[Address]:
-        """The frames that these instructions of a cell's step take in."""
-        assert cell_step.layout is not None
-        tied, stages = self._states.tied_to(cell_step.cell), self._plan.stages
-        return [
-            address
-            for instruction in instructions
-            if not cell_step.has_begun_ahead(instruction)
-            for address in needs(instruction, cell_step.cell, stages, cell_step.layout, cell_step.step, tied)
-        ]
-
     def execute(self, cell_step: CellStep) -> None:
         """The cell's next instruction, which is ready."""
         instruction = cell_step.next
         assert instruction is not None
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
         if cell_step.takeover:
-            inputs = [cell_step.inbox[a] for a in self._needed(cell_step, [instruction])]
+            begun_ahead = cell_step.has_begun_ahead(instruction)
+            inputs = [] if begun_ahead else [cell_step.inbox[a] for a in cell_step.inputs[cell_step.done]]
             first = not isinstance(instruction, AddPartialSums)
             if first and inputs and not any(f.again for f in inputs):
                 self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
@@ -348,10 +346,7 @@ class Executor:
             if not cell_step.program or not committed or self._states.has_final(number, cell_step.step):
                 continue
             if cell_step.predecessor is None:
-                lacks = [
-                    a for a in self._needed(cell_step, cell_step.program[cell_step.done :]) if a not in cell_step.inbox
-                ]
-                yield Repeated(cell_step.cell, cell_step.step, lacks)
+                yield Repeated(cell_step.cell, cell_step.step, cell_step.lacking())
 
     def since(self) -> dict[Cell, int]:
         """The first step in this worker's log, by its own cells."""
@@ -374,7 +369,7 @@ class Executor:
             if cell_step.next is None or cell_step.layout is None:
                 waits = not cell_step.finished and cell_step.step <= self._last
                 return f"the commit of step {cell_step.step}" if waits else "the others to finish"
-            missing = [a for a in self._needed(cell_step, [cell_step.next]) if a not in cell_step.inbox]
+            missing = cell_step.lacking(cell_step.done + 1)
             if missing:
                 kind, d, s, step, m, _ = missing[0]
                 return f"{kind.name} for stage {s} of pipeline {d}, step {step}, microbatch {m}"

@@ -80,7 +80,7 @@ class Instructions:
         """The same as `execute`, and the same bits; each layer is waited for, and measured by itself."""
         stage, work = self._parts(cell_step)
         s, m = cell_step.cell.stage, instruction.microbatch
-        self._expect_next(cell_step, stage)
+        stage.expect(self._coming(cell_step))
         forwarding = stage.start(cell_step.step, m, self._given(cell_step, m))
         while not forwarding.done:
             layer, begun = forwarding.layer, self._clock()
@@ -96,7 +96,7 @@ class Instructions:
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
         stage, work = self._parts(cell_step)
         (d, s), m = cell_step.cell, instruction.microbatch
-        self._expect_next(cell_step, stage)
+        stage.expect(self._coming(cell_step))
         address = Address(FrameKind.ACTIVATION, d, s, cell_step.step, m)
         if cell_step.ahead and cell_step.is_ahead(instruction):
             cell_step.drop(address)
@@ -130,15 +130,10 @@ class Instructions:
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
 
-    def _expect_next(self, cell_step: CellStep, stage: Stage) -> None:
-        """Have the data of the forwards after this one read while this one runs."""
-        for step, microbatch in islice(self._coming(cell_step), stage.reads_ahead):
-            stage.expect(step, microbatch)
-
     def _coming(self, cell_step: CellStep) -> Iterator[tuple[int, int]]:
-        """Step and microbatch of the forwards after this one, as far as no plan changes them."""
+        """Step and microbatch of the forwards after this one, as far as no plan changes them: whose data are read."""
         assert cell_step.layout is not None
-        for instruction in cell_step.program[cell_step.done + 1 :]:
+        for instruction in islice(cell_step.program, cell_step.done + 1, None):
             if isinstance(instruction, Forward):
                 yield cell_step.step, instruction.microbatch
         if cell_step.is_portion:

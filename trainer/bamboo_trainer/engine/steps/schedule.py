@@ -18,23 +18,23 @@ from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
 
 def needs(
     instruction: Instruction, cell: Cell, stages: int, layout: Layout, step: int, tied_stages: Sequence[int]
-) -> list[Address]:
+) -> tuple[Address, ...]:
     """The frames that must have arrived before the instruction can run. tied_stages: the other stages of its ties."""
     d, s = cell
     match instruction:
         case Forward(m) if s > 0:
-            return [Address(FrameKind.ACTIVATION, d, s, step, m)]
+            return (Address(FrameKind.ACTIVATION, d, s, step, m),)
         case Evaluate(m) if s > 0:
-            return [Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED)]
+            return (Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED),)
         case Backward(m) if s < stages - 1:
-            return [Address(FrameKind.GRADIENT, d, s, step, m)]
+            return (Address(FrameKind.GRADIENT, d, s, step, m),)
         case AddPartialSums(portions):
-            return [Address(FrameKind.PARTIAL_SUM, d, s, step, first, end) for first, end in portions]
+            return tuple(Address(FrameKind.PARTIAL_SUM, d, s, step, first, end) for first, end in portions)
         case ReduceGradients():
-            return [Address(FrameKind.CONTRIBUTION, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
+            return tuple(Address(FrameKind.CONTRIBUTION, d, s, step, 0, e) for e in range(layout.pipelines) if e != d)
         case GatherGradients():
-            return [Address(FrameKind.RESULT, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
+            return tuple(Address(FrameKind.RESULT, d, s, step, 0, e) for e in range(layout.pipelines) if e != d)
         case SumTied():
-            return [Address(FrameKind.TIED, d, s, step, 0, t) for t in tied_stages]
+            return tuple(Address(FrameKind.TIED, d, s, step, 0, t) for t in tied_stages)
         case _:
-            return []
+            return ()

@@ -5,9 +5,11 @@ first batch, which is read in the foreground, shows whether it does. A `Prefetch
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from itertools import chain, islice
+from typing import Final
 
 import torch
 
@@ -18,15 +20,14 @@ from bamboo_trainer.tasks.reading.readers import Readers
 from bamboo_trainer.tasks.user_code import dataset_length, load_batch
 
 MOST_AHEAD = 4  # batches, for each that a stage wants; those that a change of plan has made useless go first
+MOST_AT_ONCE: Final = 16  # batches that the thread reads when it is woken, if they are small:
+AT_ONCE_BYTES: Final = 1 << 20
 
 Key = tuple[int, int, int]  # stage, step, microbatch
 
 
 class BatchReader:
-    """One for all stages of a worker. The dataset is called by one thread at a time, if it does not ask for readers.
-
-    ahead: microbatches that a stage should expect.
-    """
+    """One for all stages of a worker. The dataset is called by one thread at a time, if it does not ask for readers."""
 
     def __init__(self, task: Task, samples: Callable[[int, int, int], Sequence[int]]) -> None:
         """samples: (step, microbatch, length of the dataset) -> which samples."""
@@ -36,7 +37,8 @@ class BatchReader:
         self._draws: bool | None = None  # from torch's generator; None until the first batch
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-reader")  # starts with its first job
         wanted = task.dataset if isinstance(task.dataset, Prefetched) else None
-        self.ahead = wanted.ahead if wanted else 1
+        self._ahead = wanted.ahead if wanted else 1
+        self._at_once = 1
         self._readers = Readers(task, wanted) if wanted else None
 
     def batch(self, stage: int, step: int, microbatch: int) -> Batch:
@@ -48,16 +50,25 @@ class BatchReader:
         batch = self._read(step, microbatch)
         if before is not None:
             self._draws = not torch.equal(before, torch.get_rng_state())
+            self._at_once = max(1, min(MOST_AT_ONCE, AT_ONCE_BYTES // max(1, _bytes(batch))))
         return batch
 
-    def expect(self, stage: int, step: int, microbatch: int) -> None:
-        """The stage will ask for that one soon. What goes wrong with it is raised when it does."""
-        key = (stage, step, microbatch)
-        if self._draws is not False or key in self._expected:
+    def expect(self, stage: int, coming: Iterable[tuple[int, int]]) -> None:
+        """The stage will ask for these steps' microbatches, in this order; the next ones are read.
+
+        What goes wrong with one is raised when it is asked for. To wake a thread takes longer than to read a small
+        batch, so several of these are read at once.
+        """
+        if self._draws is not False:
             return
-        while len(self._expected) >= MOST_AHEAD * self.ahead:
+        keys = ((stage, step, microbatch) for step, microbatch in coming)
+        new = [key for key in islice(keys, self._ahead) if key not in self._expected]
+        if new and self._readers is None:
+            new = list(islice(chain(new, (key for key in keys if key not in self._expected)), self._at_once))
+        while new and len(self._expected) > MOST_AHEAD * max(self._ahead, self._at_once) - len(new):
             self._expected.pop(next(iter(self._expected))).cancel()
-        self._expected[key] = self._submit(step, microbatch)
+        if new:
+            self._expected |= self._submit(new)
 
     def twice(self, stage: int, step: int, microbatch: int) -> tuple[Batch, Batch]:
         """The same microbatch, read two times; the next `batch` returns the first of them.
@@ -65,10 +76,11 @@ class BatchReader:
         The second time it is read as it will be from now on.
         """
         first = self.batch(stage, step, microbatch)
-        second = self.batch(stage, step, microbatch) if self._draws else self._result(self._submit(step, microbatch))
+        key = (stage, step, microbatch)
+        second = self.batch(*key) if self._draws else self._result(self._submit([key])[key])
         kept: Future[Batch] = Future()
         kept.set_result(first)
-        self._expected[stage, step, microbatch] = kept
+        self._expected[key] = kept
         return first, second
 
     @contextmanager
@@ -78,14 +90,29 @@ class BatchReader:
             yield
 
     def close(self) -> None:
+        for future in self._expected.values():
+            future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._readers:
             self._readers.close()
 
-    def _submit(self, step: int, microbatch: int) -> "Future[Batch]":
+    def _submit(self, keys: Sequence[Key]) -> "dict[Key, Future[Batch]]":
         if self._readers is None:
-            return self._threads.submit(self._read, step, microbatch)
-        return self._readers.submit(self._samples(step, microbatch, dataset_length(self._task)))
+            futures = {key: Future[Batch]() for key in keys}
+            self._threads.submit(self._read_all, futures)
+            return futures
+        length = dataset_length(self._task)
+        return {key: self._readers.submit(self._samples(*key[1:], length)) for key in keys}
+
+    def _read_all(self, futures: "dict[Key, Future[Batch]]") -> None:
+        """One after the other, each there as soon as it is read."""
+        for (_, step, microbatch), future in futures.items():
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._read(step, microbatch))
+            except BaseException as error:
+                future.set_exception(error)
 
     def _result(self, future: "Future[Batch]") -> Batch:
         return self._readers.result(future) if self._readers else future.result()
@@ -93,3 +120,7 @@ class BatchReader:
     def _read(self, step: int, microbatch: int) -> Batch:
         with self._calling:
             return load_batch(self._task, self._samples(step, microbatch, dataset_length(self._task)))
+
+
+def _bytes(batch: Batch) -> int:
+    return sum(part.nbytes for parts in batch for part in parts)
