@@ -56,6 +56,7 @@ def test_what_few_runs_cannot_say_is_said() -> None:
         return reasons(chosen, [chosen], [], Bounds())
 
     assert "no node was lost" in said(preemptions=0)
+    assert "with 2 lost nodes: too few to say how often all copies of a stage are lost" in said(preemptions=2)
     assert "happens in less than 10.0 of 100 losses" in said(preemptions=30)
     assert "2 times all copies of a stage were lost" in said(preemptions=30, fatal=2)
 

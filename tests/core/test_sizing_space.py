@@ -34,7 +34,10 @@ def test_no_grid_is_larger_than_the_nodes_the_layers_or_the_microbatches_allow()
     assert shapes(found, small) == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)}
     waiting = found[0], replace(found[1], standby=1)
     assert shapes(waiting, small) == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)} - {(1, 5)}
-    assert (2, 2) not in shapes((found[0], replace(found[1], standby=2)), small)
+    two = replace(found[1], standby=2)
+    assert {one.standby for one in grids(found[0], small, two) if one.stages * one.pipelines == 4} == {1}
+    assert {one.standby for one in grids(found[0], small, two) if one.stages * one.pipelines == 2} == {2}
+    assert (2, 2) not in shapes((found[0], two), replace(small, standby=(2,)))
 
 
 def test_of_pipelines_that_are_as_fast_only_the_fewest_are_tried() -> None:

@@ -208,6 +208,8 @@ def _sure(chosen: Assessment) -> str:
     if fatal:
         return f"{said}, with {count(losses, 'lost node')}; {count(fatal, 'time')} all copies of a stage were lost."
     few = 3 / losses  # the rule of three
+    if few >= 1:
+        return f"{said}, with {count(losses, 'lost node')}: too few to say how often all copies of a stage are lost."
     return (
         f"{said}, with {count(losses, 'lost node')}; never were all copies of a stage lost, so that happens in less"
         f" than {100 * few:.1f} of 100 losses, with 95 % confidence."

@@ -33,7 +33,8 @@ class Limits:
 
 
 def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
-    """All machines and grids in all ways to place them, with what else protects `like`.
+    """All machines and grids in all ways to place them, with what else protects `like`: of its standbys as many as
+    there are nodes left for.
 
     What crosses zones may cost more than all nodes, so that no grid can be judged without that.
     Of the numbers of pipelines whose largest share of a step is the same only the least: more are not faster.
@@ -44,10 +45,11 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
             training = replace(world.spec.training, micro_batch_size=micro_batch)
             for stages in _stages(world.spec, layers, limits):
                 for pipelines in _pipelines(training.microbatches, training.groups, limits, stages):
-                    if stages * pipelines + like.standby <= limits.nodes:
+                    standby = min(like.standby, limits.nodes - stages * pipelines)
+                    if standby >= min(limits.standby, default=0):
                         one = replace(
                             like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch,
-                            fewest=_fewest(world.spec, pipelines),
+                            standby=standby, fewest=_fewest(world.spec, pipelines),
                         )  # fmt: skip
                         yield from (replace(one, spread=spread) for spread in _spreads(world, limits, one))
 
