@@ -1,6 +1,7 @@
 """What it costs to look whether a task is deterministic: at the start, and when holders of a stage compare it.
 
     python bench/determinism.py [--width 1024] [--blocks 2]
+    python bench/determinism.py --running 8     what BatchNorm's running statistics cost instead, in so many rounds
 
 One stage of a GPT in this process, on one thread. Prints the look at the start in microbatches, and the sums of all
 parameters in optimizer steps; from these follows what a comparison every so many steps costs.
@@ -10,6 +11,7 @@ import argparse
 import time
 from collections.abc import Callable
 
+from _batchnorm import compare
 from _gpt_stage import add_arguments, gpt_stage
 from bamboo_trainer.commit.state_comparison import EVERY
 from bamboo_trainer.stage.stage import Stage
@@ -28,7 +30,15 @@ def best(what: Callable[[], object], times: int = 5) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, width=1024)
+    parser.add_argument("--running", type=int, metavar="ROUNDS")
     arguments = parser.parse_args()
+    if arguments.running:
+        with_them, without, size = compare(arguments.running)
+        print(f"a step of a ResNet-50: {with_them:.3f} s of CPU time, {without:.3f} without running statistics,")
+        print(
+            f"{100 * (with_them / without - 1):.1f} % more; a pipeline sends {size / 2**20:.2f} MiB of them in a step"
+        )
+        return
     with gpt_stage(arguments.width, arguments.blocks, microbatches=8, rows=8) as (stage, _):
         measure(stage)
 
