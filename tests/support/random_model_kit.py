@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
+from bamboo_trainer.lora import with_lora
 from bamboo_trainer.task import Evaluation, Parts, Task, Weighted, add_loss, contribute, track_buffers
 
 WORDS, WIDTH, LENGTH = 11, 8, 4
@@ -114,7 +115,8 @@ class Recurrent(nn.Module):
         self.rnn = kind(WIDTH, WIDTH, batch_first=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.rnn(hidden)[0]
+        with torch.autocast(hidden.device.type, enabled=False):  # a CPU may have no such kernel for 16 bits
+            return self.rnn(hidden.to(self.rnn.weight_ih_l0.dtype))[0]
 
 
 class Experts(nn.Module):
@@ -315,7 +317,7 @@ def build(config: Mapping[str, Any]) -> Task:
     ties = (("0.embedding.weight", f"{len(layers) - 1}.weight"),) if tied and not numbers else ()
     make = OPTIMIZERS[rng.choice(list(OPTIMIZERS))]
     rate = make([nn.Parameter(torch.zeros(1))]).defaults["lr"]
-    return Task(
+    task = Task(
         layers=tuple(layers),
         loss=rng.choice([_mean, _weighted]),
         dataset=Samples(rng.choice([20, 50]), numbers),
@@ -325,3 +327,8 @@ def build(config: Mapping[str, Any]) -> Task:
         checkpointed=[i for i in range(len(layers)) if rng.random() < 0.2],
         evaluation=Evaluation(dataset=Samples(6, numbers), metrics={"right": _right}),
     )
+    if rng.random() < 0.15 and not ties:
+        return with_lora(
+            task, rank=2, targets=("*linear", "*all", "*out", "*gate", "*experts*", "*module"), trained=("*norm*",)
+        )
+    return task

@@ -81,7 +81,7 @@ class RandomJob:
         if precision != "fp32":
             self.training["precision"] = precision.split()[0]
         if precision == "fp16":
-            self.training["lossScale"] = {"initialPower": rng.choice([10, 30]), "growthInterval": 2}
+            self.training["lossScale"] = {"initialPower": rng.choice([10, 22]), "growthInterval": 2}
         if precision == "bf16 parameters":
             self.training["parameterPrecision"] = "bf16"
         if rng.random() < 0.3:

@@ -128,6 +128,20 @@ def test_the_dataset_must_return_tuples_of_tensors():
             one_step(chain(small_task(dataset=data), [(0, 3)]), 0)
 
 
+class Turned(nn.Module):
+    """Its output lies in memory in another order than its rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t()
+
+
+def test_one_process_draws_the_masks_that_a_job_draws_whatever_the_layout_of_a_layers_output() -> None:
+    """Dropout draws in the order of memory."""
+    task = small_task(layers=(partial(nn.Linear, 2, 3), Turned, partial(nn.Dropout, 0.5), partial(nn.Linear, 3, 2)))
+    stages = chain(task, [(0, 4)])
+    assert [one_step(stages, k) for k in range(3)] == pytest.approx(reference.train(task, CONFIG, 3)[0], rel=1e-6)
+
+
 class Branches(nn.Module):
     """Passes what it gets on twice; then one of both is used in two ways that cancel each other, then the other one."""
 

@@ -12,7 +12,7 @@ from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32
 from bamboo_trainer.tasks.running_buffers import apply_at_once
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
-from bamboo_trainer.tasks.user_code import build_layer, call_layer, forward_seed, load_batch, seed_forward, task_loss
+from bamboo_trainer.tasks.user_code import build_layer, forward_seed, load_batch, run_layer, seed_forward, task_loss
 from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
@@ -103,8 +103,7 @@ def _microbatch(
     for index, layer in enumerate(layers):
         seed_forward(torch.device("cpu"), forward_seed(config.seed, step, microbatch, index))
         with autocast(torch.device("cpu"), config.precision), capturing(capture):
-            result = call_layer(layer, parts[0] if len(parts) == 1 else parts)
-        parts = (result,) if isinstance(result, Tensor) else result
+            parts = run_layer(layer, index, parts)  # with dropout's masks on the layout that they have in a job
     capture.close()
     loss, weight = task_loss(task, parts, targets)
     share = 1.0 if weight is None else weight
