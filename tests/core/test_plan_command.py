@@ -94,6 +94,16 @@ def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: s
     assert "Traceback" not in done.output
 
 
+def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
+    (files / "nodes.csv").write_text("seconds,nodes\n0,4\n3600,4\n")
+    (files / "costs.csv").write_text("zone,tick,usd_per_hour\nx-a,0,0.5\n")
+    traces = ["--trace", str(files / "nodes.csv"), "--trace", str(files / "costs.csv")]
+    words = ["simulate", str(files / "job.yaml"), "--profile", str(files / "profile.json"), *traces]
+    for done in (invoke(files, *traces), CliRunner().invoke(app, words)):
+        assert done.exit_code == 2
+        assert "it has prices for x-a, and none for nodes that say no zone; bamboo traces convert" in done.output
+
+
 def test_only_as_many_standbys_as_are_asked_for(files: Path) -> None:
     done = invoke(files, *QUICK, "--standby", "1", "--stages", "2", "--pipelines", "1", "--output", "json")
     found = json.loads(done.stdout)

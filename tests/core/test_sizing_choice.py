@@ -1,5 +1,6 @@
 """Which plan of a front is recommended, and what is said of it."""
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -77,6 +78,7 @@ def test_figures_of_several_runs_have_a_deviation() -> None:
     assert amount(assessed(1, (1.0, 2.0)), "usd", "USD") == "2.00 USD"
     assert amount(assessed(1, (1.0, 10.0), (1.0, 20.0)), "usd", "USD") == "15.0 ± 7.1 USD"
     assert amount(assessed(1, (1.0, 5000.0)), "usd") == "5000"
+    assert amount(assessed(1, (math.inf, math.inf)), "hours", "h") == "-"
 
 
 def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:

@@ -108,8 +108,10 @@ def reasons(
 
 
 def amount(one: Assessment, name: str, unit: str = "") -> str:
-    """Mean and, of several runs, deviation."""
+    """Mean and, of several runs, deviation; a dash for what has no end."""
     mean, away = one.mean(name), one.deviation(name)
+    if not math.isfinite(mean):
+        return "-"
     digits = 0 if mean >= 1000 else 1 if mean >= 10 else 2
     spread = f" ± {away:.{digits}f}" if len(one.outcomes) > 1 else ""
     return f"{mean:.{digits}f}{spread} {unit}".rstrip()

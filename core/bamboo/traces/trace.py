@@ -99,6 +99,19 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
     return tuple(price for price in trace.prices if price.zone == name)
 
 
+def unpriced(trace: Trace) -> str:
+    """A sentence if a trace has prices, and none for one of its nodes, as when they say no zone; "" if all is well."""
+    for zone in dict.fromkeys(change.zone for change in trace.changes) if trace.prices else ():
+        if not price_series(trace, zone):
+            priced = ", ".join(dict.fromkeys(price.zone for price in trace.prices))[:100]
+            nodes = f"nodes in zone {zone}" if zone else "nodes that say no zone"
+            return (
+                f"{trace.source or 'the trace'}: it has prices for {priced}, and none for {nodes};"
+                " bamboo traces convert --zone names their zone"
+            )
+    return ""
+
+
 def removal_times(trace: Trace) -> tuple[float, ...]:
     """Seconds, ascending, one for each node that was taken away."""
     return tuple(change.at for change in trace.changes if change.change is Change.REMOVE)

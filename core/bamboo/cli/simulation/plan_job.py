@@ -30,7 +30,7 @@ from bamboo.terminal.plan_table import PlanReport, document, plan_csv, plan_text
 from bamboo.traces.files import read_traces
 from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
-from bamboo.traces.trace import NodeTraceError
+from bamboo.traces.trace import NodeTraceError, unpriced
 
 __all__ = ["PlanRequest", "plan_job"]
 
@@ -145,6 +145,8 @@ def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
         recording = read_traces(wanted.traces)
         if not recording.changes:
             raise NodeTraceError(f"{wanted.traces[0]}: no node is in it; --trace needs a recording of nodes")
+        if told := unpriced(recording):
+            raise NodeTraceError(told)
         return Market(recording=recording)
     patterns = [pattern.value for pattern in Pattern]
     if wanted.pattern not in patterns:

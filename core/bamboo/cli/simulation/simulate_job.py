@@ -21,7 +21,7 @@ from bamboo.simulation.job.worker_memory import memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.traces.files import read_traces
 from bamboo.traces.generate import Generation, generate
-from bamboo.traces.trace import NodeTraceError, make_trace
+from bamboo.traces.trace import NodeTraceError, make_trace, unpriced
 
 HOURS = 24.0  # of made-up preemptions, if nobody says how long
 ZONE = "zone-a"
@@ -56,6 +56,8 @@ def simulate(
             print(f"warning: {warning}", file=sys.stderr)
         if wanted.traces:
             trace = read_traces(wanted.traces)
+            if wanted.price is None and (told := unpriced(trace)):
+                raise NodeTraceError(told)
             name = " + ".join(os.path.basename(path) for path in wanted.traces)
             return [(name, [simulate_job(replace(run, trace=trace), say)])]
         generations = [_generation(wanted, run, rate) for rate in wanted.rates]

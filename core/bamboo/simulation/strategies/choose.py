@@ -25,7 +25,7 @@ from bamboo.simulation.strategies.policy import Policy
 from bamboo.simulation.strategies.saving import blocking, young_daly
 from bamboo.simulation.strategies.timeline import steady, timeline
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
-from bamboo.traces.trace import Trace, make_trace, price_series
+from bamboo.traces.trace import Trace, make_trace, unpriced
 
 MOST_STAGES_TRIED = 32
 MOST_TRIED = 4  # numbers of stages, for each of three numbers of nodes
@@ -265,15 +265,8 @@ def _best(name: str, place: Workplace, trace: Trace, hours: float | None) -> Str
 def _problems(trace: Trace) -> Iterator[str]:
     if not trace.duration or not trace.changes:
         yield f"{trace.source or 'the trace'}: expected nodes that come and go, and found none"
-    zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else ()
-    for zone in zones:
-        if not price_series(trace, zone):
-            priced = ", ".join(dict.fromkeys(price.zone for price in trace.prices))[:100]
-            nodes = f"nodes in zone {zone}" if zone else "nodes that say no zone"
-            yield (
-                f"{trace.source or 'the trace'}: it has prices for {priced}, and none for {nodes};"
-                " bamboo traces convert --zone names their zone"
-            )
+    if told := unpriced(trace):
+        yield told
 
 
 def _on_demand(place: Workplace, hours: float) -> StrategyResult:
