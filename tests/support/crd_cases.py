@@ -228,6 +228,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"training.parameterPrecision": "bf16"},
         "spec.training.parameterPrecision: expected bf16 only with spec.training.pr",
     ),
+    (
+        {"training.boundaryPrecision": "bf16"},
+        "spec.training.boundaryPrecision: expected bf16 only with spec.training.pr",
+    ),
     ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
     (
@@ -253,6 +257,7 @@ KEPT: list[dict[str, Any]] = [
     {"training.precision": ABSENT, "training.lossScale": ABSENT},
     {"training.lossScale": {}},
     {"training.precision": "bf16", "training.parameterPrecision": "bf16", "training.lossScale": ABSENT},
+    {"training.precision": "bf16", "training.boundaryPrecision": "bf16", "training.lossScale": ABSENT},
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},
@@ -355,6 +360,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         training.pop("lossScale", None)
     if training.get("precision") != "bf16":
         training.pop("parameterPrecision", None)
+        training.pop("boundaryPrecision", None)
     if training.get("reproducible") is False:
         training["gradientGroups"] = None
     if training.get("gradientGroups") is not None:

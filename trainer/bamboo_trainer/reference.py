@@ -2,17 +2,27 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
-from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32
+from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
 from bamboo_trainer.tasks.running_buffers import apply_at_once
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
-from bamboo_trainer.tasks.user_code import build_layer, forward_seed, load_batch, run_layer, seed_forward, task_loss
+from bamboo_trainer.tasks.user_code import (
+    build_layer,
+    call_layer,
+    forward_seed,
+    load_batch,
+    run_layer,
+    seed_forward,
+    task_loss,
+)
 from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
@@ -103,7 +113,9 @@ def _microbatch(
     for index, layer in enumerate(layers):
         seed_forward(torch.device("cpu"), forward_seed(config.seed, step, microbatch, index))
         with autocast(torch.device("cpu"), config.precision), capturing(capture):
-            parts = run_layer(layer, index, parts)  # with dropout's masks on the layout that they have in a job
+            dtype = config.boundary_dtype if index < len(layers) - 1 else torch.float32
+            call = partial(_layer_and_rounding, layer, dtype)
+            parts = run_layer(layer, index, parts, call)  # with dropout's masks on the layout that they have in a job
     capture.close()
     loss, weight = task_loss(task, parts, targets)
     share = 1.0 if weight is None else weight
@@ -113,3 +125,7 @@ def _microbatch(
         share_of_step = loss / (config.microbatches if weight is None else loss_unit(task, config))
         scaler.scale(share_of_step).backward()  # type: ignore[no-untyped-call]
     return _Done(float(loss.detach()), share, weight is not None, capture.contributed)
+
+
+def _layer_and_rounding(layer: nn.Module, dtype: torch.dtype, given: Any) -> Any:
+    return passed_on(call_layer(layer, given), dtype)

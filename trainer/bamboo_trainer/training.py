@@ -30,6 +30,7 @@ class TrainingConfig:
     loss_scale: LossScaleSpec | None = None
     deterministic: bool = True
     parameter_precision: str = "fp32"  # | "bf16"
+    boundary_precision: str = "fp32"  # | "bf16"; of what a layer gives to the next one
     early: EvaluationSpec | None = None
 
     def __post_init__(self) -> None:
@@ -37,6 +38,10 @@ class TrainingConfig:
             raise ValueError(f'precision must be "fp32", "bf16" or "fp16", got {self.precision!r}')
         if self.parameter_precision not in ("fp32", self.precision) or self.parameter_precision == "fp16":
             raise ValueError(f"parameters may be fp32, or bf16 as products are, got {self.parameter_precision!r}")
+        if self.boundary_precision != "fp32" and (self.boundary_precision, self.precision) != ("bf16", "bf16"):
+            raise ValueError(
+                f"what layers pass on may be fp32, or bf16 as products are, got {self.boundary_precision!r}"
+            )
         if (self.loss_scale is not None) != (self.precision == "fp16"):
             raise ValueError("a loss_scale belongs to the precision fp16, and to no other")
         if self.microbatches < 1 or self.micro_batch_size < 1:
@@ -57,6 +62,7 @@ class TrainingConfig:
             loss_scale=training.scaling,
             deterministic=training.deterministic,
             parameter_precision=training.parameter_precision.value,
+            boundary_precision=training.boundary_precision.value,
             early=training.evaluation if training.evaluation and training.evaluation.patience else None,
         )
 
@@ -64,6 +70,11 @@ class TrainingConfig:
     def parameter_dtype(self) -> torch.dtype:
         """Of trained and frozen parameters; gradients are summed in fp32."""
         return torch.bfloat16 if self.parameter_precision == "bf16" else torch.float32
+
+    @property
+    def boundary_dtype(self) -> torch.dtype:
+        """Of what a layer gives to the next one: see `mixed_precision.passed_on`."""
+        return torch.bfloat16 if self.boundary_precision == "bf16" else torch.float32
 
     @property
     def global_batch(self) -> int:

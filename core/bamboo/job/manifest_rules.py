@@ -38,12 +38,13 @@ def _check_batch(job: JobSpec, rule: Rule) -> None:
 
 def _check_precision(job: JobSpec, rule: Rule) -> None:
     t, precision = job.training, "spec.training.precision"
-    rule(
-        t.parameter_precision is ParameterPrecision.FP32 or t.precision is Precision.BF16,
-        "spec.training.parameterPrecision",
-        f"expected {t.parameter_precision} only with {precision} {t.parameter_precision}",
-        precision,
-    )
+    for name, chosen in (("parameter", t.parameter_precision), ("boundary", t.boundary_precision)):
+        rule(
+            chosen is ParameterPrecision.FP32 or t.precision is Precision.BF16,
+            f"spec.training.{name}Precision",
+            f"expected {chosen} only with {precision} {chosen}",
+            precision,
+        )
     rule(
         t.loss_scale is None or t.precision is Precision.FP16,
         "spec.training.lossScale",

@@ -34,7 +34,7 @@ class Precision(StrEnum):
 
 
 class ParameterPrecision(StrEnum):
-    """The number format of parameters, and of what the optimizer remembers of them."""
+    """The number format of parameters and of what the optimizer remembers of them, or of what layers pass on."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -174,8 +174,7 @@ class TrainingSpec:
 
     steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: what the user has said.
     non_finite: what becomes of a step whose loss or gradient is not finite. max_consecutive_skips: at most so many are
-    skipped one after the other.
-    ema: the decay of averages of the weights, which are kept beside them; None: none are.
+    skipped one after the other. ema: the decay of averages of the weights, kept beside them; None: none are.
     reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
     consecutive groups of microbatches, of which a pipeline runs whole ones. None: up to 16 of equal size.
     deterministic: work that is done twice has to give the same bits; else nobody looks, and kernels may be faster.
@@ -187,6 +186,7 @@ class TrainingSpec:
     seed: int = 0
     precision: Precision = Precision.FP32
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
+    boundary_precision: ParameterPrecision = ParameterPrecision.FP32
     max_gradient_norm: float | None = None
     non_finite: NonFinite = NonFinite.FAIL
     max_consecutive_skips: int = 10

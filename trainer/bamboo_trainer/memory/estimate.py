@@ -25,7 +25,7 @@ from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
-from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32
+from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
@@ -99,6 +99,8 @@ def _walk(
             with _kept(own) as kept:
                 with autocast(torch.device("cpu"), spec.training.precision.value):
                     parts = run_layer(layer, index, inputs)
+                if index < last:
+                    parts = passed_on(parts, TrainingConfig.of(spec.training).boundary_dtype)
                 if index == last:
                     task_loss(task, parts, batch[1])
             boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}

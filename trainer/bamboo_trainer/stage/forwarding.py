@@ -16,7 +16,7 @@ from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.losses import Sum
-from bamboo_trainer.tasks.mixed_precision import REDUCED, autocast_and_keep
+from bamboo_trainer.tasks.mixed_precision import REDUCED, autocast_and_keep, passed_on
 from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
 from bamboo_trainer.training import TrainingConfig
 
@@ -128,7 +128,9 @@ class ForwardRunner:
         if self._config.precision not in REDUCED:
             return call_layer(self._layers[index], given)
         with autocast_and_keep(self._device, self._config.precision):
-            return call_layer(self._layers[index], given)
+            result = call_layer(self._layers[index], given)
+        last = index == len(self._task.layers) - 1
+        return result if last else passed_on(result, self._config.boundary_dtype)
 
     def _stays(self, tensor: Tensor) -> bool:
         """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""

@@ -7,10 +7,10 @@ so the bits are the same.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 # What `training.precision` calls them; fp32 is no product of a cast.
@@ -46,6 +46,20 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
         torch.autocast_decrement_nesting()  # autocast's own end would now empty the cache
         torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_enabled(kind, enabled)
+
+
+def passed_on(result: Any, dtype: torch.dtype) -> Any:
+    """What a layer gives to the next one, rounded to that type: of its tensors those in fp32 that have a gradient.
+
+    Every layer but the last one does it, and not only those that another worker follows: the bits then do not depend on
+    where the model is split. Its gradient is rounded alike, by autograd. What has none, as masks and angles, stays as
+    it is: it is small, and the least number of fp32 would become infinite.
+    """
+    if dtype is torch.float32:
+        return result
+    if isinstance(result, Tensor):
+        return result.to(dtype) if result.requires_grad and result.dtype is torch.float32 else result
+    return tuple(passed_on(part, dtype) for part in result) if isinstance(result, tuple) else result
 
 
 class keep_casts:

@@ -1,0 +1,88 @@
+"""What layers pass on in bf16: half the bytes between stages, the same bits on any grid."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
+from bamboo_trainer import reference
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.memory.estimate import measure
+from bamboo_trainer.tasks.mixed_precision import passed_on
+from bamboo_trainer.transport.frames import Frame, FrameKind
+from manifest_kit import bamboojob, gpt_task, training
+from memory_transport import MemoryTransport
+from stage_kit import SPLITS, at, chain, one_step, small_gpt, state_of
+from training_job import Fault, Job
+
+HALVED = replace(at("bf16", boundary_precision="bf16"), max_gradient_norm=None)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("checkpointed", [(), (1, 2)])
+def test_it_trains_like_plain_pytorch_that_rounds_after_every_layer(
+    tmp_path, stages: int, checkpointed: tuple[int, ...]
+) -> None:
+    task = replace(
+        small_gpt(tmp_path, dropout=0.1, learningRate=1e-2, warmupSteps=2, steps=4), checkpointed=checkpointed
+    )
+    losses, state = reference.train(task, HALVED, 4)
+    parts = chain(task, SPLITS[stages], HALVED)
+    assert [one_step(parts, k, HALVED) for k in range(4)] == losses
+    torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
+    wide, _ = reference.train(task, replace(HALVED, boundary_precision="fp32"), 4)
+    assert wide != losses, "nothing was rounded"
+
+
+def manifest(stages: int, pipelines: int, boundary: str = "bf16", schedule: str = "1F1B") -> dict[str, Any]:
+    return bamboojob(
+        task=gpt_task(dModel=16, context=8),
+        training=training(4, 8, 2, precision="bf16", boundaryPrecision=boundary, maxGradientNorm=1.0),
+        topology={"stages": stages, "pipelines": pipelines, "schedule": schedule},
+        redundancy={"mode": "EagerForward"},
+    )
+
+
+def test_a_job_has_the_same_bits_on_any_grid_and_after_losses() -> None:
+    faults = [
+        Fault("Backward", Cell(0, 1), 2, 0),
+        Fault("OptimizerStep", Cell(0, 1), 2),
+        Fault("Forward", Cell(1, 0), 3, 2),
+    ]
+    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (4, 1), (2, 2))]
+    jobs += [Job(manifest(3, 1, schedule="ZBH1")).run()]
+    jobs += [Job(manifest(2, 2), (fault,)).run() for fault in faults]
+    assert not any(job.faults for job in jobs)
+    assert len({add_digests(job.digests) for job in jobs}) == 1
+    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+
+
+def test_half_as_much_is_sent_between_stages_and_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, foretold = dict[tuple[str, FrameKind], int](), dict[str, list[int]]()
+    send = MemoryTransport.send
+    for boundary in ("fp32", "bf16"):
+
+        def counting(end: MemoryTransport, peer: str, frame: Frame, boundary: str = boundary) -> None:
+            kind = frame.address.kind
+            if kind in (FrameKind.ACTIVATION, FrameKind.GRADIENT):
+                sent[boundary, kind] = sent.get((boundary, kind), 0) + sum(t.nbytes for t in frame.tensors)
+            send(end, peer, frame)
+
+        monkeypatch.setattr(MemoryTransport, "send", counting)
+        job = Job(manifest(4, 1, boundary)).run()
+        sizes = measure(load_task(job.spec.task.entrypoint, job.spec.task.config), job.spec)
+        foretold[boundary] = [size.outputs for size in sizes[:-1]]
+    for kind in (FrameKind.ACTIVATION, FrameKind.GRADIENT):
+        assert 2 * sent["bf16", kind] == sent["fp32", kind] > 0
+    assert [2 * size for size in foretold["bf16"]] == foretold["fp32"]
+
+
+def test_what_has_no_gradient_is_not_rounded() -> None:
+    mask, hidden = torch.full((2,), torch.finfo(torch.float32).min), torch.ones(2, requires_grad=True)
+    kept, rounded, number = passed_on((mask, hidden, torch.arange(2)), torch.bfloat16)
+    assert kept is mask
+    assert (rounded.dtype, number.dtype) == (torch.bfloat16, torch.int64)
+    assert passed_on(hidden, torch.float32) is hidden
