@@ -65,3 +65,15 @@ def test_the_heir_computes_weight_gradients_last() -> None:
     last = max(place for place, fault in enumerate(ran) if fault.name == "BackwardInput")
     after = [fault.name for fault in ran[last:]]
     assert after.count("BackwardWeight") >= 6
+
+
+def test_the_account_of_memory_counts_what_waits_for_weight_gradients() -> None:
+    """The last of three stages has one microbatch in flight in 1F1B, and in ZB-H1 as many as the first one, five."""
+    activations = []
+    for schedule in ("1F1B", "ZBH1"):
+        job = Job(manifest(3, 1, schedule=schedule)).run()
+        latest = job.nodes["w2"].engine.meter.latest
+        assert latest is not None
+        activations.append(latest.activations)
+    whole, split = activations
+    assert 4 * whole < split
