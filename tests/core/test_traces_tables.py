@@ -9,7 +9,9 @@ from bamboo.traces.trace import (
     NodeTraceError,
     PriceChange,
     Trace,
+    make_trace,
     price_series,
+    unpriced,
 )
 from node_trace_kit import OWN
 
@@ -41,6 +43,18 @@ def test_zones_are_kept_and_given() -> None:
     trace = parse_trace("t.csv", "seconds,x-a,x-b\n0,2,0\n600,1,3\n")
     assert counts(trace, "x-b") == ((0.0, 0), (600.0, 3))
     assert {change.zone for change in parse_trace("t.csv", "0,add,a\n", zone="here").changes} == {"here"}
+
+
+def test_prices_without_a_node_are_told_from_nodes_without_a_price() -> None:
+    """What the operator records has prices of the pools that say one."""
+    nodes = parse_trace("t.csv", "seconds,x-a,x-b\n0,2,1\n").changes
+
+    def priced(*zones: str) -> Trace:
+        return make_trace(nodes, [PriceChange(at=0.0, zone=zone, usd_per_hour=1.0) for zone in zones], source="t")
+
+    assert unpriced(priced()) == unpriced(priced("x")) == unpriced(priced("x-a"), all_nodes=True) == ""
+    assert unpriced(priced("x-a")).startswith("t: it has prices for x-a, and none for nodes in zone x-b;")
+    assert unpriced(priced("y"), all_nodes=True).startswith("t: it has prices for y, and none for nodes in zone x-a;")
 
 
 def test_where_only_numbers_are_known_the_oldest_node_goes() -> None:

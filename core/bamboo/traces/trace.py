@@ -99,9 +99,15 @@ def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
     return tuple(price for price in trace.prices if price.zone == name)
 
 
-def unpriced(trace: Trace) -> str:
-    """A sentence if a trace has prices, and none for one of its nodes, as when they say no zone; "" if all is well."""
-    for zone in dict.fromkeys(change.zone for change in trace.changes) if trace.prices else ():
+def unpriced(trace: Trace, *, all_nodes: bool = False) -> str:
+    """A sentence if a trace has prices, and none for one of its nodes, as when they say no zone; "" if all is well.
+
+    all_nodes: only if it has none for any of them.
+    """
+    zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else {}
+    if all_nodes and any(price_series(trace, zone) for zone in zones):
+        return ""
+    for zone in zones:
         if not price_series(trace, zone):
             priced = ", ".join(dict.fromkeys(price.zone for price in trace.prices))[:100]
             nodes = f"nodes in zone {zone}" if zone else "nodes that say no zone"

@@ -145,7 +145,7 @@ def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
         recording = read_traces(wanted.traces)
         if not recording.changes:
             raise NodeTraceError(f"{wanted.traces[0]}: no node is in it; --trace needs a recording of nodes")
-        if told := unpriced(recording):
+        if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
         return Market(recording=recording)
     patterns = [pattern.value for pattern in Pattern]

@@ -56,7 +56,7 @@ def simulate(
             print(f"warning: {warning}", file=sys.stderr)
         if wanted.traces:
             trace = read_traces(wanted.traces)
-            if wanted.price is None and (told := unpriced(trace)):
+            if wanted.price is None and (told := unpriced(trace, all_nodes=True)):
                 raise NodeTraceError(told)
             name = " + ".join(os.path.basename(path) for path in wanted.traces)
             return [(name, [simulate_job(replace(run, trace=trace), say)])]
