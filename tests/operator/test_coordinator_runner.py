@@ -2,14 +2,20 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from bamboo.job.manifest import parse_manifest
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, RESYNC_SECONDS, IdleListener, idle_pause
+from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.pods.removal import PodRemoval
 from opsim_server import Object
-from slow_api_kit import JOBS, ManyJobs, late_pod, virtual_runner
+from slow_api_kit import JOBS, ManyJobs, late_pod, manifest, virtual_runner
 
 IDLE_SECONDS = 900.0
 
@@ -51,3 +57,26 @@ def test_who_listened_before_does_not_take_the_listener_of_the_next_one_away() -
     cluster.remove_listener(("default", "job"), old)
     cluster.pod_event("ADDED", late_pod("job", "uid"))
     assert heard == ["new"]
+
+
+class NobodyIsAsked:
+    async def call(self, *_: object, **__: object) -> Object:
+        raise AssertionError("the API server is not asked")
+
+
+async def test_a_status_is_made_once_for_a_state_and_again_when_something_has_happened_or_time_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = parse_manifest(manifest("job"))
+    run = TrainingRun(key=("default", "job"), uid="u1", spec=spec, manifest=manifest("job"), resumed=False)
+    api = ApiClient(NobodyIsAsked())
+    runner = CoordinatorRunner(run, ClusterCache(), WorkerGateway(), TokenReviewer(api), b"k" * 16, lambda: None)
+    now = [5.0]
+    monkeypatch.setattr(runner, "_clock", lambda: now[0])
+    first = runner.status()
+    assert runner.status() is first
+    now[0] += 2 * TICK_SECONDS
+    later = runner.status()
+    assert later is not first
+    runner.state = replace(runner.state, step=7)
+    assert runner.status().step == 7

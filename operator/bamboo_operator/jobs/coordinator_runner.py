@@ -142,9 +142,14 @@ class CoordinatorRunner:
             history=history_url(run.spec),
         )
         self._feed = HistoryFeed(secrets.token_hex(4), self.record.now)
+        self._status: tuple[CoordinatorState, float, Status] | None = None  # the last one, and of what it was
 
     def status(self) -> Status:
-        return status(self.state, self._clock())
+        """Of about now. A reconciliation asks for it several times, and mostly nothing has happened in between."""
+        now = self._clock()
+        if self._status is None or self._status[0] is not self.state or now - self._status[1] > TICK_SECONDS:
+            self._status = (self.state, now, status(self.state, now))
+        return self._status[2]
 
     def plan_record(self) -> str | None:
         """What another operator has to know; None without a plan."""
