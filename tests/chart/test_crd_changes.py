@@ -101,6 +101,7 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         ("topology.lookahead", 0, "spec.topology.lookahead: cannot change; create a new job instead"),
         ("topology.schedule", "ZBH1", "spec.topology.schedule: cannot change; create a new job instead"),
         ("topology.flowsPerLink", 1, "spec.topology.flowsPerLink: can change only while the job is suspended"),
+        ("topology.transport", "NIXL", "spec.topology.transport: can change only while the job is suspended"),
         ("topology.split", [1, 1], "spec.topology.split: cannot change; create a new job instead"),
         ("spread.policy", "None", "spec.spread: cannot change; create a new job instead"),
         ("checkpoint", {"storage": {"uri": "s3://b"}}, "spec.checkpoint: cannot change; create a new job instead"),

@@ -34,7 +34,7 @@ spec:
              loggers: [{name: own, type: Custom, entrypoint: "a.b:log", config: {folder: "/x"}}],
              ema: {decay: 0.99}, deterministic: true, reproducible: true, gradientGroups: 16}
   topology: {stages: 4, pipelines: 2, lookahead: 2, schedule: ZBH1, flowsPerLink: 8, split: [3, 4, 4, 2],
-             shardOptimizer: false}
+             shardOptimizer: false, transport: NIXL}
   elastic: {minPipelines: 1, maxPipelines: 4, stabilizationSeconds: 60}
   redundancy: {mode: None, placement: Host}
   standby: {workers: 1}

@@ -16,6 +16,7 @@ import torch
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.nixl.channel import NixlChannel
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
@@ -102,9 +103,9 @@ def our_sockets() -> set[str]:
 class Net:
     """TCP transports by name, all closed in the end, of which no thread and no socket may remain."""
 
-    def __init__(self, flows: int = 1) -> None:
+    def __init__(self, flows: int = 1, nixl: bool = False) -> None:
         self.ends: list[TcpTransport] = []
-        self._flows = flows
+        self._flows, self._nixl = flows, nixl
         self._sockets = our_sockets()
 
     def __enter__(self) -> "Net":
@@ -120,9 +121,13 @@ class Net:
     def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
         inbox = Inbox()
         end = TcpTransport(name, secret, inbox)
-        end.trust(secret, flows=self._flows)
+        self.trust(end, secret)
         self.ends.append(end)
         return end, inbox
+
+    def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
+        """As a job's worker is told."""
+        end.trust(secret, state_rate, self._flows, NixlChannel(end._me) if self._nixl else None)
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
         (a, a_in), (b, b_in) = self.add("a"), self.add("b")

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from bamboo_trainer.transport import stripes, wire
+from bamboo_trainer.transport.bodies import TransportUnavailable
+from bamboo_trainer.transport.nixl.agent import prove
 from transport_kit import Net
 
 
@@ -13,11 +15,23 @@ def flows() -> int:
     return 1
 
 
+@pytest.fixture(params=["TCP", "NIXL"])
+def nixl(request: pytest.FixtureRequest) -> bool:
+    """Skipped where there is no NIXL."""
+    if request.param == "TCP":
+        return False
+    try:
+        prove()
+    except TransportUnavailable as error:
+        pytest.skip(str(error))
+    return True
+
+
 @pytest.fixture
-def net(flows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """With several flows all but the smallest frames are striped, in chunks that end within a number."""
-    if flows > 1:
+def net(flows: int, nixl: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+    """With several flows, or NIXL, all but the smallest frames count as large, in chunks that end within a number."""
+    if flows > 1 or nixl:
         monkeypatch.setattr(wire, "STRIPED_FROM", 100)
         monkeypatch.setattr(stripes, "CHUNK", 4099)
-    with Net(flows) as made:
+    with Net(flows, nixl) as made:
         yield made

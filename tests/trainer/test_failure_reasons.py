@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from bamboo.names import EXIT_FAILED
+from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
+from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
 
 
@@ -23,10 +25,12 @@ from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, fa
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "OutOfMemory"),
         (OSError(errno.ENOSPC, "No space left on device"), "WorkerError"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
+        (DeviceError("no GPU"), "DeviceUnavailable"),
+        (TransportUnavailable("no library"), "TransportUnavailable"),
         (RuntimeError("a bug"), "WorkerError"),
     ],
 )
-def test_an_error_is_the_tasks_or_about_memory_or_a_bug(error: Exception, reason: str) -> None:
+def test_an_error_is_the_machines_the_tasks_about_memory_or_a_bug(error: Exception, reason: str) -> None:
     assert failure_reason(error) == reason
 
 

@@ -13,11 +13,15 @@ import pytest
 
 from bamboo.checkpoint.layout import part_name
 from bamboo.coordinator.events import Outcome
+from bamboo_trainer.transport.bodies import TransportUnavailable
+from bamboo_trainer.transport.nixl.agent import prove
+from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, run, run_slowly, run_with_cut_flows, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
+TRANSPORT = os.environ.get("BAMBOO_TRANSPORT", "TCP")  # of the jobs that are disturbed
 SECONDS = 180.0  # for jobs with many workers
 
 
@@ -28,15 +32,25 @@ def manifest(
     standby: int = 1,
     mode: str = "LazyForward",
     replicas: int = 1,
+    transport: str = TRANSPORT,
 ) -> dict[str, Any]:
     """mixed: bf16 products, and tied embeddings."""
-    return bamboojob(
+    document = bamboojob(
         task=gpt_task(blocks=max(3, stages - 2), tieEmbeddings=mixed),
         training=training(STEPS, 16, 2, maxGradientNorm=1.0, precision="bf16" if mixed else "fp32"),
-        topology={"stages": stages, "pipelines": pipelines},
+        topology={"stages": stages, "pipelines": pipelines, "transport": transport},
         redundancy={"mode": mode, "replicas": replicas},
         standby={"workers": standby},
     )
+    if transport != "TCP":
+        document["spec"]["task"]["entrypoint"] = "all_large:build"
+    return document
+
+
+@pytest.fixture(autouse=True)
+def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers find the tests' own."""
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
 
 
 Shape = tuple[int, int, bool]
@@ -47,7 +61,10 @@ LARGE: list[Shape] = [(8, 1, False), (4, 2, False)]
 
 
 def undisturbed(shapes: list[Shape], factory: pytest.TempPathFactory) -> References:
-    return {shape: run(manifest(*shape), factory.mktemp("reference"), seconds=SECONDS) for shape in shapes}
+    """Over TCP: so the other transport is compared with it."""
+    return {
+        shape: run(manifest(*shape, transport="TCP"), factory.mktemp("reference"), seconds=SECONDS) for shape in shapes
+    }
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +113,19 @@ def test_a_sigkill_at_an_instruction_leaves_the_bits(
     job = run_with_faults(manifest(), tmp_path, monkeypatch, fault)
     assert_same(job, references[4, 1, False])
     assert job.state.preemptions == 1
+
+
+def test_a_worker_of_a_job_over_nixl_is_killed(
+    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With BAMBOO_TRANSPORT=NIXL all tests of this file are of such jobs."""
+    try:
+        prove()
+    except TransportUnavailable as error:
+        pytest.skip(str(error))
+    fault = ("Backward", 0, 2, 5, 3, signal.SIGKILL)
+    job = run_with_faults(manifest(transport="NIXL"), tmp_path, monkeypatch, fault)
+    assert_same(job, references[4, 1, False])
 
 
 def test_a_worker_with_reader_processes_is_killed(

@@ -20,6 +20,14 @@ from refusal_kit import refused
 from transport_kit import Net, dial, eventually, greet, make_frame, same
 
 pytest_plugins = ["transport_pair_fixtures"]
+
+
+@pytest.fixture
+def nixl() -> bool:
+    """These look at TCP's own connections."""
+    return False
+
+
 several = pytest.mark.parametrize("flows", [4])
 LARGE = torch.arange(1 << 18, dtype=torch.float32)  # 1 MiB: four chunks
 LANES = {FrameKind.ACTIVATION: wire.Lane.BOUNDARY, FrameKind.SYNC: wire.Lane.BULK, FrameKind.STATE: wire.Lane.STATE}

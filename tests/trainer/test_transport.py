@@ -85,9 +85,9 @@ def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
 
 
 @each_number_of_flows
-def test_a_state_is_sent_at_a_bounded_rate(net: Net, flows: int) -> None:
+def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
     a, _, _, b_in = net.pair()
-    a.trust(SECRET, 1e6, flows)
+    net.trust(a, state_rate=1e6)
     began = time.monotonic()
     a.send("b", make_frame(torch.arange(500_000.0), kind=FrameKind.STATE))  # 2 MB: two seconds
     (event,) = b_in.wait(Arrived)
@@ -97,7 +97,7 @@ def test_a_state_is_sent_at_a_bounded_rate(net: Net, flows: int) -> None:
 
 def test_a_slow_state_delays_nothing_else(net: Net) -> None:
     a, _, _, b_in = net.pair()
-    a.trust(SECRET, state_rate=1e3)
+    net.trust(a, state_rate=1e3)
     a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.STATE))  # 2 MB: half an hour
     a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
@@ -105,9 +105,9 @@ def test_a_slow_state_delays_nothing_else(net: Net) -> None:
 
 
 @each_number_of_flows
-def test_close_does_not_wait_for_a_slow_state(net: Net, flows: int) -> None:
+def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
     a, _, _, _ = net.pair()
-    a.trust(SECRET, 1e3, flows)
+    net.trust(a, state_rate=1e3)
     a.send("b", make_frame(torch.zeros(1 << 20), kind=FrameKind.STATE))
     a.send("b", make_frame(torch.ones(1)))
     time.sleep(0.2)

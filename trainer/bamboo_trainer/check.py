@@ -12,6 +12,7 @@ from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import shown_to_build, with_steps
+from bamboo_trainer.transport.choice import body_channel
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     spec = parse_manifest(manifest)
     try:
+        body_channel(spec.topology.transport, "check")
         task = settled(
             load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training)), spec.training.seed
         )

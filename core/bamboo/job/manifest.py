@@ -250,6 +250,7 @@ def _topology(f: Fields) -> s.TopologySpec:
             flows_per_link=f.integer("flowsPerLink", 4, high=16),
             split=f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None,
             shard_optimizer=f.flag("shardOptimizer"),
+            transport=f.choice("transport", placement.TransportType.TCP),
         )
     )
 

@@ -1,10 +1,17 @@
-"""On which nodes a job's workers run, and as what pods, as frozen values of the manifest; see `bamboo.job.spec`."""
+"""Where a job's workers run, as what pods and how connected: frozen values of the manifest; see `bamboo.job.spec`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
+
+
+class TransportType(StrEnum):
+    """How tensors travel between workers. NIXL: large ones by NVIDIA's library, over RDMA, EFA or shared memory."""
+
+    TCP = "TCP"
+    NIXL = "NIXL"
 
 
 class Capacity(StrEnum):

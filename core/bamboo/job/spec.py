@@ -14,16 +14,15 @@ from bamboo.job.placement_spec import (
     NodePool,
     RolloutSpec,
     SpreadSpec,
+    TransportType,
     WorkerSpec,
 )
 from bamboo.storage.url import shown_url
 
-MOST_LAYERS = 10_000  # of a model
-MOST_REPLICAS = 3  # of a stage's state
+MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
 UNKNOWN_STEPS = 2**31  # more than any job has
 DEFAULT_MANAGER = "bamboo.dev/operator"
-MOST_SKIPS = 1000  # in a row
-MOST_SCALE_POWER = 32
+MOST_SKIPS, MOST_SCALE_POWER = 1000, 32  # skips: in a row
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
 
@@ -264,7 +263,7 @@ class PipelineSchedule(StrEnum):
 class TopologySpec:
     """lookahead: forwards by which a stage is ahead of the next one beyond plain 1F1B; see docs/design/engine.md.
 
-    flows_per_link: TCP connections for large frames. split: layers of each stage; None: as their costs say.
+    flows_per_link: connections for large frames with TCP. split: layers of each stage; None: as their costs say.
     shard_optimizer: with one stage, each worker holds the optimizer's state of a part of the layers; see shards.md.
     """
 
@@ -275,6 +274,7 @@ class TopologySpec:
     flows_per_link: int = 4
     split: tuple[int, ...] | None = None
     shard_optimizer: bool = False
+    transport: TransportType = TransportType.TCP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

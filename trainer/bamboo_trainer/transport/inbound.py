@@ -14,6 +14,7 @@ import torch
 
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, stripes, wire
+from bamboo_trainer.transport.bodies import BodyChannel, BodyReceiver
 from bamboo_trainer.transport.frames import Frame
 
 logger = logging.getLogger(__name__)
@@ -42,11 +43,16 @@ class Acceptor(Protocol):
 class Inbound:
     """An accepted connection, and those that have joined it."""
 
-    def __init__(self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: Acceptor) -> None:
+    def __init__(
+        self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: Acceptor, channel: BodyChannel | None
+    ) -> None:
+        """channel: what large bodies travel over instead of the connection."""
         self._sock = sock
         self._me = me
         self._secret = secret
         self._acceptor = acceptor
+        self._channel = channel
+        self._apart: BodyReceiver | None = None  # once the link stands
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
         self._lock = threading.Lock()
@@ -81,6 +87,8 @@ class Inbound:
         try:
             reason = self._serve()
         finally:
+            if self._apart is not None:
+                self._apart.close()
             with self._lock:
                 ended = [flow.sock for flow in self._joined or ()]
                 self._joined = None
@@ -104,6 +112,8 @@ class Inbound:
             self._sock.sendall(wire.ACCEPTED)
             reader = sockets.SocketReader(self._sock)
             first = stripes.ArrivingFlow(self._sock, reader)
+            if self._channel is not None:
+                self._apart = self._channel.receiver(f"{hello.worker}-{hello.lane}", self._sock, reader)
             while True:
                 self._acceptor.arrived(self, self._read(reader, first, hello.lane))
         except wire.WireError as error:
@@ -143,6 +153,9 @@ class Inbound:
 
     def _read_striped(self, first: stripes.ArrivingFlow, views: list[memoryview]) -> None:
         """Raises WireError, OSError."""
+        if self._apart is not None:
+            self._apart.receive_into(views)
+            return
         with self._lock:
             flows = [first, *(self._joined or ())]
         stripes.receive_body(stripes.ArrivingBody(self._bodies, views), flows)

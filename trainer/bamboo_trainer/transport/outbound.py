@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, stripes, wire
+from bamboo_trainer.transport.bodies import BodyChannel, BodySender
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,14 @@ Report = Callable[["Outbound"], None]
 
 @dataclass(frozen=True, slots=True)
 class LinkCapacity:
-    """flows: connections that a link may have, for large frames. rate: bytes a second that it sends at most."""
+    """flows: connections that a link may have, for large frames. rate: bytes a second that it sends at most.
+
+    channel: what large bodies travel over instead of the connections.
+    """
 
     flows: int = 1
     rate: float | None = None
+    channel: BodyChannel | None = None
 
 
 class _Queued(NamedTuple):
@@ -67,6 +72,7 @@ class Outbound:
         self._queue: deque[_Queued] = deque()
         self._sock: socket.socket | None = None
         self._joined: list[socket.socket] = []  # its further connections
+        self._apart: BodySender | None = None  # of the current connection
         self._nonce = b""  # with which the acceptor began
         self._bodies = 0  # striped ones so far
         self._widen_at = 0.0  # when missing connections may be tried again
@@ -160,7 +166,9 @@ class Outbound:
 
     def _link(self) -> None:
         """Form the link and send over it until it breaks (an exception) or is closed (a return)."""
+        channel, rate = self._capacity.channel, self._capacity.rate
         with self._connected() as sock:
+            self._apart = None if channel is None else channel.sender(f"{self.peer}-{self.lane}", rate)
             watcher = threading.Thread(
                 target=self._watch, args=(sock,), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
             )
@@ -172,6 +180,8 @@ class Outbound:
             finally:
                 sockets.wake(sock)
                 watcher.join(CONNECT_SECONDS)
+                if self._apart is not None:
+                    self._apart.close()
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[socket.socket]:
@@ -214,9 +224,16 @@ class Outbound:
         self._on_stands(self)
 
     def _watch(self, sock: socket.socket) -> None:
-        """The acceptor never speaks again: whatever can be read is the end of the link."""
-        with contextlib.suppress(OSError):
-            sock.recv(1)
+        """The acceptor speaks of bodies that travel apart, and else never again: what can be read is the link's end."""
+        try:
+            if self._apart is None:
+                sock.recv(1)
+            else:
+                self._apart.listen(sock)
+        except wire.WireError as error:
+            logger.warning("%s link to %s closed: %s", self.lane, self.peer, error)
+        except OSError as error:
+            logger.debug("%s link to %s ended: %s", self.lane, self.peer, error)
         sockets.wake(sock)
         with self._changed:
             self._lost = True
@@ -225,6 +242,8 @@ class Outbound:
 
     def _send_some(self, sock: socket.socket) -> bool:
         """Wait for frames, send one large or some small ones. False when closed."""
+        if self._apart is not None and not self._queue:
+            self._apart.settle()
         with self._changed:
             self._sending = False
             self._changed.notify_all()
@@ -266,6 +285,10 @@ class Outbound:
 
     def _send_striped(self, sock: socket.socket, buffers: list[wire.Buffer]) -> None:
         """Send a large frame over as many connections as there may be. OSError if one of them is lost."""
+        if self._apart is not None:
+            sock.sendall(buffers[0])
+            self._apart.send(sock, buffers[1:])
+            return
         if len(self._joined) < self._capacity.flows - 1 and time.monotonic() >= self._widen_at:
             self._widen(sock)
         sock.sendall(buffers[0])

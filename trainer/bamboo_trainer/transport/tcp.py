@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
+from bamboo_trainer.transport.bodies import BodyChannel
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.inbound import Inbound
 from bamboo_trainer.transport.link_states import LinkStates
@@ -34,6 +35,7 @@ class TcpTransport:
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
         self._secret = secret.encode()
+        self._channel: BodyChannel | None = None
         self._capacities = {lane: LinkCapacity() for lane in wire.Lane}
         self._deliver = deliver
         self._news = threading.Lock()
@@ -54,20 +56,23 @@ class TcpTransport:
         with self._changed:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
-    def trust(self, secret: str, state_rate: float | None = None, flows: int = 1) -> None:
+    def trust(
+        self, secret: str, state_rate: float | None = None, flows: int = 1, channel: BodyChannel | None = None
+    ) -> None:
         """Replace the job's secret, for links formed from now on.
 
         state_rate: whole states are limited to so many bytes a second. flows: connections of a link, for large frames.
+        channel: what large bodies travel over instead.
         """
-        self._secret = secret.encode()
-        self._capacities = {lane: LinkCapacity(flows) for lane in wire.Lane}
-        self._capacities[wire.Lane.STATE] = LinkCapacity(flows, state_rate)
+        self._secret, self._channel = secret.encode(), channel
+        self._capacities = {lane: LinkCapacity(flows, None, channel) for lane in wire.Lane}
+        self._capacities[wire.Lane.STATE] = LinkCapacity(flows, state_rate, channel)
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
         key = (peer, wire.lane_of(frame.address.kind))
         capacity = self._capacities[key[1]]
-        buffers = wire.encode_frame(frame, may_stripe=capacity.flows > 1)
+        buffers = wire.encode_frame(frame, may_stripe=capacity.flows > 1 or capacity.channel is not None)
         size = sum(map(len, buffers))
         with self._lock:
             if self._closed or peer not in self._peers:
@@ -211,6 +216,6 @@ class TcpTransport:
                 if self._closed or len(self._accepted) - len(self._inbound) >= MAX_STRANGERS:
                     sock.close()
                     continue
-                link = Inbound(sock, self._me, self._secret, self)
+                link = Inbound(sock, self._me, self._secret, self, self._channel)
                 self._accepted.add(link)
                 self._start(link.thread)

@@ -71,6 +71,8 @@ from bamboo_trainer.tasks.task_errors import where
 from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
+from bamboo_trainer.transport.bodies import TransportUnavailable
+from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
@@ -158,8 +160,8 @@ class WorkerAgent:
         try:
             while self.exit_code is None:
                 self._turn()
-        except DeviceError as error:
-            self._fail("DeviceUnavailable", str(error))
+        except (DeviceError, TransportUnavailable) as error:
+            self._fail(failure_reason(error), str(error))
         except Exception as error:
             logger.exception("the worker failed")
             self._fail(failure_reason(error), failure_message(error))
@@ -262,10 +264,7 @@ class WorkerAgent:
             engine.forget()
             self.control.send(
                 RestoreFailed(
-                    origin=origin,
-                    checkpoint=error.checkpoint,
-                    message=str(error)[:MOST_TEXT],
-                    damaged=error.damaged,
+                    origin=origin, checkpoint=error.checkpoint, message=str(error)[:MOST_TEXT], damaged=error.damaged
                 )
             )
 
@@ -295,7 +294,8 @@ class WorkerAgent:
             facts = facts_of(spec.name, welcome.history)
             loggers = LoggingThreads(made, facts, welcome.history, self.control.send)
             self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
-        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link)
+        channel = body_channel(spec.topology.transport, self.worker)
+        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link, channel)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
 
         def build(index: int, stages: Sequence[tuple[int, int]]) -> Stage:

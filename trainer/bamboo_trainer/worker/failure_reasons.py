@@ -3,14 +3,20 @@
 import logging
 
 from bamboo.names import EXIT_FAILED
+from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
+from bamboo_trainer.transport.bodies import TransportUnavailable
 
 logger = logging.getLogger(__name__)
 
 
 def failure_reason(error: Exception) -> str:
-    """Of an error that ends the worker: the task's, memory, or a bug."""
+    """Of an error that ends the worker: the machine's, the task's, memory, or a bug."""
+    if isinstance(error, DeviceError):
+        return "DeviceUnavailable"
+    if isinstance(error, TransportUnavailable):
+        return "TransportUnavailable"
     if ran_out_of_memory(error):
         return "OutOfMemory"
     if isinstance(error, NotDeterministic):

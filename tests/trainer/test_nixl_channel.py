@@ -1,0 +1,267 @@
+"""Large bodies by NIXL between real processes: peers that die, freeze, wake up, come and go, or say what is not so."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from bamboo_trainer.transport import outbound, tcp, wire
+from bamboo_trainer.transport.base import Arrived, LinkDown
+from bamboo_trainer.transport.bodies import TransportUnavailable
+from bamboo_trainer.transport.frames import FrameKind
+from bamboo_trainer.transport.nixl import protocol
+from bamboo_trainer.transport.nixl.agent import Landing, NixlAgent, prove
+from bamboo_trainer.transport.tcp import TcpTransport
+from refusal_kit import refused
+from transport_kit import SECONDS, SECRET, Net, dial, eventually, make_frame, our_threads
+
+try:
+    prove()
+except TransportUnavailable as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+LARGE = 8 << 20  # numbers: 32 MiB, more than a ring
+MANY = 40
+
+CHILD = """
+import sys, time, torch
+from bamboo_trainer.transport.base import Arrived
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.nixl.channel import NixlChannel
+from bamboo_trainer.transport.tcp import TcpTransport
+me, port, secret, count = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+
+def heard(event):
+    if isinstance(event, Arrived):
+        print(event.frame.tensors[0].sum().item(), flush=True)
+
+end = TcpTransport(me, secret, heard)
+end.trust(secret, channel=NixlChannel(me))
+end.peers({"a": ("127.0.0.1", port)})
+print(end.port, flush=True)
+ones = torch.ones(8 << 20)
+for number in range(count):
+    end.send("a", Frame(address=Address(FrameKind.SYNC, 0, 0, number), epoch=1, tensors=(ones,)))
+time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["tcp", "all"])
+def net(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+    """Over UCX's TCP, as between nodes without anything better, and over what it chooses, here shared memory."""
+    monkeypatch.setenv("UCX_TLS", request.param)
+    for module, name in ((tcp, "PLAN"), (tcp, "JOIN"), (outbound, "CONNECT"), (outbound, "ACCEPT")):
+        monkeypatch.setattr(module, f"{name}_SECONDS", SECONDS)
+    with Net(nixl=True) as made:
+        yield made
+
+
+class Child(subprocess.Popen[str]):
+    """Another worker, in a process of its own. count: of large frames that it sends to "a"."""
+
+    def __init__(self, name: str, port: int, folder: Path, count: int = 0) -> None:
+        script = folder / "child.py"
+        script.write_text(CHILD)
+        command = [sys.executable, str(script), name, str(port), SECRET, str(count)]
+        super().__init__(command, stdout=subprocess.PIPE, text=True)
+        assert self.stdout is not None
+        self.address = ("127.0.0.1", int(self.stdout.readline()))
+
+    def heard(self) -> float:
+        """The sum of the next frame that it got."""
+        assert self.stdout is not None
+        return float(self.stdout.readline())
+
+
+@contextmanager
+def child(name: str, port: int, folder: Path, count: int = 0) -> Iterator[Child]:
+    with Child(name, port, folder, count) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def send_many(end: TcpTransport, peer: str) -> None:
+    ones = torch.ones(LARGE)
+    for number in range(MANY):
+        end.send(peer, make_frame(ones, microbatch=number, kind=FrameKind.SYNC))
+
+
+def links_to(peer: str) -> list[str]:
+    return [name for name in our_threads() if f"-{peer}-" in name]
+
+
+def test_a_receiver_killed_in_mid_transfer_is_a_link_down_and_others_go_on(net: Net, tmp_path: Path) -> None:
+    a, a_in = net.add("a")
+    with child("b", a.port, tmp_path) as b, child("c", a.port, tmp_path) as c:
+        a.peers({"b": b.address, "c": c.address})
+        send_many(a, "b")
+        a.send("c", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
+        assert b.heard() == LARGE
+        b.kill()
+        assert a_in.wait(LinkDown) == [LinkDown("b")]
+        assert c.heard() == LARGE
+        a.send("c", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
+        assert c.heard() == LARGE
+        assert a_in.events == [LinkDown("b")]
+
+
+def test_a_sender_killed_in_mid_transfer_is_a_link_down(net: Net, tmp_path: Path) -> None:
+    a, a_in = net.add("a")
+    with child("b", a.port, tmp_path, MANY) as b:
+        a.peers({"b": b.address})
+        a_in.wait(Arrived)
+        b.kill()
+        assert a_in.wait(LinkDown) == [LinkDown("b")]
+    got = a_in.of(Arrived)
+    assert len(got) < MANY
+    assert all((event.frame.tensors[0] == 1).all() for event in got)
+    assert a_in.events == [*got, LinkDown("b")]
+
+
+def test_a_frozen_receiver_delays_nobody_and_is_given_up_at_once(net: Net, tmp_path: Path) -> None:
+    a, a_in = net.add("a")
+    with child("b", a.port, tmp_path) as b, child("c", a.port, tmp_path) as c:
+        a.peers({"b": b.address, "c": c.address})
+        send_many(a, "b")
+        assert b.heard() == LARGE
+        b.send_signal(signal.SIGSTOP)
+        a.send("c", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
+        assert c.heard() == LARGE
+        a.peers({"c": c.address})
+        assert eventually(lambda: not links_to("b"))
+        assert a_in.events == []
+
+
+def test_a_frozen_sender_is_given_up_at_once(net: Net, tmp_path: Path) -> None:
+    a, a_in = net.add("a")
+    with child("b", a.port, tmp_path, MANY) as b:
+        a.peers({"b": b.address})
+        a_in.wait(Arrived)
+        b.send_signal(signal.SIGSTOP)
+        a.peers({})
+        assert eventually(lambda: not links_to("b"))
+
+
+def test_a_transfer_goes_on_when_its_receiver_wakes_up(net: Net, tmp_path: Path) -> None:
+    a, a_in = net.add("a")
+    with child("b", a.port, tmp_path) as b:
+        a.peers({"b": b.address})
+        send_many(a, "b")
+        assert b.heard() == LARGE
+        b.send_signal(signal.SIGSTOP)
+        a.send("b", make_frame(torch.ones(LARGE), kind=FrameKind.STATE))
+        b.send_signal(signal.SIGCONT)
+        assert [b.heard() for _ in range(MANY)] == [LARGE] * MANY
+        assert a_in.events == []
+
+
+def test_closing_ends_a_transfer_to_a_frozen_peer(net: Net, tmp_path: Path) -> None:
+    a, _ = net.add("a")
+    with child("b", a.port, tmp_path) as b:
+        a.peers({"b": b.address})
+        send_many(a, "b")
+        assert b.heard() == LARGE
+        b.send_signal(signal.SIGSTOP)
+        a.close(0.1)
+        assert our_threads() == []
+
+
+def test_peers_that_come_and_go_leave_nothing_behind(net: Net) -> None:
+    a, a_in = net.add("a")
+    left: list[int] = []
+    for number in range(4):
+        name = f"b{number}"
+        b, b_in = net.add(name)
+        a.peers({name: ("127.0.0.1", b.port)})
+        b.peers({"a": ("127.0.0.1", a.port)})
+        a.send(name, make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
+        b.send("a", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
+        b_in.wait(Arrived)
+        a_in.wait(Arrived, number + 1)
+        b.close(0.0)
+        a.peers({})
+        assert eventually(lambda: len(our_threads()) == 1)  # a's, which waits for connections
+        left.append(len(os.listdir("/proc/self/fd")))
+    assert left[1:] == left[1:2] * 3
+
+
+def test_no_agent_is_asked_for_anything_between_bodies(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, _, _, b_in = net.pair()
+    a.send("b", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
+    b_in.wait(Arrived)
+    asked = threading.Event()
+
+    def ask(*_: object) -> bool:
+        asked.set()
+        return False
+
+    assert eventually(lambda: not any(link._sending for link in a._outbound.values()))
+    for name in ("progress", "written"):
+        monkeypatch.setattr(NixlAgent, name, ask)
+    assert not asked.wait(0.5)
+
+
+def test_a_sender_that_says_something_else_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, b, b_in = net.pair()
+    frame = make_frame(torch.ones(LARGE))
+    head = wire.encode_frame(frame, may_stripe=True)[0]
+    with dial(b) as sock:
+        sock.sendall(head)
+        landing = protocol.receive_landing(sock)
+        assert landing.metadata
+        assert refused(sock, protocol.TAKEN)
+    assert b_in.wait(LinkDown) == b_in.events == [LinkDown("a")]
+
+
+RECEIVERS_SAY = {
+    "garbage": b"\x10\x00\x00\x00" + b"x" * 16,
+    "too much": b"\xff\xff\xff\xff",
+    "another metadata": protocol.encode_landing(Landing(metadata=b"nonsense", address=4096)),
+    "taken too early": protocol.encode_landing(Landing(metadata=b"m", address=4096)) + protocol.TAKEN,
+}
+
+
+@pytest.mark.parametrize("name", RECEIVERS_SAY)
+def test_a_receiver_that_says_something_else_is_a_link_down(net: Net, name: str) -> None:
+    a, a_in = net.add("a")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        a.peers({"b": server.getsockname()[:2]})
+        a.send("b", make_frame(torch.ones(LARGE)))
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(bytes(wire.NONCE_SIZE))
+            sock.recv(4096)
+            sock.sendall(wire.ACCEPTED + RECEIVERS_SAY[name])
+            assert a_in.wait(LinkDown) == a_in.events == [LinkDown("b")]
+
+
+def test_the_end_of_a_link_is_heard_while_its_receiver_waits(net: Net) -> None:
+    """For a body of which nothing has come yet."""
+    _, _, b, b_in = net.pair()
+    head = wire.encode_frame(make_frame(torch.ones(LARGE)), may_stripe=True)[0]
+    with dial(b) as sock:
+        sock.sendall(head)
+        protocol.receive_landing(sock)
+    assert b_in.wait(LinkDown) == b_in.events == [LinkDown("a")]
+
+
+def test_an_inbox_is_not_blocked_by_bodies(net: Net) -> None:
+    """A second lane and a second peer deliver while a transfer to a frozen receiver is under way is shown above;
+    here: frames of a lane stay in order, whether large or small."""
+    a, _, _, b_in = net.pair()
+    for number in range(30):
+        size = LARGE if number % 10 == 3 else 5
+        a.send("b", make_frame(torch.full((size,), number), microbatch=number, kind=FrameKind.SYNC))
+    got = [event.frame for event in b_in.wait(Arrived, 30)]
+    assert [frame.address.microbatch for frame in got] == list(range(30))
+    assert all((frame.tensors[0] == frame.address.microbatch).all() for frame in got)

@@ -1,0 +1,46 @@
+"""A machine that lacks NIXL, or whose NIXL cannot be loaded: one sentence."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from bamboo.job.placement_spec import TransportType
+from bamboo_trainer.check import check
+from bamboo_trainer.transport.bodies import TransportUnavailable
+from bamboo_trainer.transport.choice import body_channel
+from bamboo_trainer.transport.nixl import library
+from manifest_kit import bamboojob, gpt_task, training
+
+MISSING = (
+    "spec.topology.transport: NIXL: the library nixl is not installed: pip install 'bamboo-trainer[nixl]' "
+    "(docs/install.md)"
+)
+
+
+@pytest.fixture
+def _without_nixl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As Python has it where these are not installed."""
+    for name in ("nixl_cu12", "nixl_cu13"):
+        monkeypatch.setitem(sys.modules, name, None)
+    library.library.cache_clear()
+    yield
+    library.library.cache_clear()
+
+
+@pytest.mark.usefixtures("_without_nixl")
+def test_a_machine_without_the_library_says_so_in_one_sentence() -> None:
+    assert body_channel(TransportType.TCP, "a") is None
+    with pytest.raises(TransportUnavailable) as caught:
+        body_channel(TransportType.NIXL, "a")
+    assert str(caught.value) == MISSING
+
+
+@pytest.mark.usefixtures("_without_nixl")
+def test_validation_says_so_too() -> None:
+    document = bamboojob(
+        task=gpt_task(), training=training(2, 8, 2), topology={"stages": 2, "transport": "NIXL"}
+    )  # fmt: skip
+    assert check(document) == {"problem": MISSING}
+    document["spec"]["topology"]["transport"] = "TCP"
+    assert "problem" not in check(document)
