@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from _batchnorm import compare
 from _gpt_stage import add_arguments, gpt_stage
-from bamboo_trainer.commit.state_comparison import EVERY
+from bamboo_trainer.commit.state_sums import EVERY
 from bamboo_trainer.stage.stage import Stage
 
 

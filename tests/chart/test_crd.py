@@ -12,7 +12,7 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo import names
 from bamboo.job import spec as s
 from bamboo.job.manifest import METADATA
-from bamboo.job.placement_spec import Capacity, CleanPodPolicy, DisruptionBudget, Preset, SpreadPolicy
+from bamboo.job.placement_spec import Capacity, CleanPodPolicy, DisruptionBudget, Preset, SpreadPolicy, VerifyMode
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
@@ -49,6 +49,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.topology.schedule": s.PipelineSchedule,
     "spec.redundancy.mode": s.RedundancyMode,
     "spec.redundancy.placement": s.ReplicaPlacement,
+    "spec.redundancy.verify": VerifyMode,
     "spec.nodePools[].capacity": Capacity,
     "spec.nodePools[].preset": Preset,
     "spec.spread.policy": SpreadPolicy,

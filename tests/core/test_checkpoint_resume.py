@@ -30,7 +30,7 @@ def test_one_that_turned_out_to_be_damaged_is_passed_over():
     assert choose(found, DIGEST).manifest.attempt == "b"
     choice = choose(found, DIGEST, bad=[Attempt(200, "b")])
     assert (choice.manifest.step, choice.manifest.attempt) == (200, "a")
-    assert choice.passed == ((Attempt(200, "b"), "a file of it is damaged"),)
+    assert choice.passed == ((Attempt(200, "b"), "a file of it is damaged, or what it was made of was wrong"),)
     none = choose(found, DIGEST, layers=3)
     assert none.manifest is None
     assert none.passed[0][1] == "it has 2 layers, and the task has 3"

@@ -6,8 +6,7 @@ import urllib.request
 
 import pytest
 
-from bamboo.control.memory import Memory
-from bamboo.control.traffic import Traffic
+from bamboo.control.memory import Memory, Traffic
 from bamboo.coordinator.events import SlowWorker, Takeover, WorkerState
 from bamboo.job.spec import JobSpec
 from bamboo.local.views.metrics_view import MetricsError, MetricsView, fill

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.control.traffic import Traffic
+from bamboo.control.memory import Traffic
 from bamboo.coordinator.events import Finish, Outcome
 from bamboo.local.views.summary import compare, summarize, to_json, to_text
 from operator_kit import checkpoints

@@ -12,8 +12,7 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from bamboo.control.memory import Memory
-from bamboo.control.traffic import Traffic
+from bamboo.control.memory import Memory, Traffic
 from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import document, ended

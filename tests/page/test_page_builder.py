@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.memory import Memory
-from bamboo.control.traffic import Traffic
+from bamboo.control.memory import Memory, Traffic
 from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, ended, grid, state

@@ -17,7 +17,7 @@ SCENARIOS = {
              "metrics_restart", "metrics_run", "replicas", "shipped_profiles", "storage_faults", "zone_costs"},
     "trainer": {"checkpoint_restore", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
                 "boundary_precision", "model_library", "parameter_precision", "random_jobs", "report",
-                "sharded_optimizer", "skipped_steps", "slow_workers", "transport",
+                "sharded_optimizer", "silent_corruption", "skipped_steps", "slow_workers", "transport",
                 "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss", "wire_versions",
                 "zero_bubble", "zone_traffic_of_engines"},
     "operator": {"kube_connections", "operator_failures", "operator_many", "operator_waiting"},

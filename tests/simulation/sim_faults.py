@@ -104,6 +104,7 @@ class Scenario:
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     sharded: bool = False  # the optimizer's state
     schedule: str = "1F1B"
+    verifies: bool = False  # results that are there twice are compared
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -116,7 +117,7 @@ class Scenario:
                 "lookahead": self.lookahead,
                 "schedule": self.schedule,
             },
-            "redundancy": {"mode": self.mode, "replicas": self.replicas},
+            "redundancy": {"mode": self.mode, "replicas": self.replicas, "verify": self._verify},
             "standby": {"workers": self.standby},
         }
         if self.checkpoints:
@@ -133,6 +134,10 @@ class Scenario:
         spec["elastic"] = elastic
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
 
+    @property
+    def _verify(self) -> str:
+        return ("Replace" if self.checkpoints else "Report") if self.verifies else "None"
+
     def __str__(self) -> str:
         a = self.arithmetic
         return (
@@ -143,7 +148,7 @@ class Scenario:
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
             f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, work {self.work}, "
-            f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
+            f"verify {self._verify}, removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
 
 
@@ -163,13 +168,14 @@ def scenario(
     sharded: bool = False,
     zbh1: bool = False,
     stops: bool = False,
+    verify: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
     several, and neighbours or zones are lost at once. stragglers: workers are slow for a time or for good, and layers
     take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
     sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed. stops:
-    an evaluation ends the job early.
+    an evaluation ends the job early. verify: results that are there twice are compared; none of them differ.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -205,6 +211,7 @@ def scenario(
     made = _with_shards(made, random.Random(f"{seed} shards")) if sharded else made
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if zbh1 else made
     made = _with_replicas(made, several) if replicas else made
+    made = replace(made, verifies=verify)
     return _with_early_stop(made, random.Random(f"{seed} stops")) if stops else made
 
 

@@ -343,6 +343,9 @@ class StandIn:
     def checksums(self) -> dict[str, int]:
         return {str(layer): state & (2**64 - 1) for layer, state in self._own().items()}
 
+    def state_sum(self) -> int:
+        return hash((self.version, *self._own().items(), *self._running.items())) & (2**64 - 1)
+
     def state_bytes(self) -> tuple[int, int]:
         return 8 * len(self._states), 0
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
+from bamboo.control.verification import LookAgain
 from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.step_policy import StepPolicy
@@ -67,6 +68,7 @@ class Surroundings(Protocol):
     order: StageOrder
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
     keep_copies: bool
+    verifies: bool
 
     def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
     def sending(self, node: "Node", peer: str, frame: Frame) -> bool: ...
@@ -208,6 +210,9 @@ class Node:
             case protocol.KeepLastState():
                 if self.engine:
                     self.engine.keep_last_state(item)
+            case LookAgain():
+                if self.engine:
+                    self.engine.look_again(item)
             case protocol.CommitCheckpoint():
                 self.around.store.commit(self, item)
             case protocol.DropCopies(checkpoints=checkpoints):
@@ -296,6 +301,7 @@ class Node:
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
+                verifies=around.verifies,
             )
         )
 

@@ -16,6 +16,7 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.platform import Platform
+from bamboo.control.verification import LookAgain
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import (
     AddWorkers,
@@ -29,6 +30,7 @@ from bamboo.coordinator.events import (
     WorkerLost,
 )
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.placement_spec import VerifyMode
 from bamboo.job.spec import ReplicaPlacement
 from bamboo.planning.plan import Cell, CheckpointId
 from bamboo.planning.schedule import StageOrder
@@ -269,6 +271,8 @@ class Job:
                     node.engine.take_checkpoint(item)
                 elif isinstance(item, protocol.KeepLastState):
                     node.engine.keep_last_state(item)
+                elif isinstance(item, LookAgain):
+                    node.engine.look_again(item)
                 elif isinstance(item, protocol.DropCopies):
                     node.engine.drop_copies(item.checkpoints)
                 elif isinstance(item, protocol.CommitCheckpoint):
@@ -337,6 +341,7 @@ class Job:
                 policy=StepPolicy.of(training, self.task),
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
+                verifies=self.spec.redundancy.verify is not VerifyMode.NONE,
             )
         )
         self.nodes[name] = Node(name, engine, events)

@@ -242,6 +242,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"topology.stages": 1, "topology.split": ABSENT, "topology.shardOptimizer": True},
         "spec.topology.shardOptimizer: expected only with another",
     ),
+    ({"redundancy.verify": "Report", "training.deterministic": False}, "spec.redundancy.verify: expected None with"),
+    (
+        {"redundancy.verify": "Replace", "checkpoint": ABSENT, "training.evaluation": ABSENT},
+        "spec.redundancy.verify: expected Replace only with",
+    ),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
     ({"elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology.stages"),
@@ -261,6 +266,9 @@ KEPT: list[dict[str, Any]] = [
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},
+    {"redundancy.verify": "Report", "checkpoint": ABSENT, "training.evaluation": ABSENT},
+    {"redundancy.verify": "Replace"},
+    {"training.deterministic": False},
     {
         "topology.stages": 1,
         "topology.split": ABSENT,

@@ -4,8 +4,7 @@ import io
 
 from rich.console import Console
 
-from bamboo.control.memory import Memory
-from bamboo.control.traffic import Traffic
+from bamboo.control.memory import Memory, Traffic
 from bamboo.coordinator.events import Emit, SlowWorker, Status, Takeover, WorkerState
 from bamboo.terminal.picture import Footer, render
 

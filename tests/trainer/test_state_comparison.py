@@ -10,7 +10,7 @@ from torch import nn
 
 from bamboo.control.platform import Platform
 from bamboo_trainer import reference
-from bamboo_trainer.commit.state_comparison import EVERY, is_due
+from bamboo_trainer.commit.state_sums import EVERY, is_due
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from stage_kit import small_task
 from training_job import Job

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.control.traffic import SentTraffic, Traffic
+from bamboo.control.memory import SentTraffic, Traffic
 from bamboo.metrics.exposition import Exporter
 from bamboo.planning.plan import Cell, CheckpointId
 from bamboo_trainer.telemetry.time_account import TimeAccount

@@ -58,7 +58,7 @@ def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[Attempt]
     if one.manifest is None or one.state is not FoundState.COMPLETE:
         return one.reason
     if one.attempt in bad:
-        return "a file of it is damaged"
+        return "a file of it is damaged, or what it was made of was wrong"
     if one.manifest.digest != digest:
         return f"it is of another training (job {one.manifest.job}): its task or its training section differs"
     if layers is not None and len(one.manifest.layers) != layers:

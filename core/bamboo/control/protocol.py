@@ -7,16 +7,17 @@ import msgspec
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control.digests import Digest
 from bamboo.control.evaluations import EarlyStop
-from bamboo.control.memory import Memory
+from bamboo.control.memory import Memory, SentTraffic
+from bamboo.control.message import MOST as MOST
+from bamboo.control.message import Count as Count
+from bamboo.control.message import Message as Message
 from bamboo.control.platform import Platform
 from bamboo.control.stage_times import MOST_TIMES, StageTimes
-from bamboo.control.traffic import SentTraffic
+from bamboo.control.verification import ForwardDiffers, ForwardSum, LookAgain, StateSum
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
 
-MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 MOST_NUMBER = 1e100
 MOST_METRICS = 64  # of a step, or of an evaluation
@@ -28,10 +29,6 @@ Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 
 MOST_PASSED = 100  # checkpoints that are told of
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """Base of all messages; the tag is the class name."""
 
 
 # worker -> coordinator
@@ -203,7 +200,7 @@ class StepCommitted(Message, frozen=True):
     learning_rate: Number | None = None
     checkpoint: tuple[Count, CheckpointId] | None = None
     skipped: bool = False
-    metrics: Metrics = {}
+    metrics: Metrics = msgspec.field(default_factory=dict)
 
 
 class Evaluated(Message, frozen=True):
@@ -279,7 +276,7 @@ ToCoordinator = (
     Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
     | StepCommitted | Evaluated | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted
     | CheckpointFailed | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved
-    | HistoryKept | WorkerWarning
+    | HistoryKept | WorkerWarning | StateSum | ForwardDiffers | ForwardSum
     | WorkerFailed | Bye
 )  # fmt: skip
 
@@ -393,5 +390,5 @@ class Refused(Message, frozen=True):
 
 ToWorker = (
     Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | KeepLastState
-    | CommitCheckpoint | DropCopies | HistoryEvents | Save | Stop | Refused
+    | CommitCheckpoint | DropCopies | LookAgain | HistoryEvents | Save | Stop | Refused
 )  # fmt: skip

@@ -28,6 +28,7 @@ class RestoreCause(StrEnum):
 
     STAGE_LOST = "StageLost"
     WORKERS_GONE = "WorkersGone"
+    RESULTS_DIFFER = "ResultsDiffer"  # of which one is wrong
 
 
 class RestoreProblem(StrEnum):

@@ -31,6 +31,7 @@ from bamboo.coordinator.planner import replan
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, EarlierProgress, Turn
 from bamboo.coordinator.stuck_workers import check_stuck
+from bamboo.coordinator.verification import verification
 from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
 from bamboo.coordinator.workers.membership import (
     channel_closed,
@@ -94,6 +95,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
+        verification.look_after(turn)
         resplit.look_after(turn)
         look_after(turn)
         final_checkpoint.look_after(turn)
@@ -161,6 +163,7 @@ def _tick(turn: Turn) -> None:
     waited = _waits_for_the_store(turn.state)
     check_deadlines(turn)
     check_stuck(turn)
+    verification.look_after(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         look_after(turn)
         final_checkpoint.look_after(turn)

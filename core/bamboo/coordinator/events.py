@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.control.memory import Memory
+from bamboo.control.memory import Memory, Traffic
 from bamboo.control.protocol import Message
-from bamboo.control.traffic import Traffic
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
@@ -224,6 +223,20 @@ class SlowWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Results that had to be the same and were not. found: how many, by kind. corrupt: workers that were wrong.
+
+    unresolved, resolved: sentences on the newest one; both are empty if there was none.
+    """
+
+    forwards: int = 0
+    states: int = 0
+    corrupt: tuple[WorkerId, ...] = ()
+    unresolved: str = ""
+    resolved: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """The job as a person sees it; made by `job_status.status`."""
 
@@ -260,4 +273,5 @@ class Status:
     trained_without: int = 0  # those of the same steps whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
     slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
+    differences: Differences | None = None  # if results are compared
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count

@@ -2,9 +2,11 @@
 
 from bamboo.control.evaluations import best
 from bamboo.coordinator import stragglers
-from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, SlowWorker, Status, WorkerState
+from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
 from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.verification import verification
+from bamboo.coordinator.verification.settled import is_on
 from bamboo.job.spec import storage_place
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo.planning.transitions import copies, is_protected
@@ -36,6 +38,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         replicating=tuple(_named(c) for c in _unprotected(state) if state.plan and state.plan.at(c).replicas),
         replicas=_replicas(state),
         slow=_slow(state),
+        differences=_differences(state),
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         most_memory=state.most_memory,
@@ -109,6 +112,16 @@ def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
         if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)
     )  # fmt: skip
     return tuple(sorted(found, key=lambda one: one.usual / one.seconds))
+
+
+def _differences(state: CoordinatorState) -> Differences | None:
+    if not is_on(state):
+        return None
+    v = state.verification
+    return Differences(
+        forwards=v.found.get(verification.FORWARD, 0), states=v.found.get(verification.STATE, 0), corrupt=v.corrupt,
+        unresolved=v.unresolved, resolved=v.resolved,
+    )  # fmt: skip
 
 
 def _named(cell: Cell) -> str:

@@ -179,7 +179,7 @@ def _start(turn: Turn) -> None:
     if not restoring.is_known(turn) or (state.costs is None and state.plan is None):
         return
     c, state = turn.state.checkpoints, turn.state
-    if state.phase == "Restoring" and c.found is None:
+    if state.phase == "Restoring" and c.found is None and not restoring.may_begin_again(state):
         turn.finish(Outcome.UNRECOVERABLE, c.reason, f"{c.message}; there is no checkpoint to go back to")
         return
     fit = fitting(state)

@@ -7,12 +7,12 @@ from typing import Any, Final, TypeVar
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
-from bamboo.control.memory import Memory
+from bamboo.control.memory import Memory, SentTraffic
 from bamboo.control.platform import Platform
 from bamboo.control.stage_times import StageTimes
-from bamboo.control.traffic import SentTraffic
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
+from bamboo.coordinator.verification.record import VerificationState
 from bamboo.job.spec import JobSpec
 from bamboo.planning.backoff import Backoff
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
@@ -288,6 +288,7 @@ class CoordinatorState:
     resize: tuple[Grid, float] | None = None
     resplit: Resplit | None = None
     stragglers: StragglerState = field(default_factory=StragglerState)
+    verification: VerificationState = field(default_factory=VerificationState)
     steady: bool = False
     settled: PlanningView | None = field(default=None, compare=False, repr=False)  # for which no plan is better, lately
     step: int = 0  # committed steps

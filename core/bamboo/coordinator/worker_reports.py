@@ -10,6 +10,8 @@ from bamboo.coordinator.checkpointing import checkpoints, copies, final_checkpoi
 from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import KEPT_LOSSES, EarlyEnd, Turn, without_moves
+from bamboo.coordinator.verification import verification
+from bamboo.coordinator.verification.settled import is_settled
 from bamboo.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.workers.platforms import refuse_other_data
 from bamboo.planning.grid import layer_ranges
@@ -277,6 +279,8 @@ def finish_if_done(turn: Turn) -> None:
     finished, stages = dict(state.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
+    if not is_settled(state, state.spec.training.steps, state.last_progress, turn.now):
+        return  # not all who hold the last state have said that it is the same
     of, numbers = state.plan.state_of, range(len(state.plan.state_layers))
     digests = [{digest for cell, digest in finished.items() if of(cell) == number} for number in numbers]
     diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
@@ -364,6 +368,7 @@ _OF_STATES = (
     protocol.Evaluated,
     protocol.TakenOver,
     protocol.CellFinished,
+    *verification.HANDLERS,
 )
 _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.WorkerReady: _ready,
@@ -388,6 +393,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.CellFinished: _cell_finished,
     protocol.Saved: _saved,
     protocol.NoticeReceived: _notice_received,
+    **verification.HANDLERS,
     protocol.WorkerWarning: _warning,
     protocol.WorkerFailed: _worker_failed,
     protocol.Bye: _bye,

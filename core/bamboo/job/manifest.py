@@ -274,6 +274,7 @@ def _redundancy(f: Fields) -> s.RedundancySpec:
             replicas=f.integer("replicas", 1, high=s.MOST_REPLICAS),
             placement=f.choice("placement", s.ReplicaPlacement.DEVICE),
             transfer_mbps=f.integer("transferMBps", 500, high=1_000_000),
+            verify=f.choice("verify", placement.VerifyMode.NONE),
         )
     )
 

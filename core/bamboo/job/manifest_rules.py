@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from bamboo.job.fields import Problem, show
+from bamboo.job.placement_spec import VerifyMode
 from bamboo.job.spec import JobSpec, ParameterPrecision, Precision
 
 Rule = Callable[..., None]  # (does it hold?, path, message, other fields that the rule reads)
@@ -23,6 +24,7 @@ def check_rules(job: JobSpec, problems: list[Problem]) -> None:
     _check_evaluation(job, rule)
     _check_size(job, rule)
     _check_shards(job, rule)
+    _check_verify(job, rule)
     _check_names(job, rule)
 
 
@@ -125,6 +127,23 @@ def _check_shards(job: JobSpec, rule: Rule) -> None:
         "spec.topology.shardOptimizer",
         "expected only with another spec.redundancy.mode than None, or every shard would be lost with its one holder",
         "spec.redundancy.mode",
+    )
+
+
+def _check_verify(job: JobSpec, rule: Rule) -> None:
+    """Only what is deterministic can be compared, and wrong results are undone by going back to a checkpoint."""
+    verify, path = job.redundancy.verify, "spec.redundancy.verify"
+    rule(
+        verify is VerifyMode.NONE or job.training.deterministic,
+        path,
+        "expected None with spec.training.deterministic false, with which equal work need not give equal results",
+        "spec.training.deterministic",
+    )
+    rule(
+        verify is not VerifyMode.REPLACE or job.checkpoint is not None,
+        path,
+        "expected Replace only with spec.checkpoint, to which the job goes back",
+        "spec.checkpoint",
     )
 
 

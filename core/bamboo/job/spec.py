@@ -15,6 +15,7 @@ from bamboo.job.placement_spec import (
     RolloutSpec,
     SpreadSpec,
     TransportType,
+    VerifyMode,
     WorkerSpec,
 )
 from bamboo.storage.url import shown_url
@@ -293,15 +294,13 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
-    """replicas: of each stage's state, beside its owner's; with mode None there are none.
-
-    transfer_mbps: megabytes a second that a worker sends at most when it gives a whole state to another one.
-    """
+    """replicas: of each stage's state; none with mode None. transfer_mbps: MB/s, at most, of a state that is sent."""
 
     mode: RedundancyMode = RedundancyMode.EAGER_FORWARD
     replicas: int = 1
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
     transfer_mbps: int = 500
+    verify: VerifyMode = VerifyMode.NONE
 
     @property
     def kept(self) -> int:

@@ -235,7 +235,8 @@ JOB_CHECKPOINTS_ABANDONED = _job(
 JOB_RESTORES = _job(
     "restores_total",
     MetricKind.COUNTER,
-    "Times that the job went back to a checkpoint. cause: StageLost, or WorkersGone for all workers.",
+    "Times that the job went back to a checkpoint. cause: StageLost, WorkersGone for all workers, or "
+    "ResultsDiffer for silent corruption.",
     "cause",
 )
 JOB_RESTORE_PROBLEMS = _job(
@@ -323,6 +324,15 @@ JOB_STRAGGLER_SECONDS = _job(
     "whose",
     unit="seconds",
 )
+JOB_DIFFERENCES = _job(
+    "results_differ_total",
+    MetricKind.COUNTER,
+    "Results that are there twice and were not equal, by kind: forward or state; with redundancy.verify only.",
+    "kind",
+)
+JOB_CORRUPT_WORKERS = _job(
+    "corrupt_workers_total", MetricKind.COUNTER, "Workers whose results turned out to be the wrong ones.",
+)  # fmt: skip
 JOB_LARGEST_MEMORY = _job(
     "largest_memory_bytes",
     MetricKind.GAUGE,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from bamboo.control.traffic import Traffic
+from bamboo.control.memory import Traffic
 from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo.coordinator.distribution import Distribution
 from bamboo.coordinator.events import Status, Takeover, WorkerState
@@ -81,6 +81,10 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.forwards for t in takeovers), *job, "forward")
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.backwards for t in takeovers), *job, "backward")
     page.add(table.JOB_TAKEOVER_PASSES, sum(t.reused for t in takeovers), *job, "reused")
+    if (found := status.differences) is not None:
+        page.add(table.JOB_DIFFERENCES, found.forwards, *job, "forward")
+        page.add(table.JOB_DIFFERENCES, found.states, *job, "state")
+        page.add(table.JOB_CORRUPT_WORKERS, len(found.corrupt), *job)
     if status.most_memory is not None:
         for kind, size in status.most_memory[1].by_kind().items():
             page.add(table.JOB_LARGEST_MEMORY, size, *job, kind)

@@ -69,6 +69,11 @@ WORKER_MICROBATCH = _worker(
     "pass",
     unit="seconds",
 )
+WORKER_COMPARED = _worker(
+    "forwards_compared_total",
+    MetricKind.COUNTER,
+    "Forwards that it computed in advance and compared with the owner's; with redundancy.verify only.",
+)
 WORKER_MEMORY = _worker(
     "memory_bytes", MetricKind.GAUGE, "Its memory use by kind, the larger of two measurements in a step.", "kind",
     unit="bytes",

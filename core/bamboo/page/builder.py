@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from bamboo.control.memory import Memory
-from bamboo.control.traffic import Traffic
+from bamboo.control.memory import Memory, Traffic
 from bamboo.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo.coordinator.events import Takeover as TakenOver
 from bamboo.coordinator.protection import OFF, protection
@@ -91,6 +90,9 @@ def state(status: Status, spec: JobSpec, names: Labels) -> d.PageState:
     if doubled:
         sentence = f"Training continues; {', '.join(map(names, doubled))} does the work of more than one stage."
         return d.PageState(name="Degraded", tone="warn", sentence=sentence)
+    if status.differences and status.differences.unresolved:
+        sentence = f"Training continues; {status.differences.unresolved}."
+        return d.PageState(name="Running", tone="bad", sentence=sentence)
     if status.slow:
         sentence = f"Training continues, held up: {'; '.join(one.told for one in status.slow[:MOST_SLOW])}."
         return d.PageState(name="Running", tone="warn", sentence=sentence)

@@ -6,7 +6,9 @@ Not if the plan says that workers of different platforms hold states: then they 
 from dataclasses import dataclass, field
 from typing import Final
 
+from bamboo.control.verification import PROVEN
 from bamboo.planning.plan import WorkerId
+from bamboo_trainer.commit.state_sums import EVERY, StateSums, is_due
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -14,17 +16,11 @@ from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import Check
 
-EVERY: Final = 32  # steps; see docs/benchmarks.md
 KEPT: Final = 2  # versions: nobody lags by more than one
 CAUSES: Final = (
     "usual causes: a layer's factory or the optimizer uses random numbers of Python or numpy, the time, or the order "
     "of a set; tensors are changed without torch's knowledge; the workers' hardware or images differ"
 )
-
-
-def is_due(version: int) -> bool:
-    """At the beginning, soon after it, and then every so many steps."""
-    return version % EVERY == 0 or version & (version - 1) == 0
 
 
 @dataclass(slots=True)
@@ -38,12 +34,14 @@ class _Sums:
 class StateComparison:
     """Sums of each stage's tensors, by stage."""
 
-    def __init__(self, plan: PlanState, outbox: Outbox, states: StageStates) -> None:
-        self._plan, self._outbox, self._states = plan, outbox, states
+    def __init__(self, plan: PlanState, outbox: Outbox, states: StageStates, told: StateSums) -> None:
+        """told: sums of whole states for the coordinator, which compares them then, but for the first versions."""
+        self._plan, self._outbox, self._states, self._told = plan, outbox, states, told
         self._sums: dict[int, _Sums] = {}
 
     def take_roles(self) -> None:
         """What is not held here any more is not compared."""
+        self._told.take_roles()
         self._sums = {index: self._sums.get(index) or _Sums() for index in self._states}
 
     def look(self, index: int) -> None:
@@ -51,8 +49,11 @@ class StateComparison:
 
         Raises NotDeterministic.
         """
+        self._told.look(index)
         stage, sums = self._states.here(index), self._sums[index]
         if stage is None or not is_due(stage.version) or stage.version in sums.own or self._plan.current.mixed:
+            return
+        if self._told.verifies and stage.version > PROVEN:
             return
         version, own = stage.version, stage.checksums()
         sums.own = dict(sorted({**sums.own, version: own}.items())[-KEPT:])
@@ -75,6 +76,10 @@ class StateComparison:
             self._compare(index, version, sender, claimed)
         elif reached < version <= reached + EVERY:
             sums.claimed.setdefault(version, {})[sender] = claimed
+
+    def report(self) -> None:
+        """To the coordinator, which may have missed it."""
+        self._told.report()
 
     def _compare(self, index: int, version: int, worker: WorkerId, claimed: bytes) -> None:
         if self._plan.current.mixed:

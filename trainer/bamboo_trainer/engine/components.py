@@ -15,12 +15,14 @@ from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
+from bamboo_trainer.commit.state_sums import StateSums
 from bamboo_trainer.engine.distribution import ParameterDistribution
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.ports import Ports, StatePorts
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.executor import Executor
+from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -65,13 +67,17 @@ class Components:
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
         )
-        self.comparison = StateComparison(self.plan, self.outbox, self.states)
+        log, verifies = self.committer.log, ports.verifies
+        told = StateSums(self.plan, self.states, log, ports.tell, steps=ports.steps, verifies=verifies)
+        self.comparison = StateComparison(self.plan, self.outbox, self.states, told)
+        self.forward_sums = ForwardSums(self.plan, self.outbox, ports.tell, states.questions, verifies=verifies)
         self.redundant = RedundantWork(
-            self.plan, self.outbox.log, self.states, ports.observer, ports.clock, timer,
+            self.plan, self.outbox.log, self.states, ports.observer, ports.clock, timer, self.forward_sums,
             order=ports.order, on_host=ports.on_host,
         )  # fmt: skip
         self.executor = Executor(
             self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
+            self.forward_sums,
             observer=ports.observer, clock=ports.clock, timer=timer, tell=ports.tell, steps=ports.steps,
             order=ports.order, evaluations=ports.evaluations,
         )  # fmt: skip
@@ -128,6 +134,9 @@ class Components:
         self._look_again()
         self._history.committed(self.plan.current.origin, step, commit)
         self.redundant.committed(step)
+        self.forward_sums.committed(step)
+        for stage in self.states if commit.early_stop else ():
+            self.comparison.look(stage)
         self.executor.committed(step)
         if self.committer.is_root:
             self.committer.publish(step, commit)
@@ -174,6 +183,8 @@ class Components:
                 self._on_state(sender, frame)
             case FrameKind.CHECK if address.stage in self.states:
                 self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
+            case FrameKind.FORWARD_SUMS if known and self.redundant.shadows_cell(cell):
+                self.redundant.told(sender, cell, address.step, frame.payload.by_microbatch)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
             case FrameKind.PARAMETERS if cell in self.executor.cells:
@@ -363,6 +374,7 @@ class Components:
         self._tell(Report(committed=self.committer.log.newest, held=held))
         self.committer.report()
         self.executor.report()
+        self.comparison.report()
 
     def memory(self) -> Memory:
         """What is used for what."""

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bamboo.control.protocol import CheckpointFailed, KeepLastState, PeerDown, PeerUp, Report, TakeCheckpoint
+from bamboo.control.protocol import (
+    CheckpointFailed,
+    KeepLastState,
+    PeerDown,
+    PeerUp,
+    Report,
+    TakeCheckpoint,
+)
+from bamboo.control.verification import ForwardPlace, LookAgain
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share
@@ -61,6 +69,7 @@ class Engine:
         self._early: list[Received] = []  # of an origin that is not known yet
         self._copies = LayerCopies(ports.tell, ports.host_memory)
         self._exchange = LayerExchange(ports.worker, ports.transport, self._copies)
+        self._questions: set[ForwardPlace] = set()
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 
     # what happened
@@ -126,7 +135,9 @@ class Engine:
         def hold(cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
             self._copies.hold(plan.origin, cut, states)
 
-        states = StatePorts(build=build, begun=begun, hold=hold, keep=self._keep, copies=self._all_copies)
+        states = StatePorts(
+            build=build, begun=begun, hold=hold, keep=self._keep, copies=self._all_copies, questions=self._questions
+        )
         components = Components(self._ports, plan, self.meter, self.timer, self._received, states)
         components.on_plan(plan, None, when)
         self.components = components
@@ -201,6 +212,11 @@ class Engine:
     def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
         """The coordinator says that copies of these checkpoints are of no use any more."""
         self._copies.drop(checkpoints)
+
+    def look_again(self, wanted: LookAgain) -> None:
+        """The coordinator wants to know what some forwards come to."""
+        self._questions.clear()
+        self._questions.update(wanted.places)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """The coordinator wishes that the next state is kept."""
@@ -280,6 +296,11 @@ class Engine:
     def step_seconds(self) -> Histogram:
         """Of the steps that this worker has committed as the root."""
         return self.components.committer.step_seconds if self.components else Histogram(STEP_SECONDS)
+
+    @property
+    def compared(self) -> int:
+        """Forwards that were compared with those of others, since the states here began."""
+        return self.components.forward_sums.count if self.components else 0
 
     def held(self) -> list[bool]:
         """For each stage that is held here: is it run here? Any thread may ask."""

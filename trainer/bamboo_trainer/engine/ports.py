@@ -1,11 +1,12 @@
 """What an engine is given: its worker's other parts, the network, the clock, and where states come from."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from bamboo.control.protocol import Message
+from bamboo.control.verification import ForwardPlace
 from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.checkpoint_shares import Hold, Keep
@@ -32,7 +33,8 @@ class Ports:
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
     host_memory: how much of that there is.
     order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
-    policy: for steps that are not finite. evaluations: of which states. history: is told of commits.
+    policy: for steps that are not finite. evaluations: of which states. history: is told of commits. verifies: results
+    that are there twice are compared.
     """
 
     worker: WorkerId
@@ -54,6 +56,7 @@ class Ports:
     host_memory: Callable[[], HostMemory | None] = lambda: None
     unwritten: Callable[[], Iterable[Tensor]] = tuple
     history: History = field(default_factory=NoHistory)
+    verifies: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,8 @@ class StatePorts:
     """Where the states of stages come from and what is kept of them. build: makes a stage in its first state.
 
     begun: stages whose first state is there. hold: takes copies of layers before they are split anew. keep: takes those
-    that a checkpoint is written from. copies: all that are held.
+    that a checkpoint is written from. copies: all that are held. questions: of the coordinator, by which forwards they
+    are about.
     """
 
     build: Build
@@ -69,3 +73,4 @@ class StatePorts:
     hold: Hold
     keep: Keep
     copies: Callable[[], Iterable[Tensor]]
+    questions: Collection[ForwardPlace] = ()

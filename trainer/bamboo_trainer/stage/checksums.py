@@ -1,5 +1,7 @@
 """A tensor's bits as one number of 64 bits, where the tensor is: five times as fast as sha256, and not for enemies."""
 
+import hashlib
+from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
@@ -22,6 +24,12 @@ def checksum(tensor: Tensor) -> int:
     for chunk in torch.split(words, CHUNK):
         total.mul_(_STEP).add_((chunk * weights[: chunk.numel()]).sum())
     return (int(total) * 31 + int.from_bytes(rest, "little")) & _SIGN
+
+
+def checksum_of(tensors: Iterable[Tensor], values: Iterable[object] = ()) -> int:
+    """Of several tensors in order, with their types and shapes, and of plain values; 64 bits."""
+    told = [(str(t.dtype), tuple(t.shape), checksum(t)) for t in tensors]
+    return int.from_bytes(hashlib.blake2b(repr((told, list(values))).encode(), digest_size=8).digest(), "big")
 
 
 @cache

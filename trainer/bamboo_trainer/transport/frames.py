@@ -11,8 +11,8 @@ from bamboo.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT and LAYERS_LACKED and HISTORY carry
-    no tensors.
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY and FORWARD_SUMS
+    carry no tensors.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -39,6 +39,7 @@ class FrameKind(IntEnum):
         21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses and the like
     )
     PARAMETERS = 22  # values of a shard's layers at that version; part = shard; microbatch = FIXED: what never changes
+    FORWARD_SUMS = 23  # of what a cell's forwards in a step came to, to its shadow; payload: by microbatch
 
 
 EVALUATED = 1  # the part of an activation

@@ -163,6 +163,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sums: bytes
 
 
+class SumsOfForwards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of what a cell's forwards in a step came to, by microbatch."""
+
+    by_microbatch: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
+
+
 class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Layers of a cut's or a checkpoint's state."""
 
@@ -209,6 +215,7 @@ FORMS: Final = {
     FrameKind.LOGGED_BULK: PayloadForm(Since),
     FrameKind.LOGGED_STATE: PayloadForm(Since),
     FrameKind.CHECK: PayloadForm(Check),
+    FrameKind.FORWARD_SUMS: PayloadForm(SumsOfForwards),
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),

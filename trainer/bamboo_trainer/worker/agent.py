@@ -46,7 +46,9 @@ from bamboo.control.protocol import (
     WorkerFailed,
     WorkerReady,
 )
+from bamboo.control.verification import LookAgain
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.placement_spec import VerifyMode
 from bamboo.job.spec import JobSpec, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
@@ -212,32 +214,29 @@ class WorkerAgent:
         match message:
             case Welcome():
                 self._begin(message)
-            case HistoryEvents():
-                if self.history:
-                    self.history.happened(message)
+            case HistoryEvents() if self.history:
+                self.history.happened(message)
             case ProfileRequest():
                 assert self.task is not None
                 assert self.spec is not None
                 sizes = trained_sizes(self.task) if self.spec.topology.shard_optimizer else ()
                 self.control.send(Profile(costs=profile(self.task, self.spec), sizes=sizes))
-            case ReportRequest():
-                if self.engine:
-                    self.engine.report()
+            case ReportRequest() if self.engine:
+                self.engine.report()
             case SendPlan(plan=plan):
                 if self.engine:
                     arrived = self.plan_arrived.pop(plan.epoch, None)
                     self._restoring(self.engine, plan.origin, partial(self.engine.obey, plan, arrived))
-            case TakeCheckpoint():
-                if self.engine:
-                    self.engine.take_checkpoint(message)
-            case KeepLastState():
-                if self.engine:
-                    self.engine.keep_last_state(message)
+            case TakeCheckpoint() if self.engine:
+                self.engine.take_checkpoint(message)
+            case KeepLastState() if self.engine:
+                self.engine.keep_last_state(message)
+            case LookAgain() if self.engine:
+                self.engine.look_again(message)
             case CommitCheckpoint():
                 self._commit(message)
-            case FindCheckpoint():
-                if self.checkpoints:
-                    self.checkpoints.find(message)
+            case FindCheckpoint() if self.checkpoints:
+                self.checkpoints.find(message)
             case DropCopies(checkpoints=checkpoints):
                 if self.engine:
                     self.engine.drop_copies(checkpoints)
@@ -325,6 +324,7 @@ class WorkerAgent:
                 keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
                 host_memory=host_memory,
                 evaluations=evaluations,
+                verifies=spec.redundancy.verify is not VerifyMode.NONE,
             )
         )
         self.control.send(self._ready())

@@ -43,6 +43,7 @@ def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
     for stage, times in engine.timer.owned():
         page.add(table.WORKER_MICROBATCH, times.forward, str(stage), "forward")
         page.add(table.WORKER_MICROBATCH, times.backward, str(stage), "backward")
+    page.add(table.WORKER_COMPARED, engine.compared)
     if (memory := engine.meter.latest) is not None:
         for kind, size in memory.by_kind().items():
             page.add(table.WORKER_MEMORY, size, kind)

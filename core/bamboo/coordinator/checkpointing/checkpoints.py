@@ -16,6 +16,7 @@ from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
+from bamboo.coordinator.verification.settled import is_settled
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import share
 from bamboo.text import one_line
@@ -215,6 +216,8 @@ def _commit(turn: Turn) -> None:
     assert c.writing is not None
     if _awaits_evaluation(state, c.writing.step):
         return  # a step more, and it is known how good it is
+    if not is_settled(state, c.writing.step, c.since, turn.now):
+        return  # only what all holders agree on is kept
     staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
     if not staying:
         return

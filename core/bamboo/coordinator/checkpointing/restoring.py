@@ -35,6 +35,11 @@ def lost(turn: Turn, reason: str, message: str) -> None:
     if not can_restore(turn.state):
         turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
         return
+    go_back(turn, reason, message)
+
+
+def go_back(turn: Turn, reason: str, message: str) -> None:
+    """To a checkpoint, or to the beginning if there is none and that is the reason's way (`may_begin_again`)."""
     turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
     if turn.state.checkpoints.writers:
         change(turn, counts=turn.state.checkpoints.counts.abandoning(AbandonReason.WENT_BACK))
@@ -50,6 +55,13 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
         back_since=turn.now if since is None else since,
     )  # fmt: skip
     turn.enter("Restoring")
+
+
+def may_begin_again(state: CoordinatorState) -> bool:
+    """Is it right to begin with the first step if there is no checkpoint to go back to? Not if a user has lost a stage,
+    and may have a better idea.
+    """
+    return state.checkpoints.reason == RestoreCause.RESULTS_DIFFER
 
 
 def check_deadline(turn: Turn) -> None:

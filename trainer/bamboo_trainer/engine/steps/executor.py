@@ -23,6 +23,7 @@ from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, TakeoverProgress
+from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
@@ -45,6 +46,7 @@ class Executor:
         committer: Committer,
         replicator: Replicator,
         redundant: RedundantWork,
+        sums: ForwardSums,
         *,
         observer: Observer,
         clock: Callable[[], float],
@@ -58,7 +60,7 @@ class Executor:
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer, self._tell = observer, clock, timer, tell
         self._wanted, self._order, self._evaluations = steps, order, evaluations
-        self._instructions = Instructions(plan, outbox, states, replicator, steps=steps, clock=clock)
+        self._instructions = Instructions(plan, outbox, states, replicator, sums, steps=steps, clock=clock)
         self.cells: dict[Cell, CellStep] = {}
         self._portions = PortionSteps(plan, states, committer.layout)
         self.handed_over: dict[Cell, Frame] = {}

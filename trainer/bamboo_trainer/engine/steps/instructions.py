@@ -29,6 +29,7 @@ from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.step_report import step_report
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
+from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -50,12 +51,13 @@ class Instructions:
         outbox: Outbox,
         states: StageStates,
         replicator: Replicator,
+        sums: ForwardSums,
         *,
         steps: int,
         clock: Callable[[], float],
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
-        self._clock = clock
+        self._sums, self._clock = sums, clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
             Forward: self._forward,
@@ -121,6 +123,10 @@ class Instructions:
         d, s = cell_step.cell
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch), outputs)
+        if cell_step.work is not None and not cell_step.is_portion:
+            self._sums.ran(cell_step.cell, cell_step.step, microbatch, outputs, cell_step.work)
+            if not any(isinstance(coming, Forward) for coming in cell_step.program[cell_step.done + 1 :]):
+                self._sums.ran_all(cell_step.cell, cell_step.step)
 
     def _evaluate(self, cell_step: CellStep, instruction: Evaluate) -> None:
         stage, work = self._parts(cell_step)

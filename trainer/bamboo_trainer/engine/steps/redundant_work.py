@@ -8,13 +8,16 @@ when the shadow takes over is used; the rest is computed then.
 
 from collections.abc import Callable
 
+import msgspec
+
 from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import Cell
+from bamboo.planning.plan import Cell, WorkerId
 from bamboo.planning.schedule import Backward, Forward, StageOrder, one_f_one_b
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
+from bamboo_trainer.engine.steps.forward_sums import Difference, ForwardSums, forward_sum
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -34,13 +37,14 @@ class RedundantWork:
         observer: Observer,
         clock: Callable[[], float],
         timer: StageTimer,
+        sums: ForwardSums,
         *,
         order: StageOrder,
         on_host: bool,
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
-        self._order, self.on_host = order, on_host
+        self._sums, self._order, self.on_host = sums, order, on_host
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
         self.budget = BubbleBudget()
@@ -58,12 +62,32 @@ class RedundantWork:
     def wants(self, frame: Frame) -> bool:
         """Is the frame for a cell that is shadowed here? With a newer plan this worker may be its owner: it waits."""
         plan, cell = self._plan.current, frame.address.cell
-        if frame.epoch > plan.epoch or cell not in plan.cells():
-            return False
-        return plan.at(cell).shadow == self._plan.worker
+        return frame.epoch <= plan.epoch and self.shadows_cell(cell)
+
+    def shadows_cell(self, cell: Cell) -> bool:
+        plan = self._plan.current
+        return cell in plan.cells() and plan.at(cell).shadow == self._plan.worker
 
     def keep(self, frame: Frame) -> None:
         self.mirrored[frame.address] = frame
+
+    def told(self, owner: WorkerId, cell: Cell, step: int, sums: dict[int, int]) -> None:
+        """What the owner's forwards of a cell that is shadowed here came to."""
+        self._report(self._sums.told(owner, cell, step, sums))
+
+    def _report(self, differences: list[Difference]) -> None:
+        """Each is computed once more first: who does not come to its own result again is wrong."""
+        for found in differences:
+            self._sums.report(found, self._again(*msgspec.structs.astuple(found.place)))
+
+    def _again(self, cell: Cell, step: int, microbatch: int) -> int | None:
+        """What that forward comes to; None if the state or the inputs are gone."""
+        stage = self._states.here(cell.stage)
+        if stage is None or stage.version != step or not self._inputs_known(cell, step, microbatch):
+            return None
+        work = stage.begin([microbatch], [microbatch, microbatch + 1])
+        outputs = stage.forward(work, step, microbatch, self._inputs(cell, step, microbatch))
+        return forward_sum(outputs, work, microbatch)
 
     def drop(self, stage: int) -> None:
         """The state of that stage has changed."""
@@ -122,16 +146,17 @@ class RedundantWork:
     def _work(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
         assert active.layout is not None
         mode, shadow = self._plan.current.mode, self.shadows.get(cell)
-        if mode is RedundancyMode.LAZY_FORWARD or self.budget.measures(active.step):
+        asked = any(self._sums.is_asked(cell, active.step, m) for m in active.layout.split[cell.pipeline])
+        if not asked and (mode is RedundancyMode.LAZY_FORWARD or self.budget.measures(active.step)):
             return False
         if shadow is None or shadow.step != active.step or shadow.layout != active.layout:
             shadow = self.shadows[cell] = Shadow.begin(cell, active.step, active.layout, stage)
-        if mode is RedundancyMode.EAGER_FORWARD:
-            return self._fill(active, shadow, stage)
+        if asked or mode is not RedundancyMode.EAGER_BACKWARD:
+            return self._fill(active, shadow, stage, anyway=asked)
         return self._mirror(shadow, stage)
 
-    def _fill(self, active: CellStep, shadow: Shadow, stage: Stage) -> bool:
-        """One layer of the first forward that is not done yet, if it fits into the bubble."""
+    def _fill(self, active: CellStep, shadow: Shadow, stage: Stage, *, anyway: bool) -> bool:
+        """One layer of the first forward that is not done yet, if it fits into the bubble, or anyway."""
         microbatches = shadow.layout.split[shadow.cell.pipeline]
         microbatch = next((m for m in microbatches if not shadow.forwarded(m)), None)
         if microbatch is None or not self._inputs_known(shadow.cell, shadow.step, microbatch):
@@ -139,7 +164,7 @@ class RedundantWork:
         forwarding = shadow.forwardings.get(microbatch)
         layer = forwarding.layer if forwarding else stage.first
         now = self._clock()
-        if not self.budget.fits((active.cell, active.place), self._idle(now), shadow.cell.stage, layer):
+        if not anyway and not self.budget.fits((active.cell, active.place), self._idle(now), shadow.cell.stage, layer):
             return False
         self._advance(shadow, stage, microbatch)
         self.budget.ran_layer(shadow.cell.stage, layer, self._clock() - now)
@@ -156,7 +181,9 @@ class RedundantWork:
         stage.wait()
         self._timer.ran_layer(shadow.cell.stage, layer, self._clock() - begun)
         if forwarding.done:
-            shadow.outputs[microbatch] = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
+            outputs = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
+            shadow.outputs[microbatch] = outputs
+            self._report(self._sums.computed(shadow.cell, shadow.step, microbatch, outputs, shadow.work))
         self._observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)
 
     def _mirror(self, shadow: Shadow, stage: Stage) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bamboo_trainer.memory.saved_tensors import new_bytes
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import RunningBuffers
-from bamboo_trainer.stage.state import layer_state
+from bamboo_trainer.stage.state import layer_state, snapshot
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts
@@ -83,6 +83,10 @@ class SharedValues:
         forget_casts()
         self._optimizer_state.loss_scale = like._optimizer_state.loss_scale
         self._digest, self.version = None, like.version
+
+    def state_sum(self) -> int:
+        """64 bits of parameters, buffers and what the optimizer remembers; equal bits give equal sums."""
+        return snapshot.state_sum(self._parameters, self._optimizer_state)
 
     def state_bytes(self) -> tuple[int, int]:
         """Of what the layers hold, without what they share, and of what the optimizer remembers."""

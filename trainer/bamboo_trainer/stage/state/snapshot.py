@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bamboo.control.digests import add_digests
+from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
@@ -71,6 +72,13 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
         if _slot(name) not in without and not name.startswith(f"{early_stop.KIND}:"):
             digests.append(hashlib.sha256(f"{name} {scalar!r}".encode()).hexdigest())
     return add_digests(digests)
+
+
+def state_sum(parameters: FlatParameters, optimizer: OptimizerState) -> int:
+    """64 bits of the whole state, computed where it is; equal bits give equal sums (`checksums`)."""
+    plain = sorted((name, repr(value)) for name, value in optimizer.scalars().items())
+    scalars = [(name, value) for name, value in plain if not name.startswith(f"{early_stop.KIND}:")]
+    return checksum_of((tensor for _, tensor in _named(parameters, optimizer)), scalars)
 
 
 def _slot(name: str) -> str:

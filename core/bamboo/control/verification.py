@@ -1,0 +1,59 @@
+"""Messages about results that have to be the same; see docs/design/verify.md."""
+
+from typing import Annotated
+
+import msgspec
+
+from bamboo.control.message import Count, Message
+from bamboo.planning.plan import Cell, WorkerId
+
+Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # of the bits of a result
+MOST_QUESTIONS = 16
+PROVEN = 2  # versions whose states differ because the task is not deterministic, as far as anybody can tell
+
+
+# worker -> coordinator
+
+
+class StateSum(Message, frozen=True):
+    """Of the state of a stage, or a shard, by its number, that is held here at that version."""
+
+    stage: Count
+    version: Count
+    sum: Sum
+
+
+class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which forward."""
+
+    cell: Cell
+    step: Count
+    microbatch: Count
+
+
+class ForwardDiffers(Message, frozen=True):
+    """Said by a cell's shadow: its forward came to another sum than the owner's. again: it, a second time; None: what
+    that takes is gone.
+    """
+
+    place: ForwardPlace
+    owner: WorkerId
+    theirs: Sum
+    mine: Sum
+    again: Sum | None = None
+
+
+class ForwardSum(Message, frozen=True):
+    """The answer to LookAgain, of the cell's owner or its shadow."""
+
+    place: ForwardPlace
+    sum: Sum
+
+
+# coordinator -> worker
+
+
+class LookAgain(Message, frozen=True):
+    """Say what these forwards come to when they are run; earlier questions are withdrawn."""
+
+    places: Annotated[tuple[ForwardPlace, ...], msgspec.Meta(max_length=MOST_QUESTIONS)]

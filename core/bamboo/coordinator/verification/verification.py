@@ -1,0 +1,292 @@
+"""Results that have to be the same and are not: silent corruption of one of them.
+
+Shadows compare forwards, and the coordinator the sums of states. A difference is put down to a worker by what all say
+of it (`evidence`). With `redundancy.verify` Replace that worker is lost, and the job goes back to a checkpoint from
+before, and repeats the step: if it could not be told who was wrong, that is told by what the step comes to then.
+See docs/design/verify.md.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from bamboo.control.verification import (
+    MOST_QUESTIONS,
+    PROVEN,
+    ForwardDiffers,
+    ForwardPlace,
+    ForwardSum,
+    LookAgain,
+    StateSum,
+)
+from bamboo.coordinator.checkpoint_counts import RestoreCause
+from bamboo.coordinator.checkpointing import checkpoints, restoring
+from bamboo.coordinator.events import Emit, Outcome, Send
+from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.coordinator.verification.evidence import (
+    Dispute,
+    Layers,
+    Place,
+    StatePlace,
+    Sums,
+    none_is_steady,
+    wrong_workers,
+)
+from bamboo.coordinator.verification.settled import WAIT_SECONDS, holders, is_on, replaces
+from bamboo.coordinator.workers.membership import declare_lost
+from bamboo.planning.plan import Plan, WorkerId
+
+KEPT_VERSIONS: Final = 8
+MOST_RETURNS: Final = 4  # to a checkpoint, for the same result
+PAST_STEPS: Final = 2  # after which nobody says more of a step
+FORWARD, STATE = "forward", "state"
+
+
+def _change(turn: Turn, **changes: object) -> None:
+    turn.set(verification=replace(turn.state.verification, **changes))  # type: ignore[arg-type]
+
+
+# what workers say
+
+
+def state_sum(turn: Turn, worker: WorkerId, message: StateSum) -> None:
+    """Of a state that a worker holds: compared with the others', once all have told."""
+    plan = _plan(turn.state)
+    if plan is None or message.stage >= len(plan.state_layers) or message.version > turn.state.spec.training.steps:
+        return
+    known, place = turn.state.verification.sums, StatePlace(message.stage, message.version)
+    sums = {**known, place: {**known.get(place, {}), worker: message.sum}}
+    newest = sorted({one.version for one in sums})[-KEPT_VERSIONS:]
+    _change(turn, sums={one: told for one, told in sums.items() if one.version >= newest[0]})
+    _hear(turn, place, {worker: (message.sum,)})
+    if place in turn.state.verification.sums:
+        _weigh(turn, place)
+
+
+def forward_differs(turn: Turn, worker: WorkerId, message: ForwardDiffers) -> None:
+    """A shadow's forward came to another result than the owner's."""
+    plan, place = _plan(turn.state), message.place
+    if plan is None or place.cell not in plan.cells() or message.owner not in turn.state.workers:
+        return
+    said: Sums = {
+        message.owner: (message.theirs,),
+        worker: (message.mine, *((message.again,) if message.again else ())),
+    }
+    _differs(turn, place, said, plan.stages[place.cell.stage], message.owner)
+
+
+def forward_sum(turn: Turn, worker: WorkerId, message: ForwardSum) -> None:
+    """What a forward came to when it was repeated."""
+    if _plan(turn.state) is not None:
+        _hear(turn, message.place, {worker: (message.sum,)})
+
+
+def _plan(state: CoordinatorState) -> Plan | None:
+    """The one in force, if results are compared now."""
+    return state.plan if is_on(state) and state.phase == "Running" and state.plan and not state.plan.mixed else None
+
+
+# states
+
+
+def _weigh(turn: Turn, place: StatePlace) -> None:
+    """Do all who hold a state tell the same? A difference is looked at when all have told, or after a while."""
+    state, v = turn.state, turn.state.verification
+    told, plan = v.sums[place], state.current_plan
+    missing = holders(state, place.stage) - told.keys()
+    if len(set(told.values())) == 1:
+        if not missing and place.version >= v.agreed.get(place.stage, (0, 0))[0]:
+            _change(turn, agreed={**v.agreed, place.stage: (place.version, plan.epoch)})
+        return
+    since = v.differing.get(place, turn.now)
+    if place in v.weighed or place.version <= PROVEN:
+        return  # of the first versions the workers say so themselves, and the job ends
+    if missing and turn.now - since < WAIT_SECONDS:
+        _change(turn, differing={**v.differing, place: since})
+        return
+    left = {one: since for one, since in v.differing.items() if one != place}
+    _change(turn, differing=left, weighed=v.weighed | {place})
+    owner = plan.at(plan.cell_of(place.stage)).owner
+    _differs(turn, place, {w: (found,) for w, found in told.items()}, plan.state_layers[place.stage], owner)
+
+
+# differences
+
+
+def _differs(turn: Turn, place: Place, said: Sums, layers: Layers, suspect: WorkerId) -> None:
+    """A difference is found; suspect: the owner, who goes first if nobody can be told to be wrong."""
+    state = turn.state
+    _count(turn, place, said)
+    known = next((one for one in state.verification.disputes if one.place == place), None)
+    dispute = (known or Dispute(place=place, layers=layers, suspect=suspect)).having(
+        {} if known and isinstance(place, StatePlace) else said
+    )
+    wrong = wrong_workers(dispute.said)
+    if not replaces(state):
+        if wrong:
+            _name(turn, dispute, wrong)
+        return
+    if none_is_steady(dispute.said) and dispute.returns:
+        text = f"{_described(dispute)} came to other results whenever it was repeated, on all workers"
+        turn.finish(Outcome.FAILED, "NotDeterministic", text)
+        return
+    if wrong:
+        harmless = _is_harmless(state, dispute, wrong)
+        _close(turn, dispute)
+        _name(turn, dispute, wrong)
+        _lose(turn, wrong)
+        if not harmless:
+            _go_back(turn, dispute, "the results since then may be wrong")
+        return
+    _look_again(turn, dispute)
+
+
+def _look_again(turn: Turn, dispute: Dispute) -> None:
+    """It cannot be told who is wrong: by what the same work comes to again, or comes to elsewhere, it can."""
+    if dispute.returns >= MOST_RETURNS:
+        text = f"{_described(dispute)} still differs after the job went back to a checkpoint {MOST_RETURNS} times"
+        turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}, and it cannot be told who is wrong")
+        return
+    out = frozenset({dispute.suspect} & turn.state.workers.keys()) if dispute.returns else frozenset[WorkerId]()
+    left = tuple(one for one in turn.state.verification.disputes if one.place != dispute.place)
+    again = replace(dispute, returns=dispute.returns + 1, taken_out=dispute.taken_out | out)
+    _change(turn, disputes=(*left, again))
+    for worker in out:
+        declare_lost(turn, worker, f"{_described(dispute)} differs again, and another worker has to run it", known=True)
+    _go_back(turn, dispute, "what it comes to again will tell who is wrong")
+
+
+def _go_back(turn: Turn, dispute: Dispute, why: str) -> None:
+    """To a checkpoint of a state from before."""
+    if turn.state.phase == "Over":
+        return
+    c = turn.state.checkpoints
+    limit = dispute.step - isinstance(dispute.place, StatePlace)
+    begun = (*c.kept, *((c.writing,) if c.writing else ()))
+    bad = tuple(one for one in begun if one.step > limit and one not in c.bad)
+    kept = tuple(one for one in c.kept if one not in bad)
+    checkpoints.change(turn, bad=(*c.bad, *bad)[-checkpoints.MOST_KEPT :], kept=kept)
+    _change(turn, sums={}, differing={}, weighed=frozenset(), agreed={})
+    restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, f"{_described(dispute)} differs; {why}")
+    _ask(turn, turn.state.workers)
+
+
+def _is_harmless(state: CoordinatorState, dispute: Dispute, wrong: frozenset[WorkerId]) -> bool:
+    """Has nothing been used that those have computed? So it is with what was computed in advance, and with the copy of
+    a state on a worker that has run none of its cells since it was equal to the others.
+    """
+    plan = state.current_plan
+    if isinstance(dispute.place, ForwardPlace):
+        return dispute.suspect not in wrong
+    number = dispute.place.stage
+    _, epoch = state.verification.agreed.get(number, (0, 0))
+    owners = {plan.at(cell).owner for cell in plan.cells() if plan.state_of(cell) == number}
+    return epoch == plan.epoch and not owners & wrong
+
+
+def _hear(turn: Turn, place: Place, said: Sums) -> None:
+    """Something more is known of an open dispute."""
+    dispute = next((one for one in turn.state.verification.disputes if one.place == place), None)
+    if dispute is None:
+        return
+    dispute = dispute.having(said)
+    left = tuple(one for one in turn.state.verification.disputes if one.place != place)
+    _change(turn, disputes=(*left, dispute))
+    wrong = wrong_workers(dispute.said)
+    if wrong:
+        _close(turn, dispute)
+        _name(turn, dispute, wrong)
+        _lose(turn, wrong)  # what is there now was computed anew, and others have found the same
+
+
+def _close(turn: Turn, dispute: Dispute) -> None:
+    left = tuple(one for one in turn.state.verification.disputes if one.place != dispute.place)
+    _change(turn, disputes=left)
+    _ask(turn, turn.state.workers)
+
+
+def _count(turn: Turn, place: Place, said: Sums) -> None:
+    """Of a fault that stays, as in parameters, people are told once, and the others are counted."""
+    v, kind = turn.state.verification, STATE if isinstance(place, StatePlace) else FORWARD
+    found = {**v.found, kind: v.found.get(kind, 0) + 1}
+    number = place.stage if isinstance(place, StatePlace) else place.cell.stage
+    key, text = (kind, number, tuple(sorted(said))), f"{_place(place)} differs between {' and '.join(sorted(said))}"
+    _change(turn, found=found, told=v.told | {key}, unresolved=text)
+    if key not in v.told or replaces(turn.state):
+        turn.do(Emit("ResultsDiffer", text, True))
+
+
+def _name(turn: Turn, dispute: Dispute, wrong: frozenset[WorkerId]) -> None:
+    v, names = turn.state.verification, " and ".join(sorted(wrong))
+    text = f"{names} was wrong about {_described(dispute)}: others agree, or it did not come to its own result again"
+    unresolved = "" if replaces(turn.state) else f"{text}; redundancy.verify Report leaves it at that"
+    new = tuple(worker for worker in sorted(wrong) if worker not in v.corrupt)
+    _change(turn, corrupt=(*v.corrupt, *new), unresolved=unresolved, resolved="" if unresolved else text)
+    if new:
+        turn.do(Emit("WorkerCorrupt", text, True))
+
+
+def _lose(turn: Turn, wrong: frozenset[WorkerId]) -> None:
+    for worker in sorted(wrong & turn.state.workers.keys()):
+        declare_lost(turn, worker, "its results are wrong", known=True)
+
+
+def _described(dispute: Dispute) -> str:
+    return _place(dispute.place)
+
+
+def _place(place: Place) -> str:
+    if isinstance(place, StatePlace):
+        return f"the state of stage {place.stage} after {place.version} steps"
+    (d, s), step, microbatch = place.cell, place.step, place.microbatch
+    return f"the forward of microbatch {microbatch} in step {step} on stage {s} of pipeline {d}"
+
+
+# while time passes
+
+
+def look_after(turn: Turn) -> None:
+    """Ask those who have begun anew, weigh what nobody tells more of, and give up what is past."""
+    state = turn.state
+    v, plan = state.verification, _plan(state)
+    if plan is None or not (v.disputes or v.differing):
+        return
+    if v.disputes and v.asked != plan.origin:
+        _change(turn, asked=plan.origin)
+        _ask(turn, plan.worker_ids())
+    for place in v.differing:
+        if turn.state.phase == "Running" and place in turn.state.verification.differing:
+            _weigh(turn, place)
+    for dispute in turn.state.verification.disputes:
+        if turn.state.phase == "Running" and _is_past(turn.state, plan, dispute):
+            _give_up(turn, dispute)
+
+
+def _is_past(state: CoordinatorState, plan: Plan, dispute: Dispute) -> bool:
+    """Has the job passed it again, or can nobody run the same again?"""
+    layers = plan.state_layers if isinstance(dispute.place, StatePlace) else plan.stages
+    number = dispute.place.stage if isinstance(dispute.place, StatePlace) else dispute.place.cell.stage
+    if number >= len(layers) or tuple(layers[number]) != tuple(dispute.layers):
+        return True
+    return state.step > dispute.step + PAST_STEPS
+
+
+def _give_up(turn: Turn, dispute: Dispute) -> None:
+    text = f"it cannot be told who was wrong about {_described(dispute)}; it is repeated, and the results are equal now"
+    _close(turn, dispute)
+    _change(turn, unresolved="", resolved=text)
+    turn.do(Emit("CorruptionNotNamed", text, True))
+
+
+def _ask(turn: Turn, workers: Iterable[WorkerId]) -> None:
+    """To say what the forwards in question come to. Before the plan, too: with it they begin at once."""
+    disputes = turn.state.verification.disputes
+    places = tuple(one.place for one in disputes if isinstance(one.place, ForwardPlace))[-MOST_QUESTIONS:]
+    turn.do(*(Send(worker, LookAgain(places=places)) for worker in workers))
+
+
+HANDLERS: Final[dict[type, Callable[[Turn, WorkerId, Any], None]]] = {
+    StateSum: state_sum,
+    ForwardDiffers: forward_differs,
+    ForwardSum: forward_sum,
+}

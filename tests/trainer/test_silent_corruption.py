@@ -1,0 +1,211 @@
+"""A bit flips somewhere, and nobody says so: it is found, put down to the worker that was wrong, and undone."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import flipping_worker
+from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
+from bamboo.coordinator.job_status import status
+from bamboo_trainer.stage.forwarding import Forwarding
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Parts
+from bamboo_trainer.training import TrainingConfig
+from flipping_worker import flip
+from folders import TASK_PATH
+from processes import Processes
+from training_job import Job
+
+STEPS, FLIPPED = 8, 5
+OWNER, SHADOW = "w1", "w0"  # of stage 1
+
+
+def manifest(verify: str, mode: str = "EagerBackward", standby: int = 1, **redundancy: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "task": {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 2, "samples": 32}},
+        "training": {"steps": STEPS, "globalBatchSize": 8, "microBatchSize": 2},
+        "topology": {"stages": 3},
+        "redundancy": {"mode": mode, "verify": verify, **redundancy},
+        "standby": {"workers": standby},
+        "checkpoint": {"storage": {"uri": "memory://x"}, "everySteps": 2},
+    }
+    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "bits"}, "spec": spec}
+
+
+@cache
+def undisturbed() -> str:
+    job = Job(manifest("None", standby=0)).run()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE
+    return add_digests(job.digests)
+
+
+class FlippingStage(Stage):
+    """Returns a wrong tensor once, or whenever it is told to."""
+
+    flips: Callable[[int, int], bool]
+
+    def complete(self, work: Work, forwarding: Forwarding) -> Parts:
+        outputs = super().complete(work, forwarding)
+        if outputs and self.flips(forwarding.step, forwarding.microbatch):
+            flip(outputs[0])
+        return outputs
+
+
+class CorruptJob(Job):
+    """worker: on which a bit flips, in what belongs to stage 1, when its state is at version FLIPPED.
+
+    forward: in what it returns; else in the state, by `tensor`. every_time: whenever it runs that forward.
+    """
+
+    def __init__(self, document: dict[str, Any], worker: str, what: str, *, every_time: bool = False) -> None:
+        super().__init__(document, decide=CorruptJob.look)
+        self.worker, self.what, self.every_time, self.flipped = worker, what, every_time, 0
+
+    def look(self) -> None:
+        node = self.nodes.get(self.worker)
+        if self.flipped or self.what == "forward" or node is None or node.engine.components is None:
+            return
+        held = node.states.get(1)
+        if held is None or held.stage is None or held.stage.version != FLIPPED:
+            return
+        self.flipped += 1
+        stage = held.stage
+        named = stage._parameters.named() if self.what == "parameters" else stage._optimizer_state.named()
+        flip(max((t.detach() for _, t in named if t.is_floating_point()), key=Tensor.numel))
+
+    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        made = FlippingStage(self.task, stage, stages, config, self.device)
+        made.flips = lambda step, microbatch: self._flips(worker, stage, step, microbatch)
+        return made
+
+    def _flips(self, worker: str, stage: int, step: int, microbatch: int) -> bool:
+        place = (worker, stage, step, microbatch, self.what) == (self.worker, 1, FLIPPED, 1, "forward")
+        if not place or (self.flipped and not self.every_time):
+            return False
+        self.flipped += 1
+        return True
+
+    @property
+    def told(self) -> list[str]:
+        return [emit.reason for emit in self.emitted]
+
+
+def check_undone(job: CorruptJob, wrong: str) -> None:
+    """It was found, put down to that worker and nobody else, and the weights are those of a job without it."""
+    assert job.flipped
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, (job.finish, job.emitted)
+    assert job.state.verification.corrupt == (wrong,), [emit.message for emit in job.emitted if emit.warning]
+    assert wrong in job.state.gone
+    assert add_digests(job.digests) == undisturbed()
+    shown = status(job.state, job.now).differences
+    assert shown is not None
+    assert (shown.corrupt, shown.unresolved) == ((wrong,), "")
+    assert not job.state.verification.disputes
+
+
+@pytest.mark.parametrize("worker", [OWNER, SHADOW])
+@pytest.mark.parametrize("what", ["parameters", "optimizer"])
+def test_a_flipped_bit_of_a_state_is_found_and_undone(worker: str, what: str) -> None:
+    job = CorruptJob(manifest("Replace"), worker, what)
+    job.run()
+    check_undone(job, worker)
+    assert "ResultsDiffer" in job.told
+    assert job.state.checkpoints.counts.restores
+
+
+def test_a_wrong_forward_is_found_in_its_step_and_undone() -> None:
+    job = CorruptJob(manifest("Replace"), OWNER, "forward")
+    job.run()
+    check_undone(job, OWNER)
+    assert job.state.verification.found == {"forward": 1}
+
+
+def test_a_shadow_that_does_not_come_to_its_own_result_again_is_replaced_and_nothing_is_repeated() -> None:
+    job = CorruptJob(manifest("Replace"), SHADOW, "forward")
+    job.run()
+    check_undone(job, SHADOW)
+    assert not job.state.checkpoints.counts.restores, "nobody has used what it computed in advance"
+
+
+@pytest.mark.parametrize("worker", [OWNER, SHADOW])
+def test_a_worker_that_is_wrong_every_time_is_told_by_a_third_one(worker: str) -> None:
+    job = CorruptJob(manifest("Replace"), worker, "forward", every_time=True)
+    job.run()
+    check_undone(job, worker)
+    assert job.flipped > 1
+
+
+def test_of_three_holders_the_one_that_differs_is_wrong_at_once() -> None:
+    job = CorruptJob(manifest("Replace", mode="LazyForward", replicas=2), "w2", "optimizer")
+    job.run()
+    check_undone(job, "w2")
+    assert not job.state.checkpoints.counts.restores, "it was a copy that nobody has trained with"
+
+
+def test_with_report_the_job_goes_on_and_says_so() -> None:
+    job = CorruptJob(manifest("Report"), OWNER, "parameters")
+    job.run()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE
+    assert job.told.count("ResultsDiffer") <= 3, "of a fault that stays people are told once"
+    found = job.state.verification.found
+    assert found["forward"] > 1
+    assert found["state"] >= 1
+    assert not job.state.gone
+    shown = status(job.state, job.now).differences
+    assert shown is not None
+    assert shown.unresolved
+
+
+@pytest.mark.parametrize("mode", ["LazyForward", "EagerBackward"])
+def test_without_a_fault_nothing_differs_and_forwards_are_compared(mode: str) -> None:
+    job = Job(manifest("Replace", mode=mode))
+    job.run()
+    assert not job.state.verification.found
+    assert add_digests(job.digests) == undisturbed()
+    compared = sum(node.inside.forward_sums.count for node in job.nodes.values() if node.engine.components)
+    assert (compared > 0) == (mode != "LazyForward")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("place", "stage"),
+    [
+        (("Forward", 0, 1, FLIPPED, 1), 1),
+        (("RedundantForward", 0, 1, FLIPPED, 1), 0),
+        (("OptimizerStep", 0, 1, FLIPPED, 0), 1),
+        (("ReplicaUpdate", 0, 1, FLIPPED, 0), 0),
+    ],
+    ids=lambda value: str(value[0] if isinstance(value, tuple) else value),
+)
+def test_a_bit_that_flips_in_a_real_worker_is_undone(
+    place: tuple[str, int, int, int, int], stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stage: that of the worker that is wrong."""
+    document, mark, owners = manifest("Replace"), tmp_path / "flipped", dict[int, str]()
+    document["spec"]["checkpoint"]["storage"]["uri"] = f"file://{tmp_path}/store"
+    monkeypatch.setenv(flipping_worker.ENVIRONMENT, json.dumps({"mark": str(mark), "place": place}))
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+
+    def note(job: Processes) -> None:
+        if job.state.plan and not job.state.verification.found:
+            owners.update({s: job.owner(0, s) for s in range(3)})
+
+    processes = Processes(document, tmp_path, main="flipping_worker:main", decide=note)
+    job = asyncio.run(processes.run(seconds=180.0))
+    assert mark.exists()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.verification.corrupt == (owners[stage],), [e.message for e in job.emitted if e.warning]
+    assert add_digests(digest for _, digest in job.state.finished) == undisturbed()

@@ -1,0 +1,69 @@
+"""Sums of the states that are held here, for the coordinator, which compares those of all holders.
+
+See docs/design/verify.md. With `redundancy.verify` only; without it, `StateComparison` ends a job whose states differ.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from bamboo.control.protocol import Message
+from bamboo.control.verification import StateSum
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import StageStates
+
+EVERY: Final = 32  # steps; see docs/benchmarks.md
+
+
+def is_due(version: int) -> bool:
+    """At the beginning, soon after it, and then every so many steps."""
+    return version % EVERY == 0 or version & (version - 1) == 0
+
+
+def in_hexadecimal(number: int) -> str:
+    return f"{number:016x}"
+
+
+class StateSums:
+    """said: the newest of each state."""
+
+    def __init__(
+        self,
+        plan: PlanState,
+        states: StageStates,
+        log: CommitLog,
+        tell: Callable[[Message], None],
+        *,
+        steps: int,
+        verifies: bool,
+    ) -> None:
+        self._plan, self._states, self._log, self._tell = plan, states, log, tell
+        self._steps, self.verifies = steps, verifies
+        self._said: dict[int, StateSum] = {}
+
+    def take_roles(self) -> None:
+        """What is not held here any more is not told."""
+        self._said = {index: said for index, said in self._said.items() if index in self._states}
+
+    def look(self, index: int) -> None:
+        """The state of a stage may be new here: tell its sum, if all holders do of that version."""
+        stage = self._states.here(index)
+        if stage is None or not self.verifies or self._plan.current.mixed or not self._is_due(stage.version):
+            return
+        if index in self._said and self._said[index].version == stage.version:
+            return
+        said = StateSum(stage=index, version=stage.version, sum=in_hexadecimal(stage.state_sum()))
+        self._said[index] = said
+        self._tell(said)
+
+    def _is_due(self, version: int) -> bool:
+        """Now and then, of the last state, and of each that a checkpoint is taken of."""
+        if version == 0:
+            return False
+        commit, last = self._log.commits.get(version - 1), version in (self._steps, self._log.end)
+        return is_due(version) or last or (commit is not None and commit.checkpoint is not None)
+
+    def report(self) -> None:
+        """To the coordinator, which may have missed it."""
+        for said in self._said.values():
+            self._tell(said)
