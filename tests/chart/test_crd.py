@@ -12,7 +12,15 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo import names
 from bamboo.job import spec as s
 from bamboo.job.manifest import METADATA
-from bamboo.job.placement_spec import Capacity, CleanPodPolicy, DisruptionBudget, Preset, SpreadPolicy, VerifyMode
+from bamboo.job.placement_spec import (
+    Capacity,
+    CleanPodPolicy,
+    DisruptionBudget,
+    Preset,
+    SpreadPolicy,
+    TransportType,
+    VerifyMode,
+)
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
@@ -47,6 +55,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.loggers[].type": s.LoggerType,
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
     "spec.topology.schedule": s.PipelineSchedule,
+    "spec.topology.transport": TransportType,
     "spec.redundancy.mode": s.RedundancyMode,
     "spec.redundancy.placement": s.ReplicaPlacement,
     "spec.redundancy.verify": VerifyMode,
