@@ -105,6 +105,7 @@ class Scenario:
     sharded: bool = False  # the optimizer's state
     schedule: str = "1F1B"
     verifies: bool = False  # results that are there twice are compared
+    copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -169,6 +170,7 @@ def scenario(
     zbh1: bool = False,
     stops: bool = False,
     verify: bool = False,
+    devices: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
@@ -176,6 +178,7 @@ def scenario(
     take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
     sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed. stops:
     an evaluation ends the job early. verify: results that are there twice are compared; none of them differ.
+    devices: what is sent has to be copied from one.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -212,6 +215,7 @@ def scenario(
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if zbh1 else made
     made = _with_replicas(made, several) if replicas else made
     made = replace(made, verifies=verify)
+    made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2)) if devices else made
     return _with_early_stop(made, random.Random(f"{seed} stops")) if stops else made
 
 

@@ -51,6 +51,7 @@ class Simulation:
         self.clock, self.order, self.work = Clock(), StageOrder.of(self.spec.topology), scenario.work
         self.keep_copies = scenario.checkpoints > 0 and scenario.in_memory
         self.verifies = scenario.verifies
+        self.copy_seconds = scenario.copy_seconds
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)
         self.oracle = Oracle(scenario.arithmetic)

@@ -87,6 +87,10 @@ class StandIn:
     def last(self) -> bool:
         return self._mine.stop == self._a.layers
 
+    @property
+    def runs_ahead(self) -> bool:
+        return False
+
     def expect(self, coming: Iterable[tuple[int, int]]) -> None:
         """It has no data to read."""
 

@@ -6,9 +6,11 @@ one piece of work, and so on; how long a piece takes is drawn at random.
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
@@ -18,6 +20,7 @@ from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.memory.host_copies import AtOnce, Copied, Copy, Parts
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.frames import Frame
 from sim_arithmetic import Oracle
@@ -69,12 +72,40 @@ class Surroundings(Protocol):
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
     keep_copies: bool
     verifies: bool
+    copy_seconds: float  # 0: workers have no device
 
     def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
     def sending(self, node: "Node", peer: str, frame: Frame) -> bool: ...
     def turned(self, node: "Node") -> None: ...
     def ended(self, node: "Node", code: int | None) -> None: ...
     def broken(self, node: "Node", error: Exception) -> None: ...
+
+
+class SimCopy:
+    """Its originals are taken when it is started, as in the order of a GPU's stream."""
+
+    def __init__(self, parts: Parts, clock: Clock, at: float) -> None:
+        self._parts, self._clock, self._at = parts, clock, at
+
+    def ready(self) -> bool:
+        return self._clock.now >= self._at
+
+    def wait(self) -> Parts:
+        return self._parts
+
+
+class SimCopies:
+    """Of a device: one is ready after a while, and its worker is told."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    def start(self, tensors: Iterable[Tensor]) -> Copy:
+        around, parts = self._node.around, tuple(tensor.clone() for tensor in tensors)
+        seconds = around.copy_seconds * around.rng.uniform(0.5, 2.0) if parts else 0.0
+        if parts:
+            around.clock.after(seconds, partial(self._node.put, Copied()))
+        return SimCopy(parts, around.clock, around.clock.now + seconds)
 
 
 class Late:
@@ -302,6 +333,7 @@ class Node:
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
                 verifies=around.verifies,
+                copies=SimCopies(self) if around.copy_seconds else AtOnce(),
             )
         )
 

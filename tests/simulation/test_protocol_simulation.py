@@ -88,6 +88,14 @@ def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: dict[str, b
     assert len(shared) > 3
 
 
+@pytest.mark.parametrize("kinds", [{}, {"restarts": True}])
+def test_random_faults_while_tensors_are_copied_from_a_device(kinds: dict[str, bool]) -> None:
+    """What is emitted leaves later, and the worker may be lost, or a plan may come, before it does."""
+    verdicts = [run_seed(seed, devices=True, **kinds) for seed in range(5)]
+    failed = [v for v in verdicts if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, devices=True, **kinds)}" for v in failed)
+
+
 @pytest.mark.parametrize(("kinds", "first"), [({}, 0), ({"checkpoints": True}, 100)])
 def test_random_faults_of_jobs_that_an_evaluation_ends(kinds: dict[str, bool], first: int) -> None:
     """Half of what befalls a certain step befalls the one that is given up, or the one before."""

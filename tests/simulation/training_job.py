@@ -40,6 +40,7 @@ from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.stage.state.layer_state import LayerState
@@ -161,7 +162,7 @@ class Job:
     """One simulated job. `decide` is called before every turn and may act on the job (kill, notice).
 
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
-    store: of checkpoints, if it is not empty. platforms: of the workers in turn.
+    store: of checkpoints, if it is not empty. platforms: of the workers in turn. copies: of what a worker sends.
     """
 
     def __init__(
@@ -173,8 +174,9 @@ class Job:
         device: str = "cpu",
         store: MemoryStore | None = None,
         platforms: Sequence[Platform] = (Platform(),),
+        copies: Callable[[], HostCopies] = AtOnce,
     ) -> None:
-        self.platforms = platforms
+        self.platforms, self.copies = platforms, copies
         self.store = store or MemoryStore()
         self.device = device
         self.manifest, self.spec = manifest, parse_manifest(manifest)
@@ -333,6 +335,7 @@ class Job:
                 keep=lambda checkpoint, states, seconds: tell(self.store.keep(checkpoint, states)),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
+                copies=self.copies(),
                 tell=tell,
                 observer=Watch(self, name),
                 clock=lambda: self.now,

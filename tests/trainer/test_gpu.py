@@ -1,6 +1,8 @@
 """On a GPU, where there is one: the same promises. BAMBOO_TEST_DEVICE=cpu runs the same tests without one."""
 
 import os
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ from test_engine import manifest
 
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
+from bamboo_trainer.memory.host_copies import host_copies
 from bamboo_trainer.memory.placement import use
 from training_job import Fault, Job
 
 DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "")
+COPIES = partial(host_copies, torch.device(DEVICE or "cpu"), lambda: None)
 pytestmark = pytest.mark.skipif(not DEVICE, reason="no GPU here")
 
 
@@ -37,7 +41,7 @@ def document(
 
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_trains_as_on_the_cpu(pipelines: int) -> None:
-    there = Job(document(pipelines=pipelines), device=DEVICE).run()
+    there = Job(document(pipelines=pipelines), device=DEVICE, copies=COPIES).run()
     here = Job(document(pipelines=pipelines)).run()
     assert there.finish is not None
     assert there.finish.outcome is Outcome.COMPLETE
@@ -50,13 +54,30 @@ def test_trains_as_on_the_cpu(pipelines: int) -> None:
 @pytest.mark.parametrize(("pipelines", "tied"), [(1, False), (1, True), (2, False)])
 def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, tied: bool) -> None:
     job = document(precision, pipelines, placement, tied)
-    calm = Job(job, device=DEVICE).run()
+    calm = Job(job, device=DEVICE, copies=COPIES).run()
     at = [f for f in dict.fromkeys(calm.executed) if f.step == 4 and f.cell == Cell(0, 1) and not f.after]
     names = {"Forward", "Backward", "ReduceGradients", "SyncReplicas", "OptimizerStep"}
     chosen = {f.name: f for f in at if f.name in names}
     assert {"Forward", "Backward"} <= chosen.keys()
     for fault in chosen.values():
-        disturbed = Job(job, (Fault(fault.name, fault.cell, fault.step, fault.microbatch),), device=DEVICE).run()
+        disturbed = Job(
+            job, (Fault(fault.name, fault.cell, fault.step, fault.microbatch),), device=DEVICE, copies=COPIES
+        ).run()
         assert not disturbed.faults, f"{fault} did not strike"
         assert disturbed.state.losses == calm.state.losses
         assert disturbed.digests == calm.digests
+
+
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="a CPU's tensors are their own copies")
+def test_a_copy_is_under_way_while_the_device_works_and_has_what_was_there_when_it_was_started() -> None:
+    told = threading.Event()
+    copies, tensor = host_copies(torch.device(DEVICE), told.set), torch.ones(1 << 20, device=DEVICE)
+    torch.cuda._sleep(1 << 30)  # the device is busy: what is copied is behind it
+    tensor.add_(1.0)
+    copy = copies.start([tensor])
+    assert not copy.ready()
+    assert told.wait(60.0)
+    assert copy.ready()
+    (there,) = copy.wait()
+    assert there.is_pinned()
+    assert there.eq(2.0).all()

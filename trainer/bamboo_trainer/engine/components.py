@@ -53,7 +53,9 @@ class Components:
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
         self.plan = PlanState(ports.worker, first)
-        self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
+        self.outbox = Outbox(
+            self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)), ports.copies
+        )
         self.states = StageStates(states.build, ports.on_host, states.begun, ports.build_whole)
         self.distribution = ParameterDistribution(self.plan, self.outbox, self.states)
         self.committer = Committer(
@@ -97,6 +99,7 @@ class Components:
     def on_plan(self, plan: Plan, old: Plan | None, arrived: float) -> None:
         """Obey it from now on. old: the one before. arrived: when it came, seconds of the clock."""
         begun = self._clock()
+        self.outbox.finish()  # under the plan that it was made under
         self._look_again()
         self.plan.activate(plan)
         self.outbox.connect()
@@ -252,6 +255,7 @@ class Components:
 
         While only boundary tensors come and go, there can be no other work than instructions, and none is looked for.
         """
+        self.outbox.advance()
         if self._look_first and self._do_first():
             return True
         self._look_first = False

@@ -31,6 +31,7 @@ from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.ports import Ports, StatePorts
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.memory.placement import release_cached
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.layer_state import LayerState
@@ -74,13 +75,15 @@ class Engine:
 
     # what happened
 
-    def handle(self, event: Event) -> None:
-        """Take in what the transport tells."""
+    def handle(self, event: Event | Copied) -> None:
+        """Take in what the transport tells, or that something is copied."""
         match event:
             case Arrived(sender, frame) if frame.address.kind in KINDS:
                 self._on_layers(sender, frame)
             case Arrived(sender, frame):
                 self._received.append((sender, frame))
+            case Copied() if self.components:
+                self.components.outbox.advance()
             case LinkDown(peer) if self.components:
                 self.components.on_link_down(peer)
             case LinkDown(peer) if self._beginning and peer in self._beginning.plan.worker_ids():

@@ -14,6 +14,7 @@ from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.memory.cgroup import HostMemory
+from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import Build, BuildWhole
 from bamboo_trainer.stage.state.layer_state import LayerState
@@ -31,7 +32,8 @@ class Ports:
     restore: takes a checkpoint's state over; it is given the layers that are here, reads the others from the store, and
     returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
-    host_memory: how much of that there is.
+    host_memory: how much of that there is. copies: of what is sent, in host memory; who makes them later has `Copied`
+    handled when one is there.
     order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. verifies: results
     that are there twice are compared.
@@ -57,6 +59,7 @@ class Ports:
     unwritten: Callable[[], Iterable[Tensor]] = tuple
     history: History = field(default_factory=NoHistory)
     verifies: bool = False
+    copies: HostCopies = field(default_factory=AtOnce)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,27 +1,49 @@
 """What this worker says to others on the data plane, and what it has said and may have to say again."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import Tensor
 
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, WorkerId
+from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport
-from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
+from bamboo_trainer.transport.frames import BOUNDARY, Address, Again, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Contributed, PartialSum
 
 
-class Outbox:
-    """Finds the receiver by the plan in force. log: the frames to cells, until nobody can need them again."""
+class _Leaving(NamedTuple):
+    """What is sent when its tensors are copied."""
 
-    def __init__(self, plan: PlanState, transport: Transport, to_itself: Callable[[Frame], None]) -> None:
+    address: Address
+    copy: Copy
+    payload: Any
+
+
+class Outbox:
+    """Finds the receiver by the plan in force. log: the frames to cells, until nobody can need them again.
+
+    A boundary tensor leaves when it is in host memory, and the engine goes on meanwhile; nothing that is emitted
+    overtakes it.
+    """
+
+    def __init__(
+        self,
+        plan: PlanState,
+        transport: Transport,
+        to_itself: Callable[[Frame], None],
+        copies: HostCopies | None = None,
+    ) -> None:
         """to_itself: takes the frames of this worker to itself, as when it owns two cells in a row."""
         self._plan, self._transport, self._to_itself = plan, transport, to_itself
+        self._copies = copies or AtOnce()
+        self._leaving: deque[_Leaving] = deque()
         self.log = MessageLog()
 
     def connect(self) -> None:
@@ -31,25 +53,39 @@ class Outbox:
 
     def frame(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> Frame:
         """What is sent, and so the log, lives in host memory."""
-        plan = self._plan.current
-        return Frame(
-            address=address,
-            epoch=plan.epoch,
-            origin=plan.origin,
-            tensors=tuple(t.cpu() for t in tensors),
-            payload=payload,
-        )
+        plan, there = self._plan.current, self._copies.start(tensors).wait()
+        return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=there, payload=payload)
 
     def emit(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> None:
         """To the owner of the cell that it is for; kept in the log.
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
-        frame = self.frame(address, tensors, payload)
+        copy = self._copies.start(tensors)
+        if address.kind not in BOUNDARY:
+            self.finish()
+        elif self._leaving or not copy.ready():
+            self._leaving.append(_Leaving(address, copy, payload))
+            return
+        self._leave(address, copy, payload)
+
+    def advance(self) -> None:
+        """Send what is copied by now."""
+        while self._leaving and self._leaving[0].copy.ready():
+            self._leave(*self._leaving.popleft())
+
+    def finish(self) -> None:
+        """Send all that was emitted, and wait until it is copied: what follows is about what was sent before."""
+        while self._leaving:
+            self._leave(*self._leaving.popleft())
+
+    def _leave(self, address: Address, copy: Copy, payload: Any) -> None:
+        plan = self._plan.current
+        frame = Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=copy.wait(), payload=payload)
         self.log.add(frame)
-        roles = self._plan.current.at(address.cell)
+        roles = plan.at(address.cell)
         self.send(roles.owner, frame)
-        mirrored = self._plan.current.mode is RedundancyMode.EAGER_BACKWARD and address.kind is FrameKind.GRADIENT
+        mirrored = plan.mode is RedundancyMode.EAGER_BACKWARD and address.kind is FrameKind.GRADIENT
         if mirrored and roles.shadow is not None and roles.shadow != self._plan.worker:
             self.send(roles.shadow, frame)
 
@@ -61,6 +97,7 @@ class Outbox:
 
     def resend(self, cell: Cell, worker: WorkerId | None = None) -> None:
         """All that the log has for a cell, to its owner or to that worker; what it has already, it drops."""
+        self.finish()
         epoch = self._plan.current.epoch
         for frame in self.log.to(cell):
             payload = _said_again(frame.payload)

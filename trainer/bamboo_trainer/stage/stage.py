@@ -165,6 +165,11 @@ class Stage(SharedValues, EvaluatedState):
         kept = tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
         return with_needs(kept, [p.requires_grad for p in forwarding.parts])
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Does the device go on by itself with what was started?"""
+        return self._device.type != "cpu"
+
     def wait(self) -> None:
         """Until what was started on the device is done."""
         wait_for(self._device)

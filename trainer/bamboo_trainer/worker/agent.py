@@ -62,6 +62,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import headroom
+from bamboo_trainer.memory.host_copies import Copied, host_copies
 from bamboo_trainer.memory.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
@@ -276,7 +277,6 @@ class WorkerAgent:
             if self.checkpoints:
                 self.checkpoints.report()
             return
-        secret = welcome.secret
         spec = parse_manifest(welcome.manifest)
         loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
         task = self.task = settled(loaded, spec.training.seed)
@@ -290,12 +290,11 @@ class WorkerAgent:
         self.device = str(device)
         if welcome.history:
             rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))
-            facts = facts_of(spec.name, welcome.history)
-            loggers = LoggingThreads(made, facts, welcome.history, self.control.send)
+            loggers = LoggingThreads(made, facts_of(spec.name, welcome.history), welcome.history, self.control.send)
             self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
         channel = body_channel(spec.topology.transport, self.worker)
-        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link, channel)
-        kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
+        self.transport.trust(welcome.secret, spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link, channel)
+        kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(welcome.secret), self.control.send)
 
         def build(index: int, stages: Sequence[tuple[int, int]]) -> Stage:
             return Stage(task, index, stages, config, device, reader)
@@ -325,6 +324,7 @@ class WorkerAgent:
                 host_memory=host_memory,
                 evaluations=evaluations,
                 verifies=spec.redundancy.verify is not VerifyMode.NONE,
+                copies=host_copies(device, partial(self.inbox.put, Copied())),
             )
         )
         self.control.send(self._ready())

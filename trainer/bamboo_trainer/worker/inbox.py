@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from bamboo.control.protocol import CommitCheckpoint, NoticeReceived, ToWorker
+from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.transport.base import Event
 
 
@@ -15,7 +16,7 @@ class HistoryWritten:
     request: CommitCheckpoint
 
 
-Item = Event | ToWorker | NoticeReceived | HistoryWritten
+Item = Event | Copied | ToWorker | NoticeReceived | HistoryWritten
 
 
 class Inbox:

@@ -285,18 +285,25 @@ class Executor:
             self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
         stage = self._states.run(cell_step.cell)
-        if stage:
+        timed = by_layer or stage is None or not stage.runs_ahead or self._is_waited_for(cell_step)
+        if timed and stage:
             stage.wait()
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         ended = self._clock()
-        if ordinary and not by_layer:
+        if ordinary and timed and not by_layer:
             self._measured(cell_step, instruction, ended - begun)
         if cell_step.takeover:
             cell_step.takeover.until = ended
             if cell_step.next is None:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
-        if isinstance(instruction, Forward) and stage:
+        if isinstance(instruction, Forward) and stage and timed:
             self._redundant.budget.ran_forward(ended - begun, stage.layers)
+
+    def _is_waited_for(self, cell_step: CellStep) -> bool:
+        """Must the device be done with an instruction before the next one? Only where it is measured what that takes;
+        otherwise the device keeps the order, and the host runs ahead of it.
+        """
+        return cell_step.takeover is not None or self._redundant.budget.measures(cell_step.step)
 
     def _is_ordinary(self, cell_step: CellStep, instruction: Instruction) -> bool:
         """Is it nothing that is repeated, or was computed in advance, or belongs to a takeover?"""

@@ -84,6 +84,7 @@ class Instructions:
         s, m = cell_step.cell.stage, instruction.microbatch
         stage.expect(self._coming(cell_step))
         forwarding = stage.start(cell_step.step, m, self._given(cell_step, m))
+        stage.wait()  # for what was started before
         while not forwarding.done:
             layer, begun = forwarding.layer, self._clock()
             stage.advance(forwarding)
