@@ -391,6 +391,11 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         topology["stages"] = len(topology["split"])
     if topology["stages"] != 1 or (spec.get("redundancy") or {}).get("mode") == "None":
         topology.pop("shardOptimizer", None)
+    redundancy = spec.get("redundancy") or {}
+    if training.get("deterministic") is False:
+        redundancy.pop("verify", None)
+    if redundancy.get("verify") == "Replace" and spec.get("checkpoint") is None:
+        redundancy["verify"] = "Report"
     elastic = spec.get("elastic") or {}
     if elastic.get("minPipelines") is not None:
         elastic["minPipelines"] = draw(st.integers(1, pipelines))
