@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
@@ -123,6 +124,17 @@ def test_a_worker_is_lost_and_the_bits_stay(family: str, stages: int, pipelines:
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, _ = train(load_task(ENTRYPOINT, config), plain, 3)
     torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
+
+
+def test_a_tied_model_with_parameters_in_bf16_trains_with_the_same_bits_on_any_grid() -> None:
+    """The last layer imagines what comes before it with the tied parameter, whose gradient is in fp32."""
+    digests = []
+    for stages in (1, 2):
+        numbers = training(2, 4, 2, precision="bf16", parameterPrecision="bf16")
+        task = {"entrypoint": ENTRYPOINT, "config": config_of("gpt2")}
+        job = Job(bamboojob(task=task, training=numbers, topology={"stages": stages, "pipelines": 1})).run()
+        digests.append(add_digests(job.digests))
+    assert digests[0] == digests[1]
 
 
 def test_masked_tokens_are_chosen_by_the_sample() -> None:

@@ -238,6 +238,7 @@ class ModelRun(TorchFunctionMode):
     def _inputs(self) -> list[Tensor]:
         if self._real:
             return [self._values["input", 0, n] for n in range(len(self._shapes))]
+        self._stack.enter_context(self._gradients_aside())
         self._stack.enter_context(_disable_current_modes())
         self._stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))  # others' want values
         self._stack.enter_context(self._route.mode)
@@ -247,6 +248,22 @@ class ModelRun(TorchFunctionMode):
         for n, tensor in enumerate(inputs):
             self._imagine(tensor, ("input", 0, n))
         return inputs
+
+    @contextmanager
+    def _gradients_aside(self) -> Iterator[None]:
+        """Of parameters whose gradients have another type than they: torch imagines no tensor that has such a one."""
+        self._paused = True
+        aside = [(p, p.grad) for p in self._layer.module.parameters() if p.grad is not None and p.grad.dtype != p.dtype]
+        for parameter, _ in aside:
+            parameter.grad = None
+        self._paused = False
+        try:
+            yield
+        finally:
+            self._paused = True
+            for parameter, gradient in aside:
+                parameter.grad = gradient
+            self._paused = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
