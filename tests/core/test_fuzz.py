@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo.checkpoint.manifest import CheckpointPart
-from bamboo.control import codec, protocol
+from bamboo.control import codec, protocol, verification
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
@@ -83,6 +83,8 @@ TIMES = st.builds(
     StageTimes, layers=st.tuples(NUMBERS, NUMBERS), forward=FLOATS, backward=FLOATS,
     each=st.lists(FLOATS, max_size=3).map(tuple), microbatches=NUMBERS,
 )  # fmt: skip
+SUMS = st.sampled_from(["0" * 16, "f" * 16, "", "0" * 17])
+PLACES = st.builds(verification.ForwardPlace, cell=CELLS, step=NUMBERS, microbatch=NUMBERS)
 SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.WorkerReady: st.just(protocol.WorkerReady()),
     protocol.Profile: st.builds(
@@ -137,6 +139,11 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         protocol.WorkerWarning, reason=st.text() | st.just("HistoryNotWritten"), message=st.text()
     ),
     protocol.WorkerFailed: st.builds(protocol.WorkerFailed, reason=st.text(), message=st.text()),
+    verification.StateSum: st.builds(verification.StateSum, stage=NUMBERS, version=NUMBERS, sum=SUMS),
+    verification.ForwardDiffers: st.builds(
+        verification.ForwardDiffers, place=PLACES, owner=WORKERS, theirs=SUMS, mine=SUMS, again=st.none() | SUMS
+    ),
+    verification.ForwardSum: st.builds(verification.ForwardSum, place=PLACES, sum=SUMS),
     protocol.Bye: st.just(protocol.Bye()),
 }  # fmt: skip
 SAYING = st.builds(Received, WORKERS, st.one_of(*SAID.values()))

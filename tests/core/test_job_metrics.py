@@ -32,7 +32,7 @@ def test_what_became_of_checkpoints_is_told() -> None:
         job_catalog.JOB_CHECKPOINT_BYTES: {(): 250},
         job_catalog.JOB_REPEATED_STEPS: {(): 12},
         job_catalog.JOB_REPEATED_SECONDS: {(): 6.0},
-        job_catalog.JOB_RESTORES: {("StageLost",): 0, ("WorkersGone",): 1},
+        job_catalog.JOB_RESTORES: {("StageLost",): 0, ("WorkersGone",): 1, ("ResultsDiffer",): 0},
         job_catalog.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
     }
     assert {metric: values(page, metric) for metric in told} == told

@@ -7,8 +7,10 @@ import torch
 
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, Plan
-from bamboo_trainer.engine.components import Components, Ports
+from bamboo.planning.schedule import StageOrder
+from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
@@ -48,7 +50,7 @@ class OneEngine:
                 tell=self.said.append,
                 observer=self,
                 clock=lambda: self.now,
-                lookahead=0,
+                order=StageOrder(lookahead=0),
             )
         )
         self.engine.obey(plan)

@@ -5,7 +5,15 @@ import torch
 
 from bamboo.planning.grid import make_layout
 from bamboo.planning.plan import Cell, Layout
-from bamboo.planning.schedule import AddPartialSums, Backward, Evaluate, Forward, ReportReady, SyncReplicas
+from bamboo.planning.schedule import (
+    AddPartialSums,
+    Backward,
+    Evaluate,
+    Forward,
+    ReportReady,
+    StageOrder,
+    SyncReplicas,
+)
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, Shadow, TakeoverProgress
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
@@ -25,7 +33,7 @@ def stage() -> Stage:
 
 def started(stage: Stage, layout: Layout | None = LAYOUT, batches: int = 0, *, only: bool = False) -> CellStep:
     one = CellStep(CELL)
-    one.start(stage, 2, layout, False, 0, Evaluating(batches, only))
+    one.start(stage, 2, layout, False, StageOrder(lookahead=0), Evaluating(batches, only))
     return one
 
 
@@ -90,7 +98,7 @@ def test_what_does_not_fit_is_refused_or_dropped_when_its_step_begins(stage: Sta
     early.accept(misfit, None)
     early.accept(activation(1), None)
     assert len(early.inbox) == 2
-    early.start(stage, 2, LAYOUT, False, 0, Evaluating())
+    early.start(stage, 2, LAYOUT, False, StageOrder(lookahead=0), Evaluating())
     assert [address.microbatch for address in early.inbox] == [1]
 
 
