@@ -127,11 +127,17 @@ def ungate(job: Job) -> None:
             job.api.patch(f"/api/v1/namespaces/{job.namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
 
 
+def joined(job: Job) -> set[str]:
+    """All workers that ever have."""
+    return {message.split()[0] for reason, message in job.events() if reason == "WorkerJoined"}
+
+
 def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
     """They were told so, and the job is whole again without them."""
     assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
     job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)
     job.wait(lambda s: not any(worker in s["plan"] for worker in workers))
+    job.wait(lambda _: job.pods().keys() <= joined(job))  # the condition may be from before they left
     assert whole(job)["preemptions"] == preemptions
     assert "Takeover" not in [pair[0] for pair in job.events()], f"a notice was of no use: {job.events()}"
