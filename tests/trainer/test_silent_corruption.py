@@ -114,7 +114,7 @@ def check_undone(job: CorruptJob, wrong: str) -> None:
 
 
 @pytest.mark.parametrize("worker", [OWNER, SHADOW])
-@pytest.mark.parametrize("what", ["parameters", "optimizer"])
+@pytest.mark.parametrize("what", ["parameters", pytest.param("optimizer", marks=pytest.mark.slow)])
 def test_a_flipped_bit_of_a_state_is_found_and_undone(worker: str, what: str) -> None:
     job = CorruptJob(manifest("Replace"), worker, what)
     job.run()
@@ -137,7 +137,7 @@ def test_a_shadow_that_does_not_come_to_its_own_result_again_is_replaced_and_not
     assert not job.state.checkpoints.counts.restores, "nobody has used what it computed in advance"
 
 
-@pytest.mark.parametrize("worker", [OWNER, SHADOW])
+@pytest.mark.parametrize("worker", [OWNER, pytest.param(SHADOW, marks=pytest.mark.slow)])
 def test_a_worker_that_is_wrong_every_time_is_told_by_a_third_one(worker: str) -> None:
     job = CorruptJob(manifest("Replace"), worker, "forward", every_time=True)
     job.run()

@@ -109,7 +109,7 @@ def test_skipped_steps_are_as_in_plain_pytorch_on_any_grid(kind: str) -> None:
         torch.testing.assert_close(weights(job), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("grid", [(3, 1), (2, 2)])
+@pytest.mark.parametrize("grid", [pytest.param((3, 1), marks=pytest.mark.slow), (2, 2)])
 def test_a_kill_at_every_instruction_of_a_skipped_step_changes_nothing(grid: tuple[int, int]) -> None:
     document = manifest(*grid, "gradient")
     undisturbed = Job(document).run()
