@@ -68,6 +68,11 @@ def test_the_line_of_checkpoints_says_where_without_credentials_how_old_and_what
     assert phrases.checkpoint(job_of(job()), at) == "", "it keeps none"
 
 
+def test_progress_says_that_a_job_stopped_early() -> None:
+    done = {"step": 9, "steps": 40, "loss": 1.5, "stoppedEarly": "3 evaluations without a better loss"}
+    assert phrases.progress(job_of(job(training=done))) == "step 9/40, stopped early, loss 1.5000"
+
+
 def test_the_line_of_evaluations_has_the_newest_and_the_best() -> None:
     newest = {"step": 40, "metrics": {"accuracy": 0.25, "loss": 2.5}}
     told = "evaluation after step 40: loss 2.5, accuracy 0.25"

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from bamboo.coordinator.events import Emit
-from bamboo.terminal.view import PlainView
+from bamboo.terminal.view import PlainView, progress
 from run_view_kit import STATUS
 
 
@@ -21,6 +21,11 @@ def test_plain_lines_are_rare_and_events_are_not() -> None:
     assert re.match(r"12:00:00 step \d+/10, loss", lines[0])
     view.emit(Emit("TaskFailed", "how it ended is for the summary to say", True, final=True))
     assert len(lines) == 4
+
+
+def test_a_job_that_an_evaluation_ends_says_so_beside_the_steps_that_were_wanted() -> None:
+    assert progress(replace(STATUS, step=9, stopped_early="no better")).startswith("step 9/10, stopped early, ")
+    assert "stopped" not in progress(STATUS)
 
 
 def test_lines_have_the_time_of_day() -> None:

@@ -43,6 +43,16 @@ def test_the_summary_as_text_and_json() -> None:
     assert nan["last_loss"] is None
 
 
+def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None:
+    status = replace(STATUS, step=6, stopped_early="2 evaluations without a better loss")
+    summary = summarize("job", status, Finish(Outcome.COMPLETE, "EarlyStopped", "why"), batch=8, seconds=2.0)
+    assert "\n  6 of 10 steps, stopped early, in 2.0 s" in to_text(summary)
+    document = json.loads(to_json(summary))
+    assert (document["committed"], document["steps"]) == (6, 10)
+    assert document["stopped_early"] == "2 evaluations without a better loss"
+    assert json.loads(to_json(replace(summary, stopped_early=None)))["stopped_early"] is None
+
+
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
     """Its weights are nowhere, so all that went into them is lost."""

@@ -129,6 +129,16 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
         assert tab.errors == []
 
 
+async def test_a_job_that_stopped_early_shows_of_how_many_steps() -> None:
+    found = page(over=True)
+    early = structs.replace(found.progress, stopped_early="2 evaluations without a better loss")
+    async with served([structs.replace(found, progress=early)]) as url, browser() as tab:
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        assert await tab.text("#steps") == "step 5 of 10, stopped early"
+        assert tab.errors == []
+
+
 async def pointer(tab: Tab, plot: str, *moves: tuple[str, float]) -> None:
     """What the mouse does: "mouseMoved", "mousePressed" or "mouseReleased" at that share of the plot's width."""
     await tab.value(f"document.querySelector('#plot-{plot}').scrollIntoView({{block: 'center'}})")

@@ -147,6 +147,13 @@ def test_the_newest_evaluation_and_the_best_are_in_the_document() -> None:
     assert d.plain(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["evaluation"] is None
 
 
+def test_an_early_stop_is_in_the_document_beside_the_steps_that_were_wanted() -> None:
+    told = said(step=6, stopped_early="2 evaluations without a better loss")
+    found = d.plain(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["progress"]
+    assert (found["step"], found["steps"]) == (6, 10)
+    assert found["stoppedEarly"] == "2 evaluations without a better loss"
+
+
 def test_who_ran_what_at_the_end_trains_no_more() -> None:
     found = document(
         JOB, job(), said(phase="Over"), JobHistory(Time()), now=WHEN, ended=ended(Outcome.COMPLETE, "done")

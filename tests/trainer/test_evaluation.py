@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
+from bamboo.coordinator.job_status import status
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, quotient
@@ -251,7 +252,8 @@ def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str
 
 
 STOPPING = {"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6, "batches": 2}  # the first is the best
-STOPPED = "2 evaluations without a better largest; the best state is that after step 2, and the last one that after 6"
+WHY = "2 evaluations without a better largest; the best state is that after step 2"
+STOPPED = f"{WHY}, and the last one that after 6 of 12 steps"
 
 
 def stopping(stages: int, pipelines: int, steps: int = 12, **more: Any) -> dict[str, Any]:
@@ -279,6 +281,8 @@ def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
     assert job.finish is not None
     assert (job.finish.outcome, job.finish.reason) == (Outcome.COMPLETE, "EarlyStopped"), job.finish
     assert job.finish.message == STOPPED
+    told = status(job.state, 0.0)
+    assert (told.step, told.steps, told.stopped_early, told.eta_seconds) == (6, 12, WHY, 0.0)
     assert ended(job) == expected
 
 

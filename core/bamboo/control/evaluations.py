@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from bamboo.job.spec import EvaluationSpec, Goal
+from bamboo.text import count
 
 Metrics = Mapping[str, float | None]
 Evaluations = Mapping[int, Metrics]  # by state: the optimizer steps that it has seen
@@ -21,6 +22,11 @@ class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     best: Count | None
     without: Count
+
+    def why(self, metric: str) -> str:
+        """In words. metric: the one that decides."""
+        best = "none has one" if self.best is None else f"the best state is that after step {self.best}"
+        return f"{count(self.without, 'evaluation')} without a better {metric}; {best}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ class Status:
     phase: str
     epoch: int
     step: int
-    steps: int | None  # None: only the task's data can tell, and no worker has them yet
+    steps: int | None  # as many as are wanted; None: only the task's data can tell, and no worker has them yet
     first_loss: float | None
     loss: float | None
     losses: tuple[float, ...]  # of the newest steps
@@ -274,4 +274,5 @@ class Status:
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
     slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
     differences: Differences | None = None  # if results are compared
+    stopped_early: str = ""  # why the job ends with fewer steps than are wanted
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count

@@ -15,20 +15,21 @@ from bamboo.planning.transitions import copies, is_protected
 def status(state: CoordinatorState, now: float) -> Status:
     """A snapshot for views, metrics and summaries."""
     seconds = state.usual_step
-    steps = state.spec.training.known_steps
+    last, stop = state.spec.training.known_steps, state.early_stop
     losses = tuple(state.losses[k] for k in sorted(state.losses))
     return Status(
         phase=state.phase,
         epoch=state.plan.epoch if state.plan else 0,
         step=state.step,
-        steps=steps,
+        steps=stop.wanted_steps if stop else last,
+        stopped_early=stop.why if stop else "",
         first_loss=state.first_loss,
         loss=losses[-1] if losses else None,
         losses=losses,
         lost_samples=sum(state.lost_by_step.values()) * state.spec.training.micro_batch_size,
         step_seconds=seconds,
         samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
-        eta_seconds=(steps - state.step) * seconds if seconds and steps is not None else None,
+        eta_seconds=(last - state.step) * seconds if seconds and last is not None else None,
         grid=_grid(state),
         workers=tuple((w, _part(state, w)) for w in state.workers),
         preemptions=state.preemptions,

@@ -222,12 +222,11 @@ class StragglerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyEnd:
-    """The job has fewer steps than the manifest says, as nothing has become better. best: the best state, if there is
-    one. without: evaluations after it. wanted_steps: as many as the manifest says.
+    """The job has fewer steps than the manifest says, as nothing has become better. why: a sentence without its end.
+    wanted_steps: as many as the manifest says.
     """
 
-    best: int | None
-    without: int
+    why: str
     wanted_steps: int
 
 

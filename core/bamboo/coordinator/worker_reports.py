@@ -177,10 +177,11 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
 
 def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:
     """From now on the job has fewer steps, and ends like any other one that has so many."""
-    state = turn.state
-    wanted = state.early_stop.wanted_steps if state.early_stop else state.spec.training.steps
-    stop = EarlyEnd(best=told.best, without=told.without, wanted_steps=wanted)
-    turn.set(spec=replace(state.spec, training=replace(state.spec.training, steps=last)), early_stop=stop)
+    training, stop = turn.state.spec.training, turn.state.early_stop
+    wanted = stop.wanted_steps if stop else training.steps
+    why = told.why(training.evaluation.metric if training.evaluation else "state")
+    turn.set(spec=replace(turn.state.spec, training=replace(training, steps=last)))
+    turn.set(early_stop=EarlyEnd(why=why, wanted_steps=wanted))
 
 
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
@@ -301,10 +302,7 @@ def _complete(turn: Turn) -> None:
     if stop is None:
         turn.finish(Outcome.COMPLETE, "Complete", f"all {steps} steps are done{lacking}")
         return
-    evaluation = turn.state.spec.training.evaluation
-    metric = evaluation.metric if evaluation else "state"
-    best = "none has one" if stop.best is None else f"the best state is that after step {stop.best}"
-    text = f"{count(stop.without, 'evaluation')} without a better {metric}; {best}, and the last one that after {steps}"
+    text = f"{stop.why}, and the last one that after {steps} of {count(stop.wanted_steps, 'step')}"
     turn.finish(Outcome.COMPLETE, EARLY_STOPPED, f"{text}{lacking}")
 
 

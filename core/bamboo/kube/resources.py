@@ -119,6 +119,7 @@ class EvaluationStatus(Part, frozen=True):
 class TrainingProgress(Part, frozen=True):
     step: int = 0
     steps: int = 0
+    stopped_early: str = ""
     loss: float | None = None
     evaluation: EvaluationStatus | None = None
     samples_per_second: float | None = None

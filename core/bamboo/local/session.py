@@ -21,7 +21,7 @@ from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.stop_signals import STOP_SIGNALS
 from bamboo.local.views.metrics_view import MetricsError, MetricsView
 from bamboo.local.views.page_view import PageView
-from bamboo.local.views.summary import Summary, compare, to_json, to_text
+from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.page.server import PageError
 from bamboo.page.standalone import NAME as PAGE
@@ -143,7 +143,7 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
         print(f"not compared, the undisturbed run did not complete:\n{to_text(check)}", file=sys.stderr)
         return check.exit_code
     if not json:
-        _say(f"  {check.committed} of {check.steps} steps in {check.seconds:.1f} s")
+        _say(f"  {steps_done(check)} in {check.seconds:.1f} s")
         _say("bit-equal: " + ("yes" if equal else f"no, the final states differ; {DIFFERENT}"))
     return EXIT_OK if equal else EXIT_FAILED
 

@@ -115,6 +115,7 @@ def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) ->
     return d.PageProgress(
         step=status.step,
         steps=status.steps,
+        stopped_early=status.stopped_early,
         loss=finite(status.loss),
         first_loss=finite(status.first_loss),
         gradient_norm=finite(status.gradient_norm),

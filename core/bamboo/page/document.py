@@ -33,13 +33,14 @@ class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
-    """samples: of one step. lost_samples: of committed steps, those that did not go into them.
+    """stopped_early: why there are fewer steps than are wanted. samples: of one step. lost_samples: of committed steps, those that did not go into them.
 
     gradient_norm: the global one of the newest step, before clipping.
     """
 
     step: int | None = None
     steps: int | None = None
+    stopped_early: str = ""
     loss: float | None = None
     first_loss: float | None = None
     gradient_norm: float | None = None

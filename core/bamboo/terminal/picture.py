@@ -94,12 +94,13 @@ def _losses(status: Status) -> str:
 
 def _progress(status: Status, elapsed: float) -> Table:
     left = "" if status.eta_seconds is None or status.phase == "Over" else f", ETA {duration(status.eta_seconds)}"
+    early = ", stopped early" if status.stopped_early else ""
     line = Table.grid(padding=(0, 2, 0, 0))
     line.add_column(width=BAR_WIDTH)
     line.add_column(no_wrap=True)
     done = BAR_WIDTH * min(status.step, status.steps) // status.steps if status.steps else 0
     bar = Text.assemble(("█" * done, "green"), ("░" * (BAR_WIDTH - done), "dim"))
-    line.add_row(bar, f"step {status.step}/{status.steps or '?'}  {duration(elapsed)}{left}")
+    line.add_row(bar, f"step {status.step}/{status.steps or '?'}{early}  {duration(elapsed)}{left}")
     return line
 
 

@@ -113,7 +113,7 @@ class PlainView:
 
 def progress(status: Status) -> str:
     """One line: step, loss, speed, time left."""
-    parts = [f"step {status.step}/{status.steps or '?'}"]
+    parts = [f"step {status.step}/{status.steps or '?'}", *["stopped early"] * bool(status.stopped_early)]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
     if status.samples_per_second is not None:

@@ -158,6 +158,7 @@ def _remembered(view: JobView, progress: d.PageProgress) -> Mapping[str, Any]:
     known = d.PageProgress(
         step=training.get("step", progress.step),
         steps=training.get("steps", progress.steps),
+        stopped_early=training.get("stoppedEarly", ""),
         loss=training.get("loss", progress.loss),
         samples=progress.samples,
         samples_per_second=None if over else training.get("samplesPerSecond"),

@@ -169,6 +169,8 @@ def _training(status: Status | None, previous: Json, facts: StatusFacts) -> Json
     }
     if status.steps is not None:
         now |= {"steps": status.steps, "progressPercentage": min(100, 100 * status.step // max(1, status.steps))}
+    if status.stopped_early:
+        now["stoppedEarly"] = status.stopped_early
     if _finite(status.samples_per_second):
         now["samplesPerSecond"] = round(float(status.samples_per_second or 0), 3)
     if _finite(status.loss):

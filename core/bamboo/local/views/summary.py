@@ -36,6 +36,7 @@ class Summary:
     kept_step: of the newest checkpoint, 0 if there is none. first_step: with which this run began.
     restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again;
     repeated_seconds: that these usually take. kept_in: where the checkpoints are, without credentials.
+    steps: as many as were wanted; stopped_early: why there are fewer, if evaluations have ended the job.
     evaluations: after which step, and the metrics. skipped_steps: those that left the model as it was, because their
     loss or gradient was not finite. metrics: of the last step, by name; None: no finite number.
     log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
@@ -70,6 +71,7 @@ class Summary:
     repeated_steps: int = 0
     repeated_seconds: float = 0.0
     kept_in: str | None = None
+    stopped_early: str | None = None
     skipped_steps: int = 0
     evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()
     metrics: tuple[tuple[str, float | None], ...] = ()
@@ -124,6 +126,7 @@ def summarize(
         repeated_steps=status.checkpoint.repeated if status.checkpoint else 0,
         repeated_seconds=status.checkpoint.repeated_seconds if status.checkpoint else 0.0,
         kept_in=status.checkpoint.place if status.checkpoint else None,
+        stopped_early=status.stopped_early or None,
         skipped_steps=status.skipped_steps,
         evaluations=tuple((step, dict(found)) for step, found in status.evaluations),
         metrics=status.metrics,
@@ -158,7 +161,7 @@ def to_text(summary: Summary) -> str:
     lines = [f"{summary.job}: {ended}. {summary.message}".rstrip()]
     if summary.first_loss is not None and summary.last_loss is not None:
         lines.append(
-            f"  {summary.committed} of {summary.steps or '?'} steps{_begun(summary)} in {summary.seconds:.1f} s"
+            f"  {steps_done(summary)}{_begun(summary)} in {summary.seconds:.1f} s"
             f"{_rate(summary.samples_per_second)}, loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
         )
     lines.append(
@@ -215,6 +218,12 @@ def _checkpoint(summary: Summary, place: str) -> str:
 def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:
     """Whether both runs ended in the same state, bit for bit, whatever their grids; nothing is equal to nothing."""
     return bool(disturbed) and bool(undisturbed) and add_digests(disturbed) == add_digests(undisturbed)
+
+
+def steps_done(summary: Summary) -> str:
+    """How many, of how many that were wanted."""
+    early = ", stopped early," if summary.stopped_early else ""
+    return f"{summary.committed} of {summary.steps or '?'} steps{early}"
 
 
 def _begun(summary: Summary) -> str:

@@ -32,12 +32,13 @@ function heading({ job, state, epoch }) {
 }
 
 function summary({ progress, counts, marks, evaluation: measured, checkpoint: kept, cost: paid, unknown, state, job, now }) {
-  const { step, steps } = progress;
+  const { step, steps, stoppedEarly } = progress;
   const bare = step === null || !steps;
   const bar = byId("bar");
   bar.max = bare ? 1 : steps;
   bar.value = bare ? 0 : step;
-  byId("steps").textContent = bare ? "no step known yet" : `step ${number(step, 0)} of ${number(steps, 0)}, ${number(Math.floor((100 * step) / steps), 0)} %`;
+  const part = stoppedEarly ? "stopped early" : `${number(Math.floor((100 * step) / steps), 0)} %`;
+  byId("steps").textContent = bare ? "no step known yet" : `step ${number(step, 0)} of ${number(steps, 0)}, ${part}`;
   if (changed("unknown", unknown) && show(byId("unknown"), unknown.length > 0)) {
     byId("unknown").replaceChildren(...unknown.map((sentence) => el("li", {}, sentence)));
   }

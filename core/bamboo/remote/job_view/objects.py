@@ -91,6 +91,7 @@ class RemoteJob:
     last_takeover: TakeoverStatus | None
     step: int
     steps: int
+    stopped_early: str
     loss: float | None
     evaluation: EvaluationStatus | None
     samples_per_second: float | None
@@ -234,6 +235,7 @@ def job_of(body: Json) -> RemoteJob:
         last_takeover=status.last_takeover,
         step=training.step,
         steps=training.steps or spec.training.steps,
+        stopped_early=training.stopped_early,
         loss=training.loss,
         evaluation=training.evaluation,
         samples_per_second=training.samples_per_second,

@@ -28,7 +28,7 @@ def age(since: datetime | None, now: datetime) -> str:
 
 def progress(job: RemoteJob) -> str:
     """One line: step, loss, speed, time left."""
-    parts = [f"step {job.step}/{job.steps}"]
+    parts = [f"step {job.step}/{job.steps}", *["stopped early"] * bool(job.stopped_early)]
     if job.loss is not None:
         parts.append(f"loss {job.loss:.4f}")
     if job.ended is None and job.holds("Running"):
