@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from bamboo.cli import options
+from bamboo.cli.output_files import check_is_path
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ def export(
     """
     from bamboo.local.trainer_calls.trainer_process import run_trainer
 
+    folder = form in (ExportFormat.DCP, ExportFormat.HUGGINGFACE)
+    check_is_path("--output", output, "a folder" if folder else "a file")
     arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
     arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]
     arguments += [*(["--job", str(job)] if job else []), *(["--model", str(model)] if model else [])]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from bamboo.cli.output_files import check_is_path
 from bamboo.names import DocumentUnit
 
 data = typer.Typer(
@@ -62,6 +63,7 @@ def tokenize(
 
     Example: bamboo data tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
     """
+    check_is_path("--output", output, "a folder" if shard is not None else "a file")
     given = {
         "--tokenizer": tokenizer,
         "--end": end,

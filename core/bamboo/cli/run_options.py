@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.output_files import check_is_path
 from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
@@ -156,6 +157,9 @@ class LocalRunOptions:
         """What can be said before anything is run."""
         if not math.isfinite(self.heartbeat_timeout):
             usage(f"--heartbeat-timeout {self.heartbeat_timeout}: expected a number of seconds")
+        for flag, path, expected in (("--trace", self.trace, "a file"), ("--output", self.output, "a folder")):
+            if path is not None:
+                check_is_path(flag, path, expected)
         if self.trace is not None and (self.trace.is_dir() or not self.trace.absolute().parent.is_dir()):
             usage(f"--trace {self.trace}: expected a file in an existing folder")
         if self.output is not None:

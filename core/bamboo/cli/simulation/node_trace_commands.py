@@ -12,6 +12,7 @@ import typer
 
 from bamboo.cli.dispatch import run, usage
 from bamboo.cli.options import ClusterPlace
+from bamboo.cli.output_files import Written
 from bamboo.names import EXIT_FAILED
 from bamboo.terminal.option_groups import grouped
 from bamboo.traces.generate import Generation, Pattern, generate
@@ -41,9 +42,6 @@ Files = Annotated[
 ]
 Zone = Annotated[
     str, typer.Option(metavar="NAME", help="Zone of nodes whose file names none.", show_default="not known")
-]
-Written = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output")
 ]
 
 

@@ -11,7 +11,7 @@ import typer
 
 from bamboo.cli.dispatch import usage
 from bamboo.cli.options import LONGEST_SECONDS, seconds
-from bamboo.cli.simulation.output_files import check_output_file, check_plot
+from bamboo.cli.output_files import check_output_file, check_plot
 from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(rich_markup_mode=None)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.output_files import Written, check_output_file
 from bamboo.names import EXIT_FAILED
 from bamboo.terminal.option_groups import grouped
 
@@ -59,10 +60,7 @@ class SurroundingOptions:
 @grouped
 def profile_job(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"),
-    ] = None,
+    output: Written = None,
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, max=1000, help="Microbatches of each layer whose median counts.")
     ] = 10,
@@ -90,6 +88,7 @@ def profile_job(
             usage(f"--{name.replace('_', '-')} {value:g}: expected a number above 0 and at most 1000000")
     if options.flow is not None and options.machine is not None and options.machine < options.flow:
         usage("--machine: expected at least --flow, since one connection cannot carry more than all")
+    check_output_file("--output", output)
     try:
         source = read_manifest_source(str(job))
         spec = parse_source(source, unknown_in_template)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bamboo.cli.dispatch import usage
-from bamboo.cli.simulation.output_files import check_plot
+from bamboo.cli.output_files import check_plot
 from bamboo.terminal.option_groups import grouped
 
 if TYPE_CHECKING:

@@ -1,0 +1,59 @@
+"""Where a command writes: standard output or a file, and whether it can, looked at before a long command begins.
+
+Imported with the flags: nothing heavy here.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bamboo.cli.dispatch import usage
+
+STANDARD_OUTPUT = Path("-")
+
+
+def _file(path: Path | None) -> Path | None:
+    """None for standard output."""
+    return None if path == STANDARD_OUTPUT else path
+
+
+Written = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        callback=_file,
+        help="File to write; - is standard output.",
+        show_default="standard output",
+    ),
+]
+
+
+def check_output_file(flag: str, path: Path | None) -> None:
+    """A mistake ends the command."""
+    if path is None:
+        return
+    check_is_path(flag, path, "a file")
+    if path.is_dir():
+        usage(f"{flag}: expected a file, and {path} is a folder")
+    if not path.parent.is_dir():
+        usage(f"{flag}: cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        usage(f"{flag}: cannot write {path}: Permission denied")
+
+
+def check_plot(flag: str, path: Path | None) -> None:
+    """The same for a picture."""
+    check_output_file(flag, path)
+    if path is not None and find_spec("matplotlib") is None:
+        usage(f"{flag} needs matplotlib, not installed here; pip install 'bamboo[plots]' installs it")
+
+
+def check_is_path(flag: str, path: Path, expected: str) -> None:
+    """What is not written to standard output is not written to a file called - either."""
+    if path == STANDARD_OUTPUT:
+        usage(f"{flag} -: expected {expected}, not standard output")

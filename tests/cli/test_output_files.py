@@ -1,0 +1,72 @@
+"""What the flags that name a file to write make of -, and of a file that cannot be written."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo.cli.output_files import check_output_file
+
+GENERATE = ["traces", "generate", "hourly", "--nodes", "2", "--hours", "1"]
+JOB = "job.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_dash_is_standard_output_where_text_is_written() -> None:
+    plain = CliRunner().invoke(app, GENERATE)
+    assert plain.stdout.startswith('{"format":"bamboo-trace"')
+    for words in ([*GENERATE, "-o", "-"], [*GENERATE, "--output=-"]):
+        assert CliRunner().invoke(app, words).stdout == plain.stdout
+    Path("made.jsonl").write_text(plain.stdout)
+    converted = CliRunner().invoke(app, ["traces", "convert", "made.jsonl", "--output", "-"])
+    assert (converted.exit_code, converted.stdout) == (0, plain.stdout)
+    assert [path.name for path in Path().iterdir()] == ["made.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "expected"),
+    [
+        (["plan", JOB, "--preempt-rate", "0.1", "--profile", "bert-v100", "--write", "-"], "--write", "a file"),
+        (["plan", JOB, "--preempt-rate", "0.1", "--profile", "bert-v100", "--plot", "-"], "--plot", "a file"),
+        (["simulate", JOB, "--preempt-rate", "0.1", "--profile", "bert-v100", "--plot", "-"], "--plot", "a file"),
+        (["run", JOB, "--trace", "-"], "--trace", "a file"),
+        (["run", JOB, "--output", "-"], "--output", "a folder"),
+        (["data", "tokenize", JOB, "--output", "-"], "--output", "a file"),
+        (["data", "tokenize", JOB, "--output", "-", "--shard", "9"], "--output", "a folder"),
+        (["export", "folder", "--output", "-"], "--output", "a file"),
+        (["export", "folder", "--output", "-", "--format", "dcp"], "--output", "a folder"),
+    ],
+)
+def test_what_is_no_text_is_never_written_to_a_file_called_dash(words: list[str], flag: str, expected: str) -> None:
+    Path(JOB).write_text(MANIFEST)
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stderr) == (2, f"bamboo: {flag} -: expected {expected}, not standard output\n")
+    assert [path.name for path in Path().iterdir()] == [JOB]
+
+
+def test_what_cannot_be_written_is_said_before_a_job_is_measured() -> None:
+    Path(JOB).write_text(MANIFEST)
+    done = CliRunner().invoke(app, ["profile", JOB, "--output", "nowhere/profile.json"])
+    told = "bamboo: --output: cannot write nowhere/profile.json: there is no folder nowhere\n"
+    assert (done.exit_code, done.stderr) == (2, told)
+
+
+def test_nothing_is_said_of_a_file_that_can_be_written() -> None:
+    check_output_file("--plot", None)
+    check_output_file("--plot", Path("new.png"))
+
+
+MANIFEST = """
+apiVersion: bamboo.dev/v1alpha1
+kind: BambooJob
+metadata: {name: tiny}
+spec:
+  task: {entrypoint: "bamboo_trainer.models.mlp:build"}
+  training: {steps: 4, globalBatchSize: 8, microBatchSize: 4}
+  topology: {stages: 2}
+"""
