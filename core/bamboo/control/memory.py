@@ -8,7 +8,18 @@ MOST = 1 << 60
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BytesByKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every field is a kind, of type Bytes."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> dict[str, int]:
+        return msgspec.structs.asdict(self)
+
+
+class Memory(BytesByKind, frozen=True):
     """Bytes by kind. What belongs to two kinds counts once, with the first of them, so that the total is real.
 
     parameters, optimizer: of the stages that the worker owns, frozen values and buffers included.
@@ -28,20 +39,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     received: Bytes = 0
     copies: Bytes = 0
 
-    @property
-    def total(self) -> int:
-        return sum(self.by_kind().values())
-
-    def by_kind(self) -> dict[str, int]:
-        return msgspec.structs.asdict(self)
-
     def highest(self, other: "Memory") -> "Memory":
         """Of each kind the larger number."""
         mine, others = self.by_kind(), other.by_kind()
         return Memory(**{kind: max(mine[kind], others[kind]) for kind in mine})
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Traffic(BytesByKind, frozen=True):
     """Bytes by kind: since the worker began, or of a step.
 
     activation, gradient: tensors at the stage's boundaries. reduction: gradients of the stage that pipelines combine,
@@ -59,13 +63,6 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     state: Bytes = 0
     layers: Bytes = 0
     control: Bytes = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self.by_kind().values())
-
-    def by_kind(self) -> dict[str, int]:
-        return msgspec.structs.asdict(self)
 
     def in_each(self, steps: int) -> "Traffic":
         """Of one of so many steps, in the mean."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from bamboo.control.memory import Memory, Traffic
+from bamboo.control.memory import BytesByKind
 from bamboo.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo.coordinator.events import Takeover as TakenOver
 from bamboo.coordinator.protection import OFF, protection
@@ -185,7 +185,7 @@ def _apart(part: WorkerState) -> str:
     return (WorkerState.STARTING if part is WorkerState.TRAINING else part).value
 
 
-def account(worker: WorkerId, found: Memory | Traffic, names: Labels) -> d.Account:
+def account(worker: WorkerId, found: BytesByKind, names: Labels) -> d.Account:
     return d.Account(worker=worker, label=names(worker), total=found.total, kinds=found.by_kind())
 
 

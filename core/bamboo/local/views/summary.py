@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bamboo.control.digests import add_digests
-from bamboo.control.memory import Memory, Traffic
+from bamboo.control.memory import BytesByKind, Memory, Traffic
 from bamboo.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo.planning.plan import WorkerId
@@ -258,7 +258,7 @@ def _takeover(summary: Summary, takeover: Takeover) -> str:
     return f"{where}: {who}, {pause}: {phases}{', with notice' if takeover.notice else ''}"
 
 
-def _by_kind(worker: WorkerId, account: Memory | Traffic) -> str:
+def _by_kind(worker: WorkerId, account: BytesByKind) -> str:
     kinds = sorted(account.by_kind().items(), key=lambda item: -item[1])
     said = ", ".join(f"{kind} {size(count)}" for kind, count in kinds if count)
     return f"{worker} with {size(account.total)}" + (f" ({said})" if said else "")
