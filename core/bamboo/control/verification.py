@@ -1,6 +1,6 @@
 """Messages about results that have to be the same; see docs/design/verify.md."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -26,9 +26,24 @@ class StateSum(Message, frozen=True):
 class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which forward."""
 
+    kind: ClassVar[str] = "forward"
+
     cell: Cell
     step: Count
     microbatch: Count
+
+    @property
+    def stage(self) -> int:
+        return self.cell.stage
+
+    @property
+    def last_good(self) -> int:
+        """The newest version of states that it has no part in: the one that its step begins with."""
+        return self.step
+
+    def __str__(self) -> str:
+        (d, s), step, microbatch = self.cell, self.step, self.microbatch
+        return f"the forward of microbatch {microbatch} in step {step} on stage {s} of pipeline {d}"
 
 
 class ForwardDiffers(Message, frozen=True):

@@ -1,11 +1,12 @@
 """The coordinator's state as a person sees it."""
 
 from bamboo.control.evaluations import best
+from bamboo.control.verification import ForwardPlace
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
 from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState
-from bamboo.coordinator.verification import verification
+from bamboo.coordinator.verification.evidence import StatePlace
 from bamboo.coordinator.verification.settled import is_on
 from bamboo.job.spec import storage_place
 from bamboo.planning.plan import Cell, WorkerId
@@ -120,7 +121,7 @@ def _differences(state: CoordinatorState) -> Differences | None:
         return None
     v = state.verification
     return Differences(
-        forwards=v.found.get(verification.FORWARD, 0), states=v.found.get(verification.STATE, 0), corrupt=v.corrupt,
+        forwards=v.found.get(ForwardPlace.kind, 0), states=v.found.get(StatePlace.kind, 0), corrupt=v.corrupt,
         unresolved=v.unresolved, resolved=v.resolved,
     )  # fmt: skip
 

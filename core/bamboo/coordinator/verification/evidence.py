@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from bamboo.control.verification import ForwardPlace
-from bamboo.planning.plan import WorkerId
+from bamboo.planning.plan import Plan, WorkerId
 
 Layers = tuple[int, int]
 
@@ -14,8 +15,23 @@ Layers = tuple[int, int]
 class StatePlace:
     """Of which state: the number of the stage, or the shard, and its version."""
 
+    kind: ClassVar[str] = "state"
+
     stage: int
     version: int
+
+    @property
+    def step(self) -> int:
+        """The first one that begins with this state."""
+        return self.version
+
+    @property
+    def last_good(self) -> int:
+        """The newest version of states that it has no part in."""
+        return self.version - 1
+
+    def __str__(self) -> str:
+        return f"the state of stage {self.stage} after {self.version} steps"
 
 
 Place = ForwardPlace | StatePlace
@@ -26,7 +42,7 @@ Sums = Mapping[WorkerId, tuple[str, ...]]
 class Dispute:
     """Results that differ. layers: of what. said: by each worker, in order. suspect: who has to go if it comes to that.
 
-    returns: how often the job went back to a checkpoint for them. taken_out: to have somebody else's opinion.
+    returns: how often the job went back to a checkpoint for them.
     """
 
     place: Place
@@ -34,7 +50,6 @@ class Dispute:
     suspect: WorkerId
     said: Sums = field(default_factory=dict)
     returns: int = 0
-    taken_out: frozenset[WorkerId] = frozenset()
 
     def having(self, said: Sums) -> "Dispute":
         """With what is said now."""
@@ -43,10 +58,11 @@ class Dispute:
             merged[worker] = (*merged.get(worker, ()), *sums)
         return replace(self, said=merged)
 
-    @property
-    def step(self) -> int:
-        """When it is past."""
-        return self.place.version if isinstance(self.place, StatePlace) else self.place.step
+
+def layers_of(plan: Plan, place: Place) -> Layers | None:
+    """Of which layers such a result is under this plan; None if there is none."""
+    ranges = plan.state_layers if isinstance(place, StatePlace) else plan.stages
+    return ranges[place.stage] if place.stage < len(ranges) else None
 
 
 def wrong_workers(said: Sums) -> frozenset[WorkerId] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bamboo.coordinator.verification.evidence import Dispute, StatePlace
+from bamboo.coordinator.verification.evidence import Dispute, Place, StatePlace
 from bamboo.planning.plan import WorkerId
 
 
@@ -29,3 +29,13 @@ class VerificationState:
     told: frozenset[tuple[str, int, tuple[WorkerId, ...]]] = frozenset()
     unresolved: str = ""
     resolved: str = ""
+
+    def dispute_over(self, place: Place) -> Dispute | None:
+        return next((one for one in self.disputes if one.place == place), None)
+
+    def disputes_without(self, place: Place) -> tuple[Dispute, ...]:
+        return tuple(one for one in self.disputes if one.place != place)
+
+    def disputes_with(self, dispute: Dispute) -> tuple[Dispute, ...]:
+        """With what is known of it now, as the newest one."""
+        return (*self.disputes_without(dispute.place), dispute)

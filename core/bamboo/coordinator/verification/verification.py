@@ -25,10 +25,10 @@ from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.verification.evidence import (
     Dispute,
-    Layers,
     Place,
     StatePlace,
     Sums,
+    layers_of,
     none_is_steady,
     wrong_workers,
 )
@@ -39,7 +39,6 @@ from bamboo.planning.plan import Plan, WorkerId
 KEPT_VERSIONS: Final = 8
 MOST_RETURNS: Final = 4  # to a checkpoint, for the same result
 PAST_STEPS: Final = 2  # after which nobody says more of a step
-FORWARD, STATE = "forward", "state"
 
 
 def _change(turn: Turn, **changes: object) -> None:
@@ -72,7 +71,7 @@ def forward_differs(turn: Turn, worker: WorkerId, message: ForwardDiffers) -> No
         message.owner: (message.theirs,),
         worker: (message.mine, *((message.again,) if message.again else ())),
     }
-    _differs(turn, place, said, plan.stages[place.cell.stage], message.owner)
+    _differs(turn, place, said, message.owner)
 
 
 def forward_sum(turn: Turn, worker: WorkerId, message: ForwardSum) -> None:
@@ -107,52 +106,50 @@ def _weigh(turn: Turn, place: StatePlace) -> None:
     left = {one: since for one, since in v.differing.items() if one != place}
     _change(turn, differing=left, weighed=v.weighed | {place})
     owner = plan.at(plan.cell_of(place.stage)).owner
-    _differs(turn, place, {w: (found,) for w, found in told.items()}, plan.state_layers[place.stage], owner)
+    _differs(turn, place, {w: (found,) for w, found in told.items()}, owner)
 
 
 # differences
 
 
-def _differs(turn: Turn, place: Place, said: Sums, layers: Layers, suspect: WorkerId) -> None:
+def _differs(turn: Turn, place: Place, said: Sums, suspect: WorkerId) -> None:
     """A difference is found; suspect: the owner, who goes first if nobody can be told to be wrong."""
     state = turn.state
     _count(turn, place, said)
-    known = next((one for one in state.verification.disputes if one.place == place), None)
-    dispute = (known or Dispute(place=place, layers=layers, suspect=suspect)).having(
-        {} if known and isinstance(place, StatePlace) else said
-    )
+    dispute = state.verification.dispute_over(place)
+    if dispute is None:
+        layers = layers_of(state.current_plan, place)
+        assert layers is not None
+        dispute = Dispute(place=place, layers=layers, suspect=suspect).having(said)
+    elif not isinstance(place, StatePlace):  # what is said of a state was heard one by one
+        dispute = dispute.having(said)
     wrong = wrong_workers(dispute.said)
     if not replaces(state):
         if wrong:
             _name(turn, dispute, wrong)
-        return
-    if none_is_steady(dispute.said) and dispute.returns:
-        text = f"{_described(dispute)} came to other results whenever it was repeated, on all workers"
+    elif none_is_steady(dispute.said) and dispute.returns:
+        text = f"{place} came to other results whenever it was repeated, on all workers"
         turn.finish(Outcome.FAILED, "NotDeterministic", text)
-        return
-    if wrong:
+    elif wrong:
         harmless = _is_harmless(state, dispute, wrong)
-        _close(turn, dispute)
-        _name(turn, dispute, wrong)
-        _lose(turn, wrong)
+        _settle(turn, dispute, wrong)
         if not harmless:
             _go_back(turn, dispute, "the results since then may be wrong")
-        return
-    _look_again(turn, dispute)
+    else:
+        _look_again(turn, dispute)
 
 
 def _look_again(turn: Turn, dispute: Dispute) -> None:
     """It cannot be told who is wrong: by what the same work comes to again, or comes to elsewhere, it can."""
     if dispute.returns >= MOST_RETURNS:
-        text = f"{_described(dispute)} still differs after the job went back to a checkpoint {MOST_RETURNS} times"
+        text = f"{dispute.place} still differs after the job went back to a checkpoint {MOST_RETURNS} times"
         turn.finish(Outcome.FAILED, "ResultsDiffer", f"{text}, and it cannot be told who is wrong")
         return
     out = frozenset({dispute.suspect} & turn.state.workers.keys()) if dispute.returns else frozenset[WorkerId]()
-    left = tuple(one for one in turn.state.verification.disputes if one.place != dispute.place)
-    again = replace(dispute, returns=dispute.returns + 1, taken_out=dispute.taken_out | out)
-    _change(turn, disputes=(*left, again))
+    again = replace(dispute, returns=dispute.returns + 1)
+    _change(turn, disputes=turn.state.verification.disputes_with(again))
     for worker in out:
-        declare_lost(turn, worker, f"{_described(dispute)} differs again, and another worker has to run it", known=True)
+        declare_lost(turn, worker, f"{dispute.place} differs again, and another worker has to run it", known=True)
     _go_back(turn, dispute, "what it comes to again will tell who is wrong")
 
 
@@ -161,13 +158,12 @@ def _go_back(turn: Turn, dispute: Dispute, why: str) -> None:
     if turn.state.phase == "Over":
         return
     c = turn.state.checkpoints
-    limit = dispute.step - isinstance(dispute.place, StatePlace)
     begun = (*c.kept, *((c.writing,) if c.writing else ()))
-    bad = tuple(one for one in begun if one.step > limit and one not in c.bad)
+    bad = tuple(one for one in begun if one.step > dispute.place.last_good and one not in c.bad)
     kept = tuple(one for one in c.kept if one not in bad)
     checkpoints.change(turn, bad=(*c.bad, *bad)[-checkpoints.MOST_KEPT :], kept=kept)
     _change(turn, sums={}, differing={}, weighed=frozenset(), agreed={})
-    restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, f"{_described(dispute)} differs; {why}")
+    restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, f"{dispute.place} differs; {why}")
     _ask(turn, turn.state.workers)
 
 
@@ -186,31 +182,34 @@ def _is_harmless(state: CoordinatorState, dispute: Dispute, wrong: frozenset[Wor
 
 def _hear(turn: Turn, place: Place, said: Sums) -> None:
     """Something more is known of an open dispute."""
-    dispute = next((one for one in turn.state.verification.disputes if one.place == place), None)
+    dispute = turn.state.verification.dispute_over(place)
     if dispute is None:
         return
     dispute = dispute.having(said)
-    left = tuple(one for one in turn.state.verification.disputes if one.place != place)
-    _change(turn, disputes=(*left, dispute))
+    _change(turn, disputes=turn.state.verification.disputes_with(dispute))
     wrong = wrong_workers(dispute.said)
     if wrong:
-        _close(turn, dispute)
-        _name(turn, dispute, wrong)
-        _lose(turn, wrong)  # what is there now was computed anew, and others have found the same
+        _settle(turn, dispute, wrong)  # what is there now was computed anew, and others have found the same
+
+
+def _settle(turn: Turn, dispute: Dispute, wrong: frozenset[WorkerId]) -> None:
+    """It is known who was wrong: these are lost."""
+    _close(turn, dispute)
+    _name(turn, dispute, wrong)
+    for worker in sorted(wrong & turn.state.workers.keys()):
+        declare_lost(turn, worker, "its results are wrong", known=True)
 
 
 def _close(turn: Turn, dispute: Dispute) -> None:
-    left = tuple(one for one in turn.state.verification.disputes if one.place != dispute.place)
-    _change(turn, disputes=left)
+    _change(turn, disputes=turn.state.verification.disputes_without(dispute.place))
     _ask(turn, turn.state.workers)
 
 
 def _count(turn: Turn, place: Place, said: Sums) -> None:
     """Of a fault that stays, as in parameters, people are told once, and the others are counted."""
-    v, kind = turn.state.verification, STATE if isinstance(place, StatePlace) else FORWARD
-    found = {**v.found, kind: v.found.get(kind, 0) + 1}
-    number = place.stage if isinstance(place, StatePlace) else place.cell.stage
-    key, text = (kind, number, tuple(sorted(said))), f"{_place(place)} differs between {' and '.join(sorted(said))}"
+    v, workers = turn.state.verification, tuple(sorted(said))
+    found = {**v.found, place.kind: v.found.get(place.kind, 0) + 1}
+    key, text = (place.kind, place.stage, workers), f"{place} differs between {' and '.join(workers)}"
     _change(turn, found=found, told=v.told | {key}, unresolved=text)
     if key not in v.told or replaces(turn.state):
         turn.do(Emit("ResultsDiffer", text, True))
@@ -218,28 +217,12 @@ def _count(turn: Turn, place: Place, said: Sums) -> None:
 
 def _name(turn: Turn, dispute: Dispute, wrong: frozenset[WorkerId]) -> None:
     v, names = turn.state.verification, " and ".join(sorted(wrong))
-    text = f"{names} was wrong about {_described(dispute)}: others agree, or it did not come to its own result again"
+    text = f"{names} was wrong about {dispute.place}: others agree, or it did not come to its own result again"
     unresolved = "" if replaces(turn.state) else f"{text}; redundancy.verify Report leaves it at that"
     new = tuple(worker for worker in sorted(wrong) if worker not in v.corrupt)
     _change(turn, corrupt=(*v.corrupt, *new), unresolved=unresolved, resolved="" if unresolved else text)
     if new:
         turn.do(Emit("WorkerCorrupt", text, True))
-
-
-def _lose(turn: Turn, wrong: frozenset[WorkerId]) -> None:
-    for worker in sorted(wrong & turn.state.workers.keys()):
-        declare_lost(turn, worker, "its results are wrong", known=True)
-
-
-def _described(dispute: Dispute) -> str:
-    return _place(dispute.place)
-
-
-def _place(place: Place) -> str:
-    if isinstance(place, StatePlace):
-        return f"the state of stage {place.stage} after {place.version} steps"
-    (d, s), step, microbatch = place.cell, place.step, place.microbatch
-    return f"the forward of microbatch {microbatch} in step {step} on stage {s} of pipeline {d}"
 
 
 # while time passes
@@ -264,15 +247,11 @@ def look_after(turn: Turn) -> None:
 
 def _is_past(state: CoordinatorState, plan: Plan, dispute: Dispute) -> bool:
     """Has the job passed it again, or can nobody run the same again?"""
-    layers = plan.state_layers if isinstance(dispute.place, StatePlace) else plan.stages
-    number = dispute.place.stage if isinstance(dispute.place, StatePlace) else dispute.place.cell.stage
-    if number >= len(layers) or tuple(layers[number]) != tuple(dispute.layers):
-        return True
-    return state.step > dispute.step + PAST_STEPS
+    return layers_of(plan, dispute.place) != dispute.layers or state.step > dispute.place.step + PAST_STEPS
 
 
 def _give_up(turn: Turn, dispute: Dispute) -> None:
-    text = f"it cannot be told who was wrong about {_described(dispute)}; it is repeated, and the results are equal now"
+    text = f"it cannot be told who was wrong about {dispute.place}; it is repeated, and the results are equal now"
     _close(turn, dispute)
     _change(turn, unresolved="", resolved=text)
     turn.do(Emit("CorruptionNotNamed", text, True))
