@@ -7,7 +7,9 @@ cells over runs their programs again, from what the others have in their logs.
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from bamboo.planning.schedule import Backward, BackwardInput, BackwardWeight, Computed, Forward, StageOrder, one_f_one_b
 from bamboo.profiles.profile import Network
@@ -83,6 +85,15 @@ def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
     return None if stage == (0 if first else stages - 1) else (first, instruction.microbatch)
 
 
+def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Frame] | None:
+    """What an instruction sends, and to which cell; None if nobody waits for what it computes."""
+    if isinstance(instruction, BackwardWeight):
+        return None
+    (d, s), first = place, isinstance(instruction, Forward)
+    target = (d, s + 1) if first else (d, s - 1)
+    return (target, (first, instruction.microbatch)) if 0 <= target[1] < stages else None
+
+
 @dataclass(slots=True)
 class _Cell:
     """program: what is left of it is behind `done`. arrived: (is a forward, microbatch) of the frames that are here.
@@ -137,7 +148,7 @@ class _Execution:
         self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
         self._flows: dict[tuple[int, int], float] = {}
         self._ends: dict[Place, float] = {}
-        self._events: list[tuple[float, int, int, object]] = []
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []  # when, the how manyth, and what happens
         self._count = 0
         for d, row in enumerate(group.owners):
             for s, worker in enumerate(row):
@@ -150,24 +161,14 @@ class _Execution:
 
     def run(self) -> GroupTimes:
         for number, worker in enumerate(self._workers):
-            self._push(worker.free, _TURN, number)
+            self._push(worker.free, partial(self._turn, number))
         if self._loss is not None:
             for number, at in self._loss.lost:
-                self._push(at, _LOSE, number)
-            self._push(self._loss.planned, _PLAN, None)
+                self._push(at, partial(self._lose, number))
+            self._push(self._loss.planned, self._take_over)
         while self._events:
-            now, _, kind, what = heapq.heappop(self._events)
-            if kind == _ARRIVE:
-                assert isinstance(what, tuple)
-                self._arrive(now, what)
-            elif kind == _LOSE:
-                assert isinstance(what, int)
-                self._workers[what].alive = False
-            elif kind == _PLAN:
-                self._take_over(now)
-            else:
-                assert isinstance(what, int)
-                self._turn(now, what)
+            now, _, happens = heapq.heappop(self._events)
+            happens(now)
         return self._times()
 
     def _times(self) -> GroupTimes:
@@ -177,9 +178,9 @@ class _Execution:
         gaps = [(*w.gaps, (w.since, last)) if w.since < last else tuple(w.gaps) for w in self._workers]
         return GroupTimes(ends=ends, work=tuple(w.work for w in self._workers), gaps=tuple(gaps))
 
-    def _push(self, at: float, kind: int, what: object) -> None:
+    def _push(self, at: float, happens: Callable[[float], None]) -> None:
         self._count += 1
-        heapq.heappush(self._events, (at, self._count, kind, what))
+        heapq.heappush(self._events, (at, self._count, happens))
 
     def _own(self, place: Place, worker: int) -> _Cell:
         (d, s), group = place, self._group
@@ -190,26 +191,28 @@ class _Execution:
 
     # work
 
-    def _turn(self, now: float, number: int) -> None:
+    def _turn(self, number: int, now: float) -> None:
         """The worker may have finished something, and begins what is the most urgent."""
         worker = self._workers[number]
         if not worker.alive or now < worker.free:
             return
         if worker.running is not None:
-            self._finish(now, number, worker.running)
+            self._finish(number, worker.running, now)
             worker.running = None
         ready = [cell for cell in worker.cells if self._is_ready(cell)]
         if not ready:
             return
         cell = min(ready, key=lambda c: (c.shadow, _urgency(c.next), -c.place[1]))
-        seconds = self._seconds(cell, cell.next)
+        seconds = self._seconds(cell)
         if now > worker.since:
             worker.gaps.append((worker.since, now))
         worker.running, worker.free, worker.since = cell, now + seconds, now + seconds
         worker.work += seconds
-        self._push(now + seconds, _TURN, number)
+        self._push(now + seconds, partial(self._turn, number))
 
-    def _seconds(self, cell: _Cell, instruction: Computed | None) -> float:
+    def _seconds(self, cell: _Cell) -> float:
+        """Of what comes next; of a mirror's forward a layer's part, as it does one at a time."""
+        instruction = cell.next
         if isinstance(instruction, Forward):
             whole = self._group.forward[cell.place[1]]
             pieces = self._group.layers[cell.place[1]] if cell.shadow and self._group.layers else 1
@@ -225,13 +228,13 @@ class _Execution:
         frame = awaited(cell.next, cell.place[1], self._stages)
         return frame is None or frame in cell.arrived
 
-    def _finish(self, now: float, number: int, cell: _Cell) -> None:
-        instruction, (d, s) = cell.next, cell.place
+    def _finish(self, number: int, cell: _Cell, now: float) -> None:
+        instruction = cell.next
         assert instruction is not None
         if not cell.shadow and self._cells[cell.place] is not cell:
             return  # another worker runs it now
         if cell.shadow and isinstance(instruction, Forward) and self._group.layers:
-            cell.pieces = (cell.pieces + 1) % self._group.layers[s]  # one layer at a time
+            cell.pieces = (cell.pieces + 1) % self._group.layers[cell.place[1]]
             if cell.pieces:
                 return
         cell.done += 1
@@ -239,16 +242,14 @@ class _Execution:
             return
         if cell.next is None:
             self._ends[cell.place] = now
-        if isinstance(instruction, BackwardWeight):
+        sent = given(instruction, cell.place, self._stages)
+        if sent is None:
             return
-        first = isinstance(instruction, Forward)
-        target = (d, s + 1) if first else (d, s - 1)
-        if 0 <= target[1] < self._stages:
-            frame = (first, instruction.microbatch)
-            self._log.setdefault(target, {})[frame] = number
-            self._send(now, number, target, frame)
-        if first and target in self._mirrors and self._mirrors[target][0] == number:
-            self._mirrors[target][1].arrived.add((first, instruction.microbatch))  # it has made the input itself
+        target, frame = sent
+        self._log.setdefault(target, {})[frame] = number
+        self._send(now, number, target, frame)
+        if frame[0] and target in self._mirrors and self._mirrors[target][0] == number:
+            self._mirrors[target][1].arrived.add(frame)  # it has made the input itself
 
     # frames
 
@@ -260,7 +261,7 @@ class _Execution:
     def _travel(self, now: float, sender: int, receiver: int, what: tuple[Place, Frame, bool]) -> None:
         (_, s), (first, _), _ = what
         if sender == receiver:
-            self._push(now, _ARRIVE, (receiver, *what))
+            self._push(now, partial(self._arrive, receiver, what))
             return
         network, size = self._group.network, self._group.boundary[s - 1 if first else s]
         source, sink = self._workers[sender], self._workers[receiver]
@@ -268,18 +269,22 @@ class _Execution:
         self._flows[sender, receiver] = begin + size / network.flow
         source.sends = begin + size / network.machine
         sink.receives = max(begin, sink.receives) + size / network.machine
-        self._push(max(begin + size / network.flow, sink.receives) + network.latency, _ARRIVE, (receiver, *what))
+        at = max(begin + size / network.flow, sink.receives) + network.latency
+        self._push(at, partial(self._arrive, receiver, what))
 
-    def _arrive(self, now: float, what: tuple[int, Place, Frame, bool]) -> None:
+    def _arrive(self, receiver: int, what: tuple[Place, Frame, bool], now: float) -> None:
         """What comes to a worker that does not run the cell any more is lost; the log has it."""
-        receiver, place, frame, mirrored = what
+        place, frame, mirrored = what
         if mirrored:
             self._mirrors[place][1].arrived.add(frame)
         elif self._owner[place] == receiver:
             self._cells[place].arrived.add(frame)
-        self._turn(now, receiver)
+        self._turn(receiver, now)
 
     # losses
+
+    def _lose(self, number: int, now: float) -> None:
+        self._workers[number].alive = False
 
     def _take_over(self, now: float) -> None:
         """Every sender sends again what the new owner may lack."""
@@ -297,23 +302,21 @@ class _Execution:
                     cell.adopt(known[1])
         for place, heir in self._loss.heirs:
             self._resend(now, place, self._cells[place].done)
-            self._push(now, _TURN, heir)
+            self._push(now, partial(self._turn, heir))
 
     def _resend(self, now: float, place: Place, done: int) -> None:
         """The frames of the neighbours' logs, and what a mirror has done already, of which the others know nothing."""
-        d, s = place
         cell = self._cells[place]
         logged = self._log.get(place, {})
         for frame, sender in sorted(logged.items(), key=lambda sent: (sent[0][1], not sent[0][0])):
             if self._workers[sender].alive:
                 self._travel(now, sender, self._owner[place], (place, frame, False))
         for instruction in cell.program[:done]:
-            if isinstance(instruction, BackwardWeight):
+            sent = given(instruction, place, self._stages)
+            if sent is None:
                 continue
-            first = isinstance(instruction, Forward)
-            target = (d, s + 1) if first else (d, s - 1)
-            frame = (first, instruction.microbatch)
-            if 0 <= target[1] < self._stages and frame not in self._cells[target].arrived:
+            target, frame = sent
+            if frame not in self._cells[target].arrived:
                 self._log.setdefault(target, {})[frame] = self._owner[place]
                 self._travel(now, self._owner[place], self._owner[target], (target, frame, False))
         if cell.next is None:
@@ -323,6 +326,3 @@ class _Execution:
 def _urgency(instruction: Computed | None) -> int:
     """As the engine: what no other stage waits for comes last."""
     return 2 if isinstance(instruction, BackwardWeight) else int(isinstance(instruction, Forward))
-
-
-_LOSE, _PLAN, _ARRIVE, _TURN = 0, 1, 2, 3
