@@ -42,6 +42,23 @@ class Stages:
     trained: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A group of a plan's pipelines. rows: their numbers in the plan. numbers: those of workers in the group."""
+
+    group: Group
+    rows: list[int]
+    numbers: dict[WorkerId, int]
+
+    def cells(self) -> dict[Cell, Place]:
+        """By cell of the plan, its place in the group."""
+        stages = range(len(self.group.forward))
+        return {Cell(row, s): (d, s) for d, row in enumerate(self.rows) for s in stages}
+
+    def ends(self, times: GroupTimes) -> dict[Place, float]:
+        return {cell: times.ends[d][s] for cell, (d, s) in self.cells().items()}
+
+
 class StepModel:
     """Of one job on one profile, whose microbatches are the job's."""
 
@@ -74,43 +91,32 @@ class StepModel:
             return max(self._committed(plan, layout, shared), lost.planned), max(0.0, seconds - lost.planned)
         ends: dict[Place, float] = {}
         repeating = 0.0
-        for group, rows, names in self._groups_of(before, layout, plan):
-            calm = self._times(group)
-            moved = [
-                (place, Cell(rows[place[0]], place[1]))
-                for place in _places(group)
-                if _is_moved(before, plan, Cell(rows[place[0]], place[1]), lost)
-            ]
-            if not moved:
-                times = calm
-            else:
-                heirs = {place: plan.at(cell).owner for place, cell in moved}
-                loss = StepLoss(
-                    lost=tuple((names[w], at) for w, at in lost.at.items() if w in names),
-                    planned=lost.planned,
-                    heirs=tuple((place, names[heir]) for place, heir in heirs.items()),
-                    reused=tuple(
-                        (place, self._done_in_advance(before, cell, group, calm, (names[heirs[place]], lost)))
-                        for place, cell in moved
-                        if before.at(cell).shadow == heirs[place]
-                    ),
-                )
-                times = execute(group, loss)
+        for part in self._groups_of(before, layout, plan):
+            loss = self._loss(before, plan, part, lost)
+            times = self._times(part.group) if loss is None else execute(part.group, loss)
+            if loss is not None:
                 repeating = max(repeating, times.end - lost.planned)
-            ends |= {(rows[d], s): times.ends[d][s] for d, s in _places(group)}
+            ends |= part.ends(times)
         return max(self._committed(plan, layout, ends), lost.planned), max(0.0, repeating)
 
-    def _done_in_advance(
-        self, plan: Plan, cell: Cell, group: Group, calm: GroupTimes, heir: tuple[int, LostWorkers]
-    ) -> int:
-        """How many forwards of a cell its shadow has done in its bubbles, when the cell's owner is lost."""
-        if plan.mode is not RedundancyMode.EAGER_FORWARD:
-            return 0
-        number, lost = heir
-        at = lost.at.get(plan.at(cell).owner, lost.planned)
-        idle = sum(max(0.0, min(end, at) - begin) for begin, end in calm.gaps[number] if begin < at)
-        took = MARGIN * group.forward[cell.stage]
-        return int(SAFETY * idle / took) if took else group.microbatches[0]
+    def _loss(self, before: Plan, plan: Plan, part: PlannedGroup, lost: LostWorkers) -> StepLoss | None:
+        """What of a group other workers take over; None if nothing."""
+        moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
+        if not moved:
+            return None
+        heirs = {cell: plan.at(cell).owner for cell in moved}
+        reused = []
+        for cell, place in moved.items():
+            if before.mode is RedundancyMode.EAGER_FORWARD and before.at(cell).shadow == heirs[cell]:
+                gaps = self._times(part.group).gaps[part.numbers[heirs[cell]]]
+                at = lost.at.get(before.at(cell).owner, lost.planned)
+                reused.append((place, _done_in_advance(part.group, cell.stage, gaps, at)))
+        return StepLoss(
+            lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
+            planned=lost.planned,
+            heirs=tuple((place, part.numbers[heirs[cell]]) for cell, place in moved.items()),
+            reused=tuple(reused),
+        )
 
     def _shared(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, dict[Place, float]]:
         """Pipelines of one stage: when what was lost is done again, and all ends. Those that share it go on with it
@@ -164,10 +170,10 @@ class StepModel:
             for cell, parts in _runners(plan, layout).items():
                 ends[cell] = max(own[w] + self._given(plan, cell, w) for w, _ in parts)
             return max(self._committed(plan, layout, ends), self._least(plan, layout, {}))
-        for group, rows, names in self._groups_of(plan, layout):
-            times = self._times(group)
-            ends |= {(rows[d], s): times.ends[d][s] for d, s in _places(group)}
-            for worker, number in names.items():
+        for part in self._groups_of(plan, layout):
+            times = self._times(part.group)
+            ends |= part.ends(times)
+            for worker, number in part.numbers.items():
                 work[worker] += times.work[number]
         return max(self._committed(plan, layout, ends), self._least(plan, layout, work))
 
@@ -176,10 +182,8 @@ class StepModel:
             self._groups[group] = execute(group)
         return self._groups[group]
 
-    def _groups_of(
-        self, plan: Plan, layout: Layout, later: Plan | None = None
-    ) -> list[tuple[Group, list[int], dict[WorkerId, int]]]:
-        """Pipelines that share workers, also under the plan after it: the group, its pipelines, workers' numbers."""
+    def _groups_of(self, plan: Plan, layout: Layout, later: Plan | None = None) -> list[PlannedGroup]:
+        """Pipelines that share workers, also under the plan after it."""
         stages, found = self.stages(plan.stages), []
         for rows in _connected(plan, layout, later):
             names: dict[WorkerId, int] = {}
@@ -202,7 +206,7 @@ class StepModel:
                 network=self.profile.network, busy=tuple(busy), mirrors=mirrors,
                 layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
             )  # fmt: skip
-            found.append((group, rows, names))
+            found.append(PlannedGroup(group, rows, names))
         return found
 
     def _committed(self, plan: Plan, layout: Layout, ends: Mapping[Place, float]) -> float:
@@ -310,8 +314,11 @@ def _runners(plan: Plan, layout: Layout) -> dict[Cell, list[tuple[WorkerId, int]
     return found
 
 
-def _places(group: Group) -> list[Place]:
-    return [(d, s) for d in range(len(group.owners)) for s in range(len(group.forward))]
+def _done_in_advance(group: Group, stage: int, gaps: Sequence[tuple[float, float]], at: float) -> int:
+    """How many forwards of a stage its shadow has done in its bubbles (`gaps`) until that second."""
+    idle = sum(max(0.0, min(end, at) - begin) for begin, end in gaps if begin < at)
+    took = MARGIN * group.forward[stage]
+    return int(SAFETY * idle / took) if took else group.microbatches[0]
 
 
 def _nodes(layout: Layout) -> int:
