@@ -5,6 +5,7 @@ Hindsight is the same for all, and favours none: whoever has more to choose had 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
@@ -76,17 +77,11 @@ def _restart(setting: Setting) -> Iterator[Policy]:
         yield Restarting(costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf)
 
 
-def _blocking(setting: Setting) -> Iterator[Policy]:
-    for stages in setting.tried:
-        saving = blocking(setting.costs, stages, setting.mtbf)
-        yield Restarting(costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf)
-
-
-def _torchrun_elastic(setting: Setting) -> Iterator[Policy]:
+def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Policy]:
     for stages in setting.tried:
         saving = blocking(setting.costs, stages, setting.mtbf)
         yield Restarting(
-            costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf, at_every_change=True
+            costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf, at_every_change=at_every_change
         )  # fmt: skip
 
 
@@ -153,7 +148,7 @@ SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
     {
         "checkpoint": _restart,
         "checkpoint-blocking": _blocking,
-        "torchrun-elastic": _torchrun_elastic,
+        "torchrun-elastic": partial(_blocking, at_every_change=True),
         "torchrun-fixed": _torchrun_fixed,
         "morphing": _morphing,
         "templates": _templates,
