@@ -10,6 +10,7 @@ from bamboo.control.protocol import Message
 from bamboo.control.verification import StateSum
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.checksums import in_hexadecimal
 from bamboo_trainer.stage.stage_states import StageStates
 
 EVERY: Final = 32  # steps; see docs/benchmarks.md
@@ -18,10 +19,6 @@ EVERY: Final = 32  # steps; see docs/benchmarks.md
 def is_due(version: int) -> bool:
     """At the beginning, soon after it, and then every so many steps."""
     return version % EVERY == 0 or version & (version - 1) == 0
-
-
-def in_hexadecimal(number: int) -> str:
-    return f"{number:016x}"
 
 
 class StateSums:

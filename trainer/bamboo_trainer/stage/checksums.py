@@ -32,6 +32,11 @@ def checksum_of(tensors: Iterable[Tensor], values: Iterable[object] = ()) -> int
     return int.from_bytes(hashlib.blake2b(repr((told, list(values))).encode(), digest_size=8).digest(), "big")
 
 
+def in_hexadecimal(number: int) -> str:
+    """As it is told to others: 16 digits."""
+    return f"{number:016x}"
+
+
 @cache
 def _weights(device: torch.device) -> Tensor:
     """Odd numbers without a pattern, the same everywhere: where a value stands counts, too."""

@@ -10,10 +10,9 @@ from bamboo.control.protocol import Message
 from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, WorkerId
-from bamboo_trainer.commit.state_sums import in_hexadecimal
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.checksums import checksum_of
+from bamboo_trainer.stage.checksums import checksum_of, in_hexadecimal
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, FrameKind

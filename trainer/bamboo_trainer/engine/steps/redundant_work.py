@@ -8,8 +8,7 @@ when the shadow takes over is used; the rest is computed then.
 
 from collections.abc import Callable
 
-import msgspec
-
+from bamboo.control.verification import ForwardPlace
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo.planning.schedule import Backward, Forward, StageOrder, one_f_one_b
@@ -78,10 +77,11 @@ class RedundantWork:
     def _report(self, differences: list[Difference]) -> None:
         """Each is computed once more first: who does not come to its own result again is wrong."""
         for found in differences:
-            self._sums.report(found, self._again(*msgspec.structs.astuple(found.place)))
+            self._sums.report(found, self._again(found.place))
 
-    def _again(self, cell: Cell, step: int, microbatch: int) -> int | None:
+    def _again(self, place: ForwardPlace) -> int | None:
         """What that forward comes to; None if the state or the inputs are gone."""
+        cell, step, microbatch = place.cell, place.step, place.microbatch
         stage = self._states.here(cell.stage)
         if stage is None or stage.version != step or not self._inputs_known(cell, step, microbatch):
             return None

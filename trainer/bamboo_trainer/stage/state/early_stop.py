@@ -18,6 +18,11 @@ MOST_STEPS: Final = 2**31
 Number = int | float | bool | None
 
 
+def is_of(name: str) -> bool:
+    """Is a number of that name one of these?"""
+    return name.startswith(f"{KIND}:")
+
+
 def numbers(course: Course, spec: EvaluationSpec, layers: Collection[int]) -> dict[str, Number]:
     """By name, for the state of each of these layers."""
     values = {"of": _of(spec), "score": course.score, "state": course.state, "without": course.without}

@@ -134,7 +134,7 @@ class OptimizerState:
 
     def may_have(self, name: str) -> bool:
         """Is it of a kind that may be there or not, as it comes with a step, or with this job?"""
-        if name.startswith(f"{early_stop.KIND}:"):
+        if early_stop.is_of(name):
             return True
         slot, key = _parted(name)
         return slot in self._names and key != AVERAGE and (not self.fixed or key.startswith(MARK))

@@ -69,15 +69,14 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
             sha.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
             digests.append(sha.hexdigest())
     for name, scalar in optimizer.scalars().items():
-        if _slot(name) not in without and not name.startswith(f"{early_stop.KIND}:"):
+        if _slot(name) not in without and not early_stop.is_of(name):
             digests.append(hashlib.sha256(f"{name} {scalar!r}".encode()).hexdigest())
     return add_digests(digests)
 
 
 def state_sum(parameters: FlatParameters, optimizer: OptimizerState) -> int:
     """64 bits of the whole state, computed where it is; equal bits give equal sums (`checksums`)."""
-    plain = sorted((name, repr(value)) for name, value in optimizer.scalars().items())
-    scalars = [(name, value) for name, value in plain if not name.startswith(f"{early_stop.KIND}:")]
+    scalars = sorted((name, repr(value)) for name, value in optimizer.scalars().items() if not early_stop.is_of(name))
     return checksum_of((tensor for _, tensor in _named(parameters, optimizer)), scalars)
 
 
