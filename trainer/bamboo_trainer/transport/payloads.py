@@ -21,8 +21,6 @@ from bamboo_trainer.transport.wire import DTYPES, MAX_BODY, MAX_DIMENSIONS
 
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
-
-
 Terms = Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
 Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_METRICS)]  # and their weights
 
@@ -226,7 +224,7 @@ FORMS: Final = {
 
 
 def read(frame: Frame) -> Frame:
-    """The same frame, its payload in the form that its kind has. Raises Refused."""
+    """The same frame, its payload in the form that its kind has. Raises RefusedFrame."""
     form, count = FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise RefusedFrame(f"{count} tensors")
