@@ -96,6 +96,13 @@ def send_many(end: TcpTransport, peer: str) -> None:
         end.send(peer, make_frame(ones, microbatch=number, kind=FrameKind.SYNC))
 
 
+def freeze_in_mid_transfer(receiver: Child, end: TcpTransport) -> None:
+    """The receiver, "b", stops after the first of many frames from that end."""
+    send_many(end, "b")
+    assert receiver.heard() == LARGE
+    receiver.send_signal(signal.SIGSTOP)
+
+
 def links_to(peer: str) -> list[str]:
     return [name for name in our_threads() if f"-{peer}-" in name]
 
@@ -132,9 +139,7 @@ def test_a_frozen_receiver_delays_nobody_and_is_given_up_at_once(net: Net, tmp_p
     a, a_in = net.add("a")
     with child("b", a.port, tmp_path) as b, child("c", a.port, tmp_path) as c:
         a.peers({"b": b.address, "c": c.address})
-        send_many(a, "b")
-        assert b.heard() == LARGE
-        b.send_signal(signal.SIGSTOP)
+        freeze_in_mid_transfer(b, a)
         a.send("c", make_frame(torch.ones(LARGE), kind=FrameKind.SYNC))
         assert c.heard() == LARGE
         a.peers({"c": c.address})
@@ -156,9 +161,7 @@ def test_a_transfer_goes_on_when_its_receiver_wakes_up(net: Net, tmp_path: Path)
     a, a_in = net.add("a")
     with child("b", a.port, tmp_path) as b:
         a.peers({"b": b.address})
-        send_many(a, "b")
-        assert b.heard() == LARGE
-        b.send_signal(signal.SIGSTOP)
+        freeze_in_mid_transfer(b, a)
         a.send("b", make_frame(torch.ones(LARGE), kind=FrameKind.STATE))
         b.send_signal(signal.SIGCONT)
         assert [b.heard() for _ in range(MANY)] == [LARGE] * MANY
@@ -169,9 +172,7 @@ def test_closing_ends_a_transfer_to_a_frozen_peer(net: Net, tmp_path: Path) -> N
     a, _ = net.add("a")
     with child("b", a.port, tmp_path) as b:
         a.peers({"b": b.address})
-        send_many(a, "b")
-        assert b.heard() == LARGE
-        b.send_signal(signal.SIGSTOP)
+        freeze_in_mid_transfer(b, a)
         a.close(0.1)
         assert our_threads() == []
 
@@ -255,9 +256,7 @@ def test_the_end_of_a_link_is_heard_while_its_receiver_waits(net: Net) -> None:
     assert b_in.wait(LinkDown) == b_in.events == [LinkDown("a")]
 
 
-def test_an_inbox_is_not_blocked_by_bodies(net: Net) -> None:
-    """A second lane and a second peer deliver while a transfer to a frozen receiver is under way is shown above;
-    here: frames of a lane stay in order, whether large or small."""
+def test_frames_of_a_lane_stay_in_order_whether_large_or_small(net: Net) -> None:
     a, _, _, b_in = net.pair()
     for number in range(30):
         size = LARGE if number % 10 == 3 else 5
