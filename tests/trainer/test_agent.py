@@ -58,46 +58,50 @@ def plan() -> Plan:
 
 
 @pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAgent]:
-    """It has a coordinator that it is not connected to: what it says is kept."""
+def said() -> list[Message]:
+    """What the agent says to the coordinator."""
+    return []
+
+
+@pytest.fixture
+def agent(said: list[Message], monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAgent]:
+    """It is not connected to its coordinator."""
     before = signal.getsignal(signal.SIGTERM)
     worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings(grace=30.0))
-    said: list[Message] = []
     monkeypatch.setattr(worker.control, "start", lambda: None)
     monkeypatch.setattr(worker.control, "send", said.append)
-    worker.said = said  # type: ignore[attr-defined]
     yield worker
     worker.transport.close(0.0)
     signal.signal(signal.SIGTERM, before)
 
 
-def run(agent: WorkerAgent, *messages: Any) -> tuple[int, list[Message]]:
-    """Its exit code and what it has said."""
+def run(agent: WorkerAgent, *messages: Any) -> int:
+    """Its exit code."""
     for message in messages:
         agent.inbox.put(message)
-    return agent.run(), agent.said  # type: ignore[attr-defined]
+    return agent.run()
 
 
-def test_who_is_told_to_stop_says_goodbye(agent: WorkerAgent) -> None:
-    code, said = run(agent, STOP)
+def test_who_is_told_to_stop_says_goodbye(agent: WorkerAgent, said: list[Message]) -> None:
+    code = run(agent, STOP)
     assert (code, said) == (EXIT_DRAINED, [Bye()])
 
 
-def test_who_is_refused_ends_without_a_word(agent: WorkerAgent) -> None:
-    code, said = run(agent, Refused(reason="Fenced", message="there is another one"))
+def test_who_is_refused_ends_without_a_word(agent: WorkerAgent, said: list[Message]) -> None:
+    code = run(agent, Refused(reason="Fenced", message="there is another one"))
     assert (code, said) == (EXIT_FENCED, [])
 
 
-def test_a_worker_says_what_its_data_are_once_the_task_is_loaded(agent: WorkerAgent) -> None:
+def test_a_worker_says_what_its_data_are_once_the_task_is_loaded(agent: WorkerAgent, said: list[Message]) -> None:
     assert agent._heartbeat().doing == "starting"
-    _, said = run(agent, welcome(), STOP)
+    run(agent, welcome(), STOP)
     assert said == [WorkerReady(samples=12, steps=2), Bye()]
 
 
 def test_a_task_that_fails_ends_the_worker_with_the_reason(
-    agent: WorkerAgent, caplog: pytest.LogCaptureFixture
+    agent: WorkerAgent, said: list[Message], caplog: pytest.LogCaptureFixture
 ) -> None:
-    code, said = run(agent, welcome(broken=True))
+    code = run(agent, welcome(broken=True))
     (failed,) = said
     assert isinstance(failed, WorkerFailed)
     assert (code, failed.reason) == (EXIT_FAILED, "TaskFailed")
@@ -105,23 +109,25 @@ def test_a_task_that_fails_ends_the_worker_with_the_reason(
     assert caplog.messages[-1] == f"TaskFailed: {failed.message}", "the last line is what Kubernetes tells of its end"
 
 
-def test_a_task_that_ends_the_process_ends_it_with_its_code(agent: WorkerAgent) -> None:
-    """That is a task's error, too, since `build` must return a task."""
-    code, said = run(agent, welcome(exit=3))
+def test_a_task_that_would_end_the_process_has_failed(agent: WorkerAgent, said: list[Message]) -> None:
+    """`build` must return a task."""
+    code = run(agent, welcome(exit=3))
     (failed,) = said
     assert isinstance(failed, WorkerFailed)
     assert code == EXIT_FAILED
     assert "SystemExit" in failed.message or "sys.exit" in failed.message
 
 
-def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: WorkerAgent) -> None:
+def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(
+    agent: WorkerAgent, said: list[Message]
+) -> None:
     agent._obey(welcome())
     before = time.monotonic()
     agent._on_term()
     for item in agent.inbox.take(0.0):
         agent._obey(item)  # type: ignore[arg-type]
     agent._obey(welcome())  # the coordinator was restarted
-    _, first, _ready, again, *_ = agent.said  # type: ignore[attr-defined]
+    _, first, _ready, again, *_ = said
     assert first == NoticeReceived(seconds=30.0)
     assert isinstance(again, NoticeReceived)
     assert 30.0 - (time.monotonic() - before) - 1e-6 <= again.seconds <= 30.0
@@ -133,11 +139,11 @@ def test_the_earliest_of_several_notices_counts(agent: WorkerAgent) -> None:
     assert agent.leave_by <= time.monotonic() + 20.0
 
 
-def test_weights_are_written_once_the_stage_is_trained(agent: WorkerAgent, tmp_path: Path) -> None:
+def test_weights_are_written_once_the_stage_is_trained(agent: WorkerAgent, said: list[Message], tmp_path: Path) -> None:
     agent._obey(welcome())
     agent._obey(Save(stage=0, path=str(tmp_path / "weights")))
     agent._obey(SendPlan(plan=plan()))
-    while Saved(stage=0) not in agent.said:  # type: ignore[attr-defined]
+    while Saved(stage=0) not in said:
         agent._turn()
     assert [file.name for file in (tmp_path / "weights").iterdir()] == ["stage-000.safetensors"]
     assert set(load_file(tmp_path / "weights" / "stage-000.safetensors")) == {
@@ -145,11 +151,13 @@ def test_weights_are_written_once_the_stage_is_trained(agent: WorkerAgent, tmp_p
     }
 
 
-def test_weights_that_cannot_be_written_fail_the_job_and_leave_nothing(agent: WorkerAgent, tmp_path: Path) -> None:
+def test_weights_that_cannot_be_written_fail_the_job_and_leave_nothing(
+    agent: WorkerAgent, said: list[Message], tmp_path: Path
+) -> None:
     (tmp_path / "weights").write_text("a file where the folder should be")
     stage = Stage(small_task(), 0, [(0, 3)], CONFIG)
     agent._save(stage, Save(stage=0, path=str(tmp_path / "weights")))
-    (failed,) = agent.said  # type: ignore[attr-defined]
+    (failed,) = said
     assert isinstance(failed, WorkerFailed)
     assert failed.reason == "SaveFailed"
     assert str(tmp_path / "weights") in failed.message
@@ -157,7 +165,9 @@ def test_weights_that_cannot_be_written_fail_the_job_and_leave_nothing(agent: Wo
     assert agent.exit_code == EXIT_FAILED
 
 
-def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(agent: WorkerAgent) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(
+    agent: WorkerAgent, said: list[Message]
+) -> None:
     agent._obey(welcome())
     assert agent.engine is not None
     checkpoint = CheckpointId(step=4, id="a")
@@ -166,6 +176,6 @@ def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(agent: 
         raise RestoreError(checkpoint, "layer 0 is damaged", damaged=True)
 
     agent._restoring(agent.engine, 7, take_in)
-    failed = agent.said[-1]  # type: ignore[attr-defined]
+    failed = said[-1]
     assert (failed.origin, failed.checkpoint, failed.damaged) == (7, checkpoint, True)
     assert agent.exit_code is None
