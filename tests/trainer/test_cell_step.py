@@ -52,7 +52,7 @@ def test_a_step_begins_at_the_stages_version_with_nothing_done(stage: Stage) -> 
 def test_a_cell_without_a_layout_waits_and_one_that_is_not_in_it_does_nothing(stage: Stage) -> None:
     for one in (started(stage, None), CellStep(Cell(1, 1))):
         if one.layout is None and one.step < 0:
-            one.start(stage, 2, LAYOUT, False, 0, Evaluating())
+            one.start(stage, 2, LAYOUT, False, StageOrder(lookahead=0), Evaluating())
         assert (one.program, one.work, one.next) == ([], None, None)
 
 

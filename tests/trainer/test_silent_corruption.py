@@ -63,7 +63,8 @@ class FlippingStage(Stage):
 class CorruptJob(Job):
     """worker: on which a bit flips, in what belongs to stage 1, when its state is at version FLIPPED.
 
-    forward: in what it returns; else in the state, by `tensor`. every_time: whenever it runs that forward.
+    what: "forward": in what one returns; "parameters" or "optimizer": in that part of the state. every_time: whenever
+    it runs that forward.
     """
 
     def __init__(self, document: dict[str, Any], worker: str, what: str, *, every_time: bool = False) -> None:

@@ -109,10 +109,6 @@ class Repeating(nn.Module):
         return y
 
 
-def two_parts(*built: nn.Module) -> nn.Module:
-    return nn.Sequential(*built)
-
-
 def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Inputs, and the outputs of one forward with what a backward begins with. Parameters have sums of gradients."""
     torch.manual_seed(7)
@@ -126,23 +122,23 @@ def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple
 
 
 SPLIT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear layers": (lambda: two_parts(nn.Linear(WIDTH, 9), nn.GELU(), nn.Linear(9, 3, bias=False)), (4, WIDTH)),
-    "attention": (lambda: two_parts(Attending(), nn.Dropout(0.3), Attending()), (2, 5, WIDTH)),
+    "linear layers": (lambda: nn.Sequential(nn.Linear(WIDTH, 9), nn.GELU(), nn.Linear(9, 3, bias=False)), (4, WIDTH)),
+    "attention": (lambda: nn.Sequential(Attending(), nn.Dropout(0.3), Attending()), (2, 5, WIDTH)),
     "convolutions": (
-        lambda: two_parts(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)),
         (2, 3, 9, 9),
     ),
-    "a weight that is computed": (lambda: two_parts(weight_norm(nn.Linear(WIDTH, 5)), nn.Tanh()), (4, WIDTH)),
-    "hooks": (lambda: two_parts(nn.Linear(WIDTH, WIDTH), Hooked(), nn.Tanh()), (4, WIDTH)),
-    "a function of a weight": (lambda: two_parts(nn.Linear(WIDTH, WIDTH), ScaledWeight()), (4, WIDTH)),
+    "a weight that is computed": (lambda: nn.Sequential(weight_norm(nn.Linear(WIDTH, 5)), nn.Tanh()), (4, WIDTH)),
+    "hooks": (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Hooked(), nn.Tanh()), (4, WIDTH)),
+    "a function of a weight": (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), ScaledWeight()), (4, WIDTH)),
     "a frozen layer": (
-        lambda: two_parts(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, WIDTH)), (4, WIDTH)
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, WIDTH)), (4, WIDTH)
     ),
 }  # fmt: skip
 WHOLE: dict[str, Callable[[], nn.Module]] = {
     "a weight of two products": Twice,
     "a custom function": Custom,
-    "an operation that computes all at once": lambda: two_parts(nn.Linear(WIDTH, WIDTH), nn.PReLU()),
+    "an operation that computes all at once": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.PReLU()),
     "a recurrent layer": lambda: nn.RNN(WIDTH, WIDTH, batch_first=True),
     "an output without inputs": Aside,
     "nothing trained": lambda: nn.Linear(WIDTH, WIDTH).requires_grad_(False),
