@@ -1,14 +1,13 @@
 """`bamboo simulate JOB.yaml`: the real coordinator in virtual time, under traces, and the command."""
 
 import pytest
-from test_step_times import manifest
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import make_trace
-from job_simulation_kit import HOUR, job, nodes, run
+from job_simulation_kit import HOUR, job, manifest, nodes, run
 
 
 def test_without_preemptions_nothing_is_lost() -> None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.sizing.pareto import Point, distance, dominates, front
-
-POINTS = st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=1, max_size=40)
+from sizing_kit import POINTS
 
 
 @given(POINTS)

@@ -7,15 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from test_prices import PRICES
-from test_step_times import manifest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
 from bamboo.profiles.profile import to_json
-from job_simulation_kit import job
-from sizing_kit import layered
+from job_simulation_kit import job, manifest
+from sizing_kit import PRICES, layered
 
 
 @pytest.fixture

@@ -7,13 +7,7 @@ import pytest
 import yaml
 
 from bamboo.sizing.prices import PriceError, parse_prices, read_prices
-
-PRICES = {
-    "format": "bamboo-prices",
-    "version": 1,
-    "source": "nobody",
-    "machines": {"small": {"spot": 1.0, "onDemand": 3.0}},
-}
+from sizing_kit import PRICES
 
 
 @pytest.mark.parametrize(

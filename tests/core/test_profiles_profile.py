@@ -1,35 +1,13 @@
 """Profiles of models on machines: what is read, what is refused, and those that come with Bamboo."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bamboo.profiles.files import read_profile, shipped_names
-from bamboo.profiles.profile import SOURCES, ModelProfile, ProfileError, for_microbatch, parse_profile, to_json
-
-
-def document(**changes: Any) -> dict[str, Any]:
-    layer = {"forward": 0.01, "backward": 0.02, "parameters": 400, "optimizer": 800, "gradients": 400, "boundary": 64}
-    return {
-        "format": "bamboo-profile",
-        "version": 1,
-        "name": "tiny",
-        "device": "a processor",
-        "samples": 4,
-        "layers": [dict(layer, activations=100) for _ in range(3)],
-        "network": {"flow": 1e9, "machine": 2e9, "latency": 0.001},
-        "storage": {"write": 1e8, "read": 2e8},
-        "times": {"start": 3.0, "detection": 0.5},
-        "machine": {"memory": 1 << 30, "hostMemory": 1 << 31},
-        "sources": {name: {"text": "measured"} for name in SOURCES},
-        **changes,
-    }
-
-
-def parsed(**changes: Any) -> ModelProfile:
-    return parse_profile("p.json", json.dumps(document(**changes)))
+from bamboo.profiles.profile import SOURCES, ProfileError, for_microbatch, parse_profile, to_json
+from profile_kit import document, parsed
 
 
 def test_a_profile_is_read_and_written_again() -> None:

@@ -9,8 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pareto import POINTS
-from test_step_times import manifest
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.profiles.profile import Network
@@ -22,7 +20,8 @@ from bamboo.sizing.search import Counts, fitting_grids, near, search
 from bamboo.sizing.space import Limits, grids
 from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trial
 from bamboo.sizing.world import World
-from sizing_kit import assessed, layered, world
+from job_simulation_kit import manifest
+from sizing_kit import POINTS, assessed, layered, world
 
 
 @given(POINTS, st.floats(0.01, 0.3), st.randoms(use_true_random=False))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_step_times import manifest
 
 from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE
+from job_simulation_kit import manifest
 
 PATIENCE = 120.0  # seconds, of a very slow machine
 ENDLESS = [

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_step_times import manifest
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits, has_pools_for_a_share, job_of
+from job_simulation_kit import manifest
 
 SPOT: dict[str, Any] = {"name": "spot", "capacity": "Spot", "maxWorkers": 9}
 SURE: dict[str, Any] = {"name": "sure", "capacity": "OnDemand", "afterSeconds": 300}

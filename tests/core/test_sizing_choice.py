@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import msgspec
-from test_step_times import manifest
 
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancyMode
@@ -12,6 +11,7 @@ from bamboo.sizing.calm import Calm, calm
 from bamboo.sizing.choice import Bounds, amount, choose, in_words, on_demand, reasons
 from bamboo.sizing.prices import MachinePrice
 from bamboo.sizing.trials import Assessment
+from job_simulation_kit import manifest
 from sizing_kit import assessed, layered, outcome, world
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from test_step_times import manifest
 
 from bamboo.job.spec import TrainingSpec
 from bamboo.simulation.figures import SimulationError
@@ -13,7 +12,7 @@ from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.sizing.candidate import as_the_job_is
 from bamboo.sizing.trials import PlanTrial, outcome_of, simulate_trial, simulate_trials
 from bamboo.sizing.world import Market
-from job_simulation_kit import HOUR, nodes
+from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import assessed, layered, world
 
 TRAINING = TrainingSpec(steps=20_000, global_batch_size=4, micro_batch_size=2)

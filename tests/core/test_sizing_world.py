@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from test_step_times import manifest
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import wanted_workers
@@ -15,7 +14,7 @@ from bamboo.sizing.prices import MachinePrice, ZonePrice
 from bamboo.sizing.world import Market, World, has_price, machine_of, packed
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import PriceChange, make_trace
-from job_simulation_kit import HOUR, nodes
+from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import layered, world
 
 MADE_UP = Market(generation=Generation(nodes=4, removal=0.5, addition=0.9, zones=("a", "b", "c")))

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_step_times import manifest, profile
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.manifest_warnings import warnings
@@ -16,6 +15,7 @@ from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo.planning.transitions import PlanningView, improve, takeover
 from bamboo.simulation.job.zone_traffic import TrafficKind, step_traffic
+from job_simulation_kit import manifest, profile
 
 PER_PIPELINE, SINGLE = SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE
 TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)

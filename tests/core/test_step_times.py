@@ -1,55 +1,19 @@
 """What a step takes in virtual time: against formulas of 1F1B worked out by hand, and what must always hold."""
 
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_profiles_profile import parsed
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Assignment, Cell, Peer, Plan
+from bamboo.planning.plan import Assignment, Cell, Plan
 from bamboo.planning.shards import sharded
-from bamboo.profiles.profile import Layer, ModelProfile, Network
+from bamboo.profiles.profile import ModelProfile, Network
 from bamboo.simulation.job.step_times import LostWorkers, StepModel
+from job_simulation_kit import FAST, manifest, plan_of, profile, spec
 
 Rows = tuple[tuple[str, ...], ...]
-FAST = Network(flow=1e15, machine=1e15, latency=0.0)
-
-
-def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward") -> JobSpec:
-    return parse_manifest(manifest(stages, pipelines, microbatches, mode))
-
-
-def manifest(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward", **more: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "sim"},
-        "spec": {
-            "task": {"entrypoint": "a:build"},
-            "training": {"steps": 100_000, "globalBatchSize": 4 * microbatches, "microBatchSize": 4},
-            "topology": {"stages": stages, "pipelines": pipelines},
-            "redundancy": {"mode": mode},
-            **more,
-        },
-    }
-
-
-def profile(layers: int, network: Network = FAST, **changes: Any) -> ModelProfile:
-    layer = Layer(forward=1.0, backward=2.0, parameters=100, optimizer=200, gradients=100, boundary=0)
-    made = msgspec.structs.replace(layer, **changes)
-    return msgspec.structs.replace(parsed(), layers=(made,) * layers, network=network)
-
-
-def plan_of(job: JobSpec, layers: int) -> Plan:
-    stages, width = job.topology.stages, layers // job.topology.stages
-    peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(stages * job.topology.pipelines)]
-    ranges = tuple((s * width, (s + 1) * width) for s in range(stages))
-    return initial_plan(peers, ranges, job.topology.pipelines, job.training, job.redundancy)
 
 
 def seconds(job: JobSpec, model: ModelProfile) -> float:

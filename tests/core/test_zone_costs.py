@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from test_step_times import manifest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
@@ -18,7 +17,7 @@ from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.job.node_supply import NodeSupply
 from bamboo.traces.json_lines import to_json_lines
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
-from job_simulation_kit import HOUR, job, run
+from job_simulation_kit import HOUR, job, manifest, run
 
 BOUNDARY = 10_000  # bytes
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from test_step_times import manifest, plan_of, profile, spec
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Assignment, Portion
 from bamboo.simulation.job.zone_traffic import TrafficKind, ZoneTraffic, step_traffic
 from bamboo.simulation.zone_price import traffic_usd
+from job_simulation_kit import manifest, plan_of, profile, spec
 
 BOUNDARY, GRADIENTS = 64, 100  # bytes of a layer
 

@@ -1,27 +1,13 @@
 """By what a job's workers train when its manifest was edited, and how another operator knows it."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo.job.edits import task_digest, worker_digest
 from bamboo.job.manifest import parse_manifest
-from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
-from manifest_kit import minimal
-
-KEY = ("default", "tiny")
-
-
-def edited(**changes: Any) -> dict[str, Any]:
-    """A manifest; changes: of fields of its spec, merged into what is there."""
-    document = deepcopy(minimal())
-    document["metadata"] = {"name": "tiny", "namespace": "default"}
-    for name, value in changes.items():
-        there = document["spec"].get(name)
-        document["spec"][name] = {**there, **value} if isinstance(there, dict) else value
-    return document
 
 
 def test_what_may_change_is_followed_and_the_rest_is_named() -> None:
@@ -56,30 +42,6 @@ def test_what_is_valid_only_with_another_training_is_not_followed() -> None:
 
 
 TASK = task_digest(parse_manifest(edited()))
-
-
-class Revisions:
-    """ControllerRevisions of a namespace. failing: names of calls that are refused."""
-
-    def __init__(self) -> None:
-        self.there: dict[str, dict[str, Any]] = {}
-        self.failing: set[str] = set()
-
-    async def list_revisions(self, namespace: str, selector: str) -> list[dict[str, Any]]:
-        uid = selector.partition("=")[2]
-        return [r for r in self.there.values() if uid in r["metadata"]["labels"].values()]
-
-    async def create_revision(self, revision: dict[str, Any]) -> None:
-        if revision["metadata"]["name"] in self.there:
-            raise ApiError(409, "AlreadyExists", "there")
-        self.there[revision["metadata"]["name"]] = deepcopy(revision)
-        if "create" in self.failing:
-            raise TimeoutError
-
-    async def delete_revision(self, namespace: str, name: str) -> None:
-        if "delete" in self.failing:
-            raise TimeoutError
-        self.there.pop(name, None)
 
 
 async def test_another_operator_recalls_what_was_accepted_last() -> None:

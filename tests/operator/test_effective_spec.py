@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from test_accepted_manifest import KEY, Revisions, edited
 
+from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo.coordinator.events import Emit
 from bamboo.job.edits import task_digest
 from bamboo.job.manifest import parse_manifest

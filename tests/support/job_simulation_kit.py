@@ -1,20 +1,54 @@
-"""Jobs in virtual time."""
+"""Jobs in virtual time, and what decides their steps: manifests, profiles and plans of a few lines."""
 
 from typing import Any
 
 import msgspec
-from test_step_times import manifest, profile
 
 from bamboo.job.manifest import parse_manifest
-from bamboo.profiles.profile import Network
+from bamboo.job.spec import JobSpec
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import Peer, Plan
+from bamboo.profiles.profile import Layer, ModelProfile, Network
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
+from profile_kit import parsed
 
 HOUR = 3600.0
-
-
 NETWORK = Network(flow=1e6, machine=2e6, latency=0.001)
+FAST = Network(flow=1e15, machine=1e15, latency=0.0)
+
+
+def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward") -> JobSpec:
+    return parse_manifest(manifest(stages, pipelines, microbatches, mode))
+
+
+def manifest(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward", **more: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "sim"},
+        "spec": {
+            "task": {"entrypoint": "a:build"},
+            "training": {"steps": 100_000, "globalBatchSize": 4 * microbatches, "microBatchSize": 4},
+            "topology": {"stages": stages, "pipelines": pipelines},
+            "redundancy": {"mode": mode},
+            **more,
+        },
+    }
+
+
+def profile(layers: int, network: Network = FAST, **changes: Any) -> ModelProfile:
+    layer = Layer(forward=1.0, backward=2.0, parameters=100, optimizer=200, gradients=100, boundary=0)
+    made = msgspec.structs.replace(layer, **changes)
+    return msgspec.structs.replace(parsed(), layers=(made,) * layers, network=network)
+
+
+def plan_of(job: JobSpec, layers: int) -> Plan:
+    stages, width = job.topology.stages, layers // job.topology.stages
+    peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(stages * job.topology.pipelines)]
+    ranges = tuple((s * width, (s + 1) * width) for s in range(stages))
+    return initial_plan(peers, ranges, job.topology.pipelines, job.training, job.redundancy)
 
 
 def job(stages: int = 3, pipelines: int = 1, **more: Any) -> JobRun:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from test_step_times import manifest
+from hypothesis import strategies as st
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.profiles.profile import ModelProfile, Prices
@@ -13,7 +13,15 @@ from bamboo.sizing.pareto import Point
 from bamboo.sizing.trials import Assessment, TrialOutcome
 from bamboo.sizing.world import MachineKind, Market, World
 from bamboo.traces.generate import Generation
-from job_simulation_kit import job
+from job_simulation_kit import job, manifest
+
+POINTS = st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=1, max_size=40)
+PRICES = {
+    "format": "bamboo-prices",
+    "version": 1,
+    "source": "nobody",
+    "machines": {"small": {"spot": 1.0, "onDemand": 3.0}},
+}
 
 
 def layered(layers: int, memory: int = 1 << 40) -> ModelProfile:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_export import quiet, write
 from torch import nn
 
 from bamboo.checkpoint.store import CheckpointStore
@@ -20,6 +19,7 @@ from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.task import Task
 from ema_kit import averages
+from export_kit import quiet, write
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
 from training_job import Fault, Job

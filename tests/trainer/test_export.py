@@ -24,6 +24,7 @@ from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.stage.stage import Stage
 from checkpoint_kit import make_manifest
+from export_kit import quiet, write
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
 
 
@@ -49,17 +50,6 @@ PLAIN = [form for form in ExportForm if form is not ExportForm.HUGGINGFACE]  # i
 TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named), tied=(("1.weight", "3.weight"),))
 
 
-def write(store, stages, step, attempt="a"):
-    place = Attempt(step, attempt)
-    parts = {
-        layer: store.write_part(place, layer, encode(state))
-        for stage in stages for layer, state in stage.layer_states().items()
-    }  # fmt: skip
-    manifest = make_manifest(place, [parts[layer] for layer in sorted(parts)])
-    store.commit(manifest)
-    return manifest
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A store with a checkpoint of two stages after one step, and the state that it has to be."""
@@ -68,10 +58,6 @@ def trained(tmp_path_factory):
     stages = chain(TASK, [(0, 2), (2, 5)])
     one_step(stages, 0)
     return store, write(store, stages, 1), state_of(stages)
-
-
-def quiet(*_):
-    pass
 
 
 def read(form: ExportForm, path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

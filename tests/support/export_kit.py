@@ -1,0 +1,25 @@
+"""A checkpoint of stages in a store, to be exported."""
+
+from collections.abc import Sequence
+
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.manifest import CheckpointManifest
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.stage.stage import Stage
+from checkpoint_kit import make_manifest
+
+
+def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: str = "a") -> CheckpointManifest:
+    place = Attempt(step, attempt)
+    parts = {
+        layer: store.write_part(place, layer, encode(state))
+        for stage in stages for layer, state in stage.layer_states().items()
+    }  # fmt: skip
+    manifest = make_manifest(place, [parts[layer] for layer in sorted(parts)])
+    store.commit(manifest)
+    return manifest
+
+
+def quiet(*_: object) -> None:
+    """A progress that shows nothing."""
