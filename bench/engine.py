@@ -53,8 +53,8 @@ async def bamboo(place: Lab, document: Any) -> Result:
 
 async def pipelining(place: Lab, document: Any, *, zero_bubble: bool = False) -> Result:
     spec, folder = document["spec"], place.new_folder()
-    arguments = {"manifest": document, "steps": spec["training"]["steps"], "folder": str(folder)}
-    arguments["zero_bubble"] = zero_bubble
+    steps = spec["training"]["steps"]
+    arguments = {"manifest": document, "steps": steps, "folder": str(folder), "zero_bubble": zero_bubble}
     ranks = [
         place.pool.call("_pipelining:run", {**arguments, "rank": rank}, seconds=600.0)
         for rank in range(spec["topology"]["stages"])
@@ -94,8 +94,7 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
         say(f"{task}, {stages} stages, {len(rounds)}/{options.repeat}{'' if quiet else ', noisy'}: {told}")
     return {
         "task": task, "stages": stages, "microbatches": options.microbatches, "steps": options.steps,
-        "slower": options.slower,
-        "rounds": rounds, "noisy": noisy, "largest_loss_difference": difference,
+        "slower": options.slower, "rounds": rounds, "noisy": noisy, "largest_loss_difference": difference,
     }  # fmt: skip
 
 

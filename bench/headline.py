@@ -16,6 +16,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +26,7 @@ from msgspec.structs import replace
 
 from _common import say, write_json
 from bamboo.profiles.files import read_profile
-from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, STRATEGIES, strategy_result, workplace
+from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, STRATEGIES, Workplace, strategy_result, workplace
 from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_trace
 from bamboo.traces.generate import Generation, generate
@@ -37,6 +39,34 @@ BASELINES = ("checkpoint", "checkpoint-blocking", "torchrun-elastic", "torchrun-
 OURS = "bamboo"
 MORE_COLOURS = ("#b3b84a", "#3b8d8a")
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A model on recorded nodes, or on made-up ones of which each is taken away within an hour with probability `rate`.
+
+    case: the nodes' name. seeds: runs on made-up nodes. hours: of each run, at most.
+    """
+
+    model: str
+    case: str
+    seeds: int
+    hours: float
+    rate: float = 0.0
+    recording: Trace | None = None
+
+    def place(self, rendezvous: float | None) -> Workplace:
+        """rendezvous: seconds, if not the profile's."""
+        profile = read_profile(f"{self.model}-v100")
+        if rendezvous is not None:
+            profile = replace(profile, times=replace(profile.times, rendezvous=rendezvous))
+        return workplace(profile)
+
+    def traces(self, nodes: int) -> list[Trace]:
+        if self.recording is not None:
+            return [self.recording]
+        generation = Generation(nodes=nodes, hours=self.hours, removal=self.rate, addition=REPLACED)
+        return [generate(generation, seed) for seed in range(1, self.seeds + 1)]
 
 
 def run(
@@ -57,15 +87,18 @@ def run(
         _restarts([float(one) for one in restarts.split(",")], seeds, hours)
         return
     recordings = dict(_recordings(traces)) if traces else {}
-    made_up = [f"{rate:.0%}" for rate in RATES]
+    made_up = {f"{rate:.0%}": rate for rate in RATES}
     work = [
-        (model, case, seeds, hours, rendezvous, recordings.get(case))
-        for case in (*made_up, *recordings)
+        Work(model=model, case=case, seeds=seeds, hours=hours, rate=rate, recording=recording)
+        for case, rate, recording in (
+            *((case, rate, None) for case, rate in made_up.items()),
+            *((case, 0.0, recording) for case, recording in recordings.items()),
+        )
         for model in MODELS
     ]
     say(f"{len(work)} cases of {len(STRATEGIES)} strategies")
-    rows = [row for found in _in_processes(_case, work) for row in found]
-    _show_made_up(rows, made_up)
+    rows = [row for found in _in_processes(partial(_case, rendezvous), work) for row in found]
+    _show_made_up(rows, list(made_up))
     if recordings:
         _show_recordings(rows, list(recordings))
     write_json(json, {"seeds": seeds, "hours": hours, "rendezvous": rendezvous, "rows": rows})
@@ -73,12 +106,12 @@ def run(
         _plot(rows, plot)
 
 
-def _in_processes(what: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
+def _in_processes(what: Callable[[Work], Any], work: Sequence[Work]) -> Iterator[Any]:
     """Results in the order of the work, and a line on standard error for each."""
     began = time.monotonic()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for number, (one, found) in enumerate(zip(work, pool.map(what, work), strict=True), start=1):
-            say(f"{number} of {len(work)} after {time.monotonic() - began:.0f} s: {one[0]}, {one[1]}")
+            say(f"{number} of {len(work)} after {time.monotonic() - began:.0f} s: {one.model}, {one.case}")
             yield found
 
 
@@ -93,32 +126,26 @@ def _recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
             yield path.stem, trace
 
 
-def _case(work: tuple[str, str, int, float, float | None, Trace | None]) -> list[Row]:
-    model, case, seeds, hours, rendezvous, recording = work
-    profile = read_profile(f"{model}-v100")
-    if rendezvous is not None:
-        profile = replace(profile, times=replace(profile.times, rendezvous=rendezvous))
-    place = workplace(profile)
-    made = (
-        generate(Generation(nodes=place.nodes, hours=hours, removal=_rate(case), addition=REPLACED), seed)
-        for seed in range(1, seeds + 1)
-    )
-    traces = [recording] if recording else list(made)
+def _case(rendezvous: float | None, work: Work) -> list[Row]:
+    place = work.place(rendezvous)
+    traces = work.traces(place.nodes)
     return [
         {
-            "model": model,
-            "case": case,
+            "model": work.model,
+            "case": work.case,
             "strategy": name,
-            **spread_of([strategy_result(name, place, t, hours) for t in traces]).mean,
+            **spread_of([strategy_result(name, place, trace, work.hours) for trace in traces]).mean,
         }
         for name in STRATEGIES
     ]
 
 
 def _restarts(seconds: list[float], seeds: int, hours: float) -> None:
-    work = [(model, rate, seeds, hours, tuple(seconds)) for model in MODELS for rate in RATES]
-    results = _in_processes(_slow_restarts, work)
-    found = {(one[0], one[1]): result for one, result in zip(work, results, strict=True)}
+    work = [
+        Work(model=model, case=f"{rate:.0%}", seeds=seeds, hours=hours, rate=rate) for model in MODELS for rate in RATES
+    ]
+    results = _in_processes(partial(_slow_restarts, seconds), work)
+    found = {(one.model, one.rate): result for one, result in zip(work, results, strict=True)}
     lines = []
     for rate in RATES:
         for name in BASELINES:
@@ -127,25 +154,18 @@ def _restarts(seconds: list[float], seeds: int, hours: float) -> None:
     _markdown(["Bamboo's samples/s over those of", *(f"restarts of {second:g} s" for second in seconds)], lines)
 
 
-def _slow_restarts(work: tuple[str, float, int, float, tuple[float, ...]]) -> dict[str, list[float]]:
+def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
     """Bamboo's samples over those of each baseline, for each duration of a restart."""
-    model, rate, seeds, hours, seconds = work
-    profile = read_profile(f"{model}-v100")
-    place = workplace(profile)
-    generation = Generation(nodes=place.nodes, hours=hours, removal=rate, addition=REPLACED)
-    traces = [generate(generation, seed) for seed in range(1, seeds + 1)]
-    ours = sum(strategy_result(OURS, place, trace, hours).samples for trace in traces)
+    place = work.place(None)
+    traces = work.traces(place.nodes)
+    ours = sum(strategy_result(OURS, place, trace, work.hours).samples for trace in traces)
     found: dict[str, list[float]] = {name: [] for name in BASELINES}
     for second in seconds:
-        slow = workplace(replace(profile, times=replace(profile.times, rendezvous=second)))
+        slow = work.place(second)
         for name in BASELINES:
-            theirs = sum(strategy_result(name, slow, trace, hours).samples for trace in traces)
+            theirs = sum(strategy_result(name, slow, trace, work.hours).samples for trace in traces)
             found[name].append(ours / theirs if theirs else math.inf)
     return found
-
-
-def _rate(case: str) -> float:
-    return int(case.partition("%")[0]) / 100
 
 
 def _mean(ratios: Iterable[float]) -> float:
