@@ -17,19 +17,13 @@ MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """nodes: at most at once. stages, pipelines, micro_batches, modes, ...: only these; ():
-    all that make sense.
-    """
+    """nodes: at most at once. stages, pipelines, micro_batches, standby: only these; (): all that make sense."""
 
     nodes: int
     stages: tuple[int, ...] = ()
     pipelines: tuple[int, ...] = ()
     micro_batches: tuple[int, ...] = ()
-    modes: tuple[RedundancyMode, ...] = ()
-    replicas: tuple[int, ...] = ()
     standby: tuple[int, ...] = ()
-    every_steps: tuple[int, ...] = ()
-    spreads: tuple[SpreadPolicy, ...] = ()
 
 
 def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
@@ -51,27 +45,27 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
                             like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch,
                             standby=standby, fewest=_fewest(world.spec, pipelines),
                         )  # fmt: skip
-                        yield from (replace(one, spread=spread) for spread in _spreads(world, limits, one))
+                        yield from (replace(one, spread=spread) for spread in _spreads(world, one))
 
 
 def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
     """The candidate with one thing changed that protects it, or what that costs."""
-    for mode in limits.modes or tuple(RedundancyMode):
+    for mode in RedundancyMode:
         if mode is not RedundancyMode.NONE or one.pipelines > 1:
             yield replace(one, mode=mode, replicas=1 if mode is RedundancyMode.NONE else one.replicas)
     if one.mode is not RedundancyMode.NONE:
-        for replicas in limits.replicas or range(1, min(MOST_REPLICAS, max(1, one.stages - 1)) + 1):
+        for replicas in range(1, min(MOST_REPLICAS, max(1, one.stages - 1)) + 1):
             yield replace(one, replicas=replicas)
     cells = one.stages * one.pipelines
     for standby in limits.standby or sorted({0, 1, 2, -(-cells // 16), -(-cells // 8)}):
         if cells + standby <= limits.nodes:
             yield _within_shares(replace(one, standby=standby))
-    for spread in _spreads(world, limits, one):
+    for spread in _spreads(world, one):
         yield replace(one, spread=spread)
     for fewest in sorted({1, one.pipelines}):
         yield replace(one, fewest=fewest)
     if one.every_steps is not None:
-        for every in limits.every_steps or _intervals(one.every_steps):
+        for every in _intervals(one.every_steps):
             yield replace(one, every_steps=every)
     if has_pools_for_a_share(world.spec):
         for share in SHARES:
@@ -89,12 +83,12 @@ def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
     return _within_shares(found)
 
 
-def _spreads(world: World, limits: Limits, one: Candidate) -> Sequence[SpreadPolicy]:
+def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
     """With one pipeline a zone for each is one zone; None is only for schedulers that know better."""
     if len(world.market.zones) < 2:
         return (one.spread,)
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)
-    return limits.spreads or (known if one.pipelines > 1 else known[:2])
+    return known if one.pipelines > 1 else known[:2]
 
 
 def _fewest(spec: JobSpec, pipelines: int) -> int:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -98,7 +97,7 @@ def packed(zones: Sequence[str], spec: JobSpec) -> dict[str, int]:
     return dict(found)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """steps: of the whole job. hours: after which runs are cut. seeds: at most, of one candidate. traffic_price: USD
     for a GB that crosses zones, for each of both ways.
@@ -112,7 +111,7 @@ class World:
     seeds: int
     traffic_price: float
 
-    @cached_property
+    @property
     def steps(self) -> int:
         return self.spec.training.steps
 
