@@ -49,7 +49,6 @@ def step_of(seen: RolloutView, before: RolloutRecord | None = None, now: float =
 
 
 SURGE = RolloutStep(Act.SURGE)
-OLD_FIRST = record_of(view(old(0), old(1), max_surge=0))
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,6 @@ class Prometheus:
         data = self._get("query", {"query": expr})
         return [{"metric": {}, "value": data["result"]}] if data["resultType"] == "scalar" else data["result"]
 
-    def label_values(self, label: str, match: str) -> list[str]:
-        found: list[str] = self._get(f"label/{label}/values", {"match[]": match})
-        return found
-
     def targets(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._get("targets", {})["activeTargets"]
         return found
