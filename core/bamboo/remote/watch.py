@@ -40,13 +40,13 @@ class Screen(Protocol):
 
 
 class LiveScreen:
-    """A picture that changes; the last one stays. quit: set when q is pressed. first: what is there before any."""
+    """A picture that changes; the last one stays. quit: set when q is pressed."""
 
-    def __init__(self, console: Console, quit: asyncio.Event, first: str = "looking ...") -> None:
+    def __init__(self, console: Console, quit: asyncio.Event) -> None:
         self._console, self._quit = console, quit
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._keyboard = Keyboard(self._key)
-        self._picture: Draw = lambda width, height, keys: Text(first, style="dim")
+        self._picture: Draw = lambda width, height, keys: Text("looking ...", style="dim")
 
     def __enter__(self) -> "LiveScreen":
         self._keyboard.open()

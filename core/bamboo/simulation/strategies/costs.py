@@ -143,9 +143,9 @@ class Costs:
     def detection(self) -> float:
         return self.profile.times.detection
 
-    def regroup(self, stages: int, share: float = 1.0) -> float:
-        """Processes that stay find each other anew, and get a stage's state (a share of it) from a peer."""
-        return self.profile.times.regroup + share * self.stage(stages).state / self.profile.network.flow
+    def regroup(self, stages: int) -> float:
+        """Processes that stay find each other anew, and get a stage's state from a peer."""
+        return self.profile.times.regroup + self.stage(stages).state / self.profile.network.flow
 
     def restart(self, stages: int) -> float:
         """Processes begin anew, and each reads its stage from the store."""
