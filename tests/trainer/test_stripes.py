@@ -141,7 +141,7 @@ def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, 
     a, a_in, b, b_in = net.pair()
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived)
-    joined = link_from(a)._joined if side == "sender" else [flow.sock for flow in link_to(b)._joined or ()]
+    joined = link_from(a)._further.sockets if side == "sender" else [flow.sock for flow in link_to(b)._joined or ()]
     cut(joined[1])
     a.send("b", make_frame(torch.ones(2)))  # a small one does not need it
     b_in.wait(Arrived, 2)
@@ -162,13 +162,13 @@ def test_a_link_serves_with_fewer_connections_if_more_are_refused(
     for count in (1, 2):
         a.send("b", make_frame(LARGE))
         assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-    assert len(link_to(b)._joined or ()) == len(link_from(a)._joined) == 1
+    assert len(link_to(b)._joined or ()) == len(link_from(a)._further.sockets) == 1
     assert [r.message for r in caplog.records if "of 4 connections" in r.message] == [
         "boundary link to b has 2 of 4 connections: closed by the peer"
     ]
     monkeypatch.undo()
     monkeypatch.setattr(wire, "STRIPED_FROM", 100)
-    link_from(a)._widen_at = 0.0
+    link_from(a)._further._again_at = 0.0
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived, 3)
     assert len(link_to(b)._joined or ()) == 3

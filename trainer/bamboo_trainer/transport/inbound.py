@@ -52,7 +52,7 @@ class Inbound:
         self._secret = secret
         self._acceptor = acceptor
         self._channel = channel
-        self._apart: BodyReceiver | None = None  # once the link stands
+        self._body_receiver: BodyReceiver | None = None  # once the link stands
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
         self._lock = threading.Lock()
@@ -87,8 +87,8 @@ class Inbound:
         try:
             reason = self._serve()
         finally:
-            if self._apart is not None:
-                self._apart.close()
+            if self._body_receiver is not None:
+                self._body_receiver.close()
             with self._lock:
                 ended = [flow.sock for flow in self._joined or ()]
                 self._joined = None
@@ -113,7 +113,7 @@ class Inbound:
             reader = sockets.SocketReader(self._sock)
             first = stripes.ArrivingFlow(self._sock, reader)
             if self._channel is not None:
-                self._apart = self._channel.receiver(f"{hello.worker}-{hello.lane}", self._sock, reader)
+                self._body_receiver = self._channel.receiver(f"{hello.worker}-{hello.lane}", self._sock, reader)
             while True:
                 self._acceptor.arrived(self, self._read(reader, first, hello.lane))
         except wire.WireError as error:
@@ -153,8 +153,8 @@ class Inbound:
 
     def _read_striped(self, first: stripes.ArrivingFlow, views: list[memoryview]) -> None:
         """Raises WireError, OSError."""
-        if self._apart is not None:
-            self._apart.receive_into(views)
+        if self._body_receiver is not None:
+            self._body_receiver.receive_into(views)
             return
         with self._lock:
             flows = [first, *(self._joined or ())]

@@ -1,7 +1,5 @@
 """The sending end of a link: one writer thread that connects, sends what is queued and connects again.
 
-The link's further connections are opened for the first large frame, so that small jobs need no more than one.
-
 A small frame is sent by the caller's own thread if the kernel takes it at once: waking the writer, which then waits
 for the interpreter's lock, takes longer than such a frame's whole way.
 """
@@ -27,7 +25,6 @@ ACCEPT_SECONDS = 10.0  # longer than an acceptor may wait for the plan that name
 BACKOFF_SECONDS = (0.05, 1.0)
 AT_ONCE = 64 << 10  # bytes that the caller itself may send
 PIECE = 256 << 10  # bytes between two looks at the rate
-WIDEN_SECONDS = 30.0  # until connections that could not be opened are tried again
 
 Report = Callable[["Outbound"], None]
 
@@ -71,15 +68,14 @@ class Outbound:
         self._changed = threading.Condition(self._lock)
         self._queue: deque[_Queued] = deque()
         self._sock: socket.socket | None = None
-        self._joined: list[socket.socket] = []  # its further connections
-        self._apart: BodySender | None = None  # of the current connection
-        self._nonce = b""  # with which the acceptor began
+        # Of the current connection:
+        self._further = self._further_flows(b"")
+        self._body_sender: BodySender | None = None
         self._bodies = 0  # striped ones so far
-        self._widen_at = 0.0  # when missing connections may be tried again
+        self._standing = False  # it is past the handshake
+        self._lost = False  # it has ended at the other side
         self._due = 0.0  # when the rate allows more
-        self._standing = False  # the socket is past the handshake
         self._broken = False  # what is sent is dropped
-        self._lost = False  # the current connection has ended at the other side
         self._sending = False
         self._closed = False
         self._attempts = 0  # a name with several addresses: each in turn
@@ -121,16 +117,15 @@ class Outbound:
             self._closed = True
             self._queue.clear()
             if not self._sending:
-                for sock in self._joined:
-                    with contextlib.suppress(OSError):  # then the other side takes the end for a loss
-                        stripes.leave(sock)
+                self._further.leave()
             self._wake()
             self._changed.notify_all()
 
     def _wake(self) -> None:
         """Release all who wait for one of the connections. Caller holds the lock."""
-        for sock in (*self._joined, *((self._sock,) if self._sock else ())):
-            sockets.wake(sock)
+        self._further.wake()
+        if self._sock is not None:
+            sockets.wake(self._sock)
 
     def _run(self) -> None:
         backoff, longest = BACKOFF_SECONDS
@@ -138,12 +133,7 @@ class Outbound:
             began = time.monotonic()
             try:
                 self._link()
-            except (
-                OSError,
-                ValueError,
-                OverflowError,
-                wire.WireError,
-            ) as error:
+            except (OSError, ValueError, OverflowError, wire.WireError) as error:
                 if not self._closed:
                     level = logging.DEBUG if self._broken else logging.WARNING
                     logger.log(level, "%s link to %s broke: %s", self.lane, self.peer, error)
@@ -168,7 +158,7 @@ class Outbound:
         """Form the link and send over it until it breaks (an exception) or is closed (a return)."""
         channel, rate = self._capacity.channel, self._capacity.rate
         with self._connected() as sock:
-            self._apart = None if channel is None else channel.sender(f"{self.peer}-{self.lane}", rate)
+            self._body_sender = None if channel is None else channel.sender(f"{self.peer}-{self.lane}", rate)
             watcher = threading.Thread(
                 target=self._watch, args=(sock,), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
             )
@@ -180,12 +170,12 @@ class Outbound:
             finally:
                 sockets.wake(sock)
                 watcher.join(CONNECT_SECONDS)
-                if self._apart is not None:
-                    self._apart.close()
+                if self._body_sender is not None:
+                    self._body_sender.close()
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[socket.socket]:
-        """A socket past the handshake; closed in the end, with those that have joined it."""
+        """A socket past the handshake; closed in the end, with the link's further ones."""
         host, port = self._address
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[self._attempts % len(found)]
@@ -196,15 +186,16 @@ class Outbound:
                     raise ConnectionAbortedError("closed")
                 self._sock, self._lost = sock, False
             try:
-                self._nonce = self._greet(sock, address)
-                self._bodies, self._widen_at = 0, 0.0
+                further = self._further_flows(self._greet(sock, address))
+                with self._changed:
+                    if self._closed or self._lost:
+                        raise ConnectionAbortedError("closed")
+                    self._further, self._bodies = further, 0
                 yield sock
             finally:
                 with self._changed:
                     self._sock, self._standing = None, False
-                    joined, self._joined = self._joined, []
-                for other in joined:
-                    other.close()
+                self._further.close()
 
     def _greet(self, sock: socket.socket, address: Any, joins: bytes = b"") -> bytes:
         """Connect, and prove who we are; the acceptor's nonce. Raises OSError, WireError."""
@@ -218,18 +209,26 @@ class Outbound:
         sock.settimeout(None)
         return nonce
 
+    def _further_flows(self, nonce: bytes) -> stripes.FurtherFlows:
+        """nonce: with which the acceptor began the first one."""
+
+        def join(sock: socket.socket, address: Any) -> None:
+            self._greet(sock, address, joins=nonce)
+
+        return stripes.FurtherFlows(f"{self.lane} link to {self.peer}", self._capacity.flows - 1, join)
+
     def _stand(self) -> None:
         with self._changed:
             self._broken, self._standing = False, True
         self._on_stands(self)
 
     def _watch(self, sock: socket.socket) -> None:
-        """The acceptor speaks of bodies that travel apart, and else never again: what can be read is the link's end."""
+        """The acceptor speaks of what `_body_sender` sends, and else never again: what can be read is the end."""
         try:
-            if self._apart is None:
+            if self._body_sender is None:
                 sock.recv(1)
             else:
-                self._apart.listen(sock)
+                self._body_sender.listen(sock)
         except wire.WireError as error:
             logger.warning("%s link to %s closed: %s", self.lane, self.peer, error)
         except OSError as error:
@@ -242,8 +241,8 @@ class Outbound:
 
     def _send_some(self, sock: socket.socket) -> bool:
         """Wait for frames, send one large or some small ones. False when closed."""
-        if self._apart is not None and not self._queue:
-            self._apart.settle()
+        if self._body_sender is not None and not self._queue:
+            self._body_sender.settle()
         with self._changed:
             self._sending = False
             self._changed.notify_all()
@@ -285,40 +284,11 @@ class Outbound:
 
     def _send_striped(self, sock: socket.socket, buffers: list[wire.Buffer]) -> None:
         """Send a large frame over as many connections as there may be. OSError if one of them is lost."""
-        if self._apart is not None:
+        if self._body_sender is not None:
             sock.sendall(buffers[0])
-            self._apart.send(sock, buffers[1:])
+            self._body_sender.send(sock, buffers[1:])
             return
-        if len(self._joined) < self._capacity.flows - 1 and time.monotonic() >= self._widen_at:
-            self._widen(sock)
+        self._further.open_missing(sock)  # before the head, with which the receiver looks who has joined
         sock.sendall(buffers[0])
-        stripes.send_body(self._bodies, buffers[1:], [sock, *self._joined], self._pace)
+        stripes.send_body(self._bodies, buffers[1:], [sock, *self._further.sockets], self._pace)
         self._bodies += 1
-
-    def _widen(self, sock: socket.socket) -> None:
-        """Open the connections that are missing. The link serves without them, too, for some time."""
-        try:
-            while len(self._joined) < self._capacity.flows - 1:
-                self._join(sock)
-        except (OSError, wire.WireError) as error:
-            if self._closed or self._lost:
-                raise
-            self._widen_at = time.monotonic() + WIDEN_SECONDS
-            have, wanted = 1 + len(self._joined), self._capacity.flows
-            logger.warning("%s link to %s has %d of %d connections: %s", self.lane, self.peer, have, wanted, error)
-
-    def _join(self, first: socket.socket) -> None:
-        """Open one more connection and have it join the first one's link. Raises OSError, WireError."""
-        sock = socket.socket(first.family, first.type, first.proto)
-        with self._changed:
-            self._joined.append(sock)  # at once, so that who closes the link wakes it, too
-        try:
-            if self._closed or self._lost:
-                raise ConnectionAbortedError("closed")
-            self._greet(sock, first.getpeername(), joins=self._nonce)
-            sock.setblocking(False)
-        except BaseException:
-            with self._changed:
-                self._joined.remove(sock)
-            sock.close()
-            raise

@@ -10,15 +10,21 @@ One thread sends on all flows and one reads from all: what limits a link on a fa
 """
 
 import bisect
+import contextlib
 import itertools
+import logging
 import math
 import select
 import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from bamboo_trainer.transport import sockets, wire
+
+logger = logging.getLogger(__name__)
 
 MAX_FLOWS: Final = 16  # of one link
 CHUNK: Final = 256 << 10
@@ -26,6 +32,7 @@ RECORD: Final = struct.Struct("<QI")
 END: Final = (1 << 32) - 1  # in place of an index, as is
 LEAVES: Final = END - 1
 AT_MOST: Final = 512  # buffers in one call of the system, which takes 1024
+AGAIN_SECONDS: Final = 30.0  # until flows that could not be opened are tried again
 
 
 class Slices:
@@ -98,6 +105,77 @@ def send_body(
                 sent = 0
             begun[fd] = after(views, sent)
     flows[0].sendall(RECORD.pack(number, END))
+
+
+class FurtherFlows:
+    """The sending end's flows beside a link's first one, with which they end. Opened for the first large frame, so that
+    small jobs need no more than one connection, by the link's own thread.
+    """
+
+    def __init__(self, link: str, wanted: int, join: Callable[[socket.socket, Any], None]) -> None:
+        """link: a name for people. wanted: as many as there may be. join: connects a socket to an address, and has it
+        join the link; raises OSError, WireError.
+        """
+        self._link, self._wanted, self._join = link, wanted, join
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._again_at = 0.0  # when missing ones may be tried again
+        self._ended = False
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """Those that are open."""
+        return tuple(self._sockets)
+
+    def open_missing(self, first: socket.socket) -> None:
+        """To the first one's peer. The link serves without them, too, for some time. OSError if it has ended."""
+        if len(self._sockets) >= self._wanted or time.monotonic() < self._again_at:
+            return
+        try:
+            while len(self._sockets) < self._wanted:
+                self._open_one(first)
+        except (OSError, wire.WireError) as error:
+            if self._ended:
+                raise
+            self._again_at = time.monotonic() + AGAIN_SECONDS
+            have, wanted = 1 + len(self._sockets), 1 + self._wanted
+            logger.warning("%s has %d of %d connections: %s", self._link, have, wanted, error)
+
+    def _open_one(self, first: socket.socket) -> None:
+        sock = socket.socket(first.family, first.type, first.proto)
+        try:
+            with self._lock:
+                if self._ended:
+                    raise ConnectionAbortedError("closed")
+                self._sockets.append(sock)  # at once, so that who ends the link wakes it, too
+            self._join(sock, first.getpeername())
+            sock.setblocking(False)
+        except BaseException:
+            with self._lock:
+                if sock in self._sockets:
+                    self._sockets.remove(sock)
+            sock.close()
+            raise
+
+    def leave(self) -> None:
+        """Say that nothing follows. Never blocks."""
+        with self._lock:
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):  # then the other side takes the end for a loss
+                    leave(sock)
+
+    def wake(self) -> None:
+        """The link ends: release who waits for one of them, and open no more."""
+        with self._lock:
+            self._ended = True
+            for sock in self._sockets:
+                sockets.wake(sock)
+
+    def close(self) -> None:
+        with self._lock:
+            ended, self._sockets = self._sockets, []
+        for sock in ended:
+            sock.close()
 
 
 class ArrivingBody:
