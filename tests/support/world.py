@@ -9,6 +9,7 @@ import msgspec
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.platform import Platform
+from bamboo.control.verification import LookAgain
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
 from bamboo.coordinator.workers.membership import surplus_requests
@@ -42,6 +43,7 @@ class World:
         worker: dict[str, Any] | None = None,
         platforms: dict[str, Platform] | None = None,
         sharded: bool = False,
+        redundancy: dict[str, Any] | None = None,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
@@ -55,9 +57,10 @@ class World:
         if checkpoint is not None:
             document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
         document["spec"]["worker"] = worker or {}
+        document["spec"]["redundancy"] = redundancy or {}
         self.platforms = platforms or {}  # of workers by name
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
-        self.sent: list[tuple[str, Any]] = []  # of checkpoints, and to whom
+        self.sent: list[tuple[str, Any]] = []  # of checkpoints and forwards in question, and to whom
         self.told: list[Emit] = []
         self.away = 0  # workers that are asked for and do not come
         self.unmade = 0  # those that were asked for and have not come
@@ -74,7 +77,8 @@ class World:
     def check_calm(self, event: object) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
         state = self.state
-        if not state.steady or state.phase != "Running" or state.checkpoints.writers or state.stopping:
+        waits = state.checkpoints.writers or state.stopping or state.verification.differing
+        if not state.steady or state.phase != "Running" or waits:
             return
         for seconds in (0.1, 3600.0):
             now = self.now + seconds
@@ -127,7 +131,8 @@ class World:
                     protocol.TakeCheckpoint()
                     | protocol.KeepLastState()
                     | protocol.CommitCheckpoint()
-                    | protocol.DropCopies() as message,
+                    | protocol.DropCopies()
+                    | LookAgain() as message,
                 ):
                     self.sent.append((worker, message))
                 case Send(worker, protocol.Refused()):

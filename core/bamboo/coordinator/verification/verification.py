@@ -120,9 +120,8 @@ def _differs(turn: Turn, place: Place, said: Sums, suspect: WorkerId) -> None:
     if dispute is None:
         layers = layers_of(state.current_plan, place)
         assert layers is not None
-        dispute = Dispute(place=place, layers=layers, suspect=suspect).having(said)
-    elif not isinstance(place, StatePlace):  # what is said of a state was heard one by one
-        dispute = dispute.having(said)
+        dispute = Dispute(place=place, layers=layers, suspect=suspect)
+    dispute = dispute.having(said)
     wrong = wrong_workers(dispute.said)
     if not replaces(state):
         if wrong:

@@ -1,0 +1,234 @@
+"""Results that differ: what the coordinator asks, whom it blames, how far the job goes back, and what people hear."""
+
+from typing import Any
+
+import pytest
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.control.verification import PROVEN, ForwardDiffers, ForwardPlace, ForwardSum, LookAgain, StateSum
+from bamboo.coordinator.events import Outcome
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.verification.settled import WAIT_SECONDS
+from bamboo.coordinator.verification.verification import MOST_RETURNS, PAST_STEPS
+from bamboo.planning.plan import Cell, CheckpointId
+from checkpoint_world import plan_of, reasons, save, sent, train
+from world import World, silence
+
+MIDDLE = Cell(0, 1)  # owned by w1, shadowed by w0
+X, Y, Z = ("0" * 15 + digit for digit in "123")
+
+
+def made(verify: str = "Replace", stages: int = 3, standby: int = 1, *, replicas: int = 1) -> World:
+    """A world that trains, and whose replicas are filled."""
+    redundancy = {"mode": "EagerForward", "verify": verify, "replicas": replicas}
+    world = World(stages, 1, standby, checkpoint={"everySteps": 8}, redundancy=redundancy)
+    world.settle()
+    assert plan_of(world).at(MIDDLE).owner == "w1"
+    assert plan_of(world).at(MIDDLE).shadow == "w0"
+    return world
+
+
+def tell_states(world: World, version: int, sums: dict[str, str], stage: int = 1) -> None:
+    for worker, found in sums.items():
+        world.tell(Received(worker, StateSum(stage=stage, version=version, sum=found)))
+
+
+def kept(world: World, step: int) -> CheckpointId:
+    """A checkpoint on whose states all holders agree."""
+    for stage, holders in enumerate(world.state.certain_holders(plan_of(world))):
+        tell_states(world, step, dict.fromkeys(holders, X), stage)
+    return save(world, step)
+
+
+def differ(world: World, again: str | None, *, step: int = 5, theirs: str = X, mine: str = Y) -> ForwardPlace:
+    """The shadow of the middle stage has come to another result than its owner, and what it came to then."""
+    place, role = ForwardPlace(MIDDLE, step, 2), plan_of(world).at(MIDDLE)
+    assert role.shadow is not None
+    said = ForwardDiffers(place=place, owner=role.owner, theirs=theirs, mine=mine, again=again)
+    world.tell(Received(role.shadow, said))
+    return place
+
+
+def asked(world: World) -> set[str]:
+    """Whom the newest question went to."""
+    (*_, (_, newest)) = sent(world, LookAgain)
+    return {worker for worker, message in sent(world, LookAgain) if message == newest}
+
+
+def corrupt(world: World) -> tuple[str, ...]:
+    shown = status(world.state, world.now).differences
+    assert shown is not None
+    return shown.corrupt
+
+
+def test_equal_states_say_nothing_and_remember_who_agreed() -> None:
+    world = made()
+    tell_states(world, 4, {"w1": X, "w0": X})
+    assert world.state.verification.agreed == {1: (4, plan_of(world).epoch)}
+    assert not world.state.verification.found
+    assert "ResultsDiffer" not in reasons(world)
+
+
+def test_without_verification_nobody_looks() -> None:
+    world = made("None")
+    tell_states(world, 4, {"w1": X, "w0": Y})
+    differ(world, Y)
+    assert status(world.state, world.now).differences is None
+    assert not world.state.verification.sums
+
+
+def test_what_differs_in_the_first_versions_is_left_to_the_workers() -> None:
+    """Then it is the task that is not deterministic, and they end the job."""
+    world = made()
+    tell_states(world, PROVEN, {"w1": X, "w0": Y})
+    assert not world.state.verification.found
+
+
+def test_with_report_a_difference_is_told_once_and_the_job_goes_on() -> None:
+    world = made("Report", 4, replicas=2)
+    holders = sorted(plan_of(world).at(MIDDLE).holders)
+    assert len(holders) == 3
+    for version in (4, 8):
+        tell_states(world, version, dict(zip(holders, (X, X, Y), strict=True)))
+    assert reasons(world).count("ResultsDiffer") == 1
+    assert reasons(world).count("WorkerCorrupt") == 1
+    assert corrupt(world) == (holders[-1],)
+    assert world.state.verification.found == {"state": 2}
+    assert holders[-1] in world.state.workers
+    shown = status(world.state, world.now).differences
+    assert shown is not None
+    assert "redundancy.verify Report leaves it at that" in shown.unresolved
+
+
+def test_a_shadow_that_is_wrong_once_is_lost_and_nothing_is_repeated() -> None:
+    world = made()
+    differ(world, X)
+    assert corrupt(world) == ("w0",)
+    assert "w0" not in world.state.workers
+    assert world.state.phase == "Running"
+    assert "Restoring" not in reasons(world), "nobody has used what it computed in advance"
+
+
+def test_an_owner_is_told_by_what_it_comes_to_again_after_the_job_went_back() -> None:
+    world = made()
+    checkpoint = kept(world, 8)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint)
+    train(world, 12)
+    place = differ(world, Y, step=9)
+    assert world.state.phase == "Restoring"
+    assert asked(world) == set(world.state.workers)
+    assert sent(world, LookAgain)[-1][1].places == (place,)
+    assert checkpoint not in world.state.checkpoints.bad, "it is of a state from before"
+    world.settle()
+    world.tell(Received("w1", ForwardSum(place=place, sum=Z)))
+    assert corrupt(world) == ("w1",)
+    assert "w1" not in world.state.workers
+    assert not world.state.verification.disputes
+    assert sent(world, LookAgain)[-1][1].places == (), "the question is withdrawn"
+
+
+def test_checkpoints_that_were_taken_since_are_no_good() -> None:
+    world = made()
+    kept(world, 8)
+    train(world, 10)
+    differ(world, Y, step=5)
+    assert [one.step for one in world.state.checkpoints.bad] == [8]
+    assert not world.state.checkpoints.kept
+    world.settle()
+    assert world.state.phase == "Running", "without one it begins with its first step"
+
+
+def test_of_states_that_of_the_version_itself_is_no_good_either() -> None:
+    world = made()
+    kept(world, 8)
+    train(world, 10)
+    tell_states(world, 8, {"w0": Y})
+    assert world.state.phase == "Restoring"
+    assert [one.step for one in world.state.checkpoints.bad] == [8]
+
+
+def test_a_copy_that_nobody_has_trained_with_is_replaced_and_nothing_is_repeated() -> None:
+    """It was equal to the others under this very plan, and its worker runs none of the stage's cells."""
+    world = made(stages=4, replicas=2)
+    owner, *copies = plan_of(world).at(MIDDLE).holders
+    tell_states(world, 4, dict.fromkeys((owner, *copies), X))
+    train(world, 9)
+    tell_states(world, 8, {owner: X, copies[0]: X, copies[1]: Y})
+    assert corrupt(world) == (copies[1],)
+    assert "Restoring" not in reasons(world)
+
+
+def test_an_owner_whose_state_is_wrong_takes_the_job_back() -> None:
+    world = made(stages=4, replicas=2)
+    owner, *copies = plan_of(world).at(MIDDLE).holders
+    tell_states(world, 4, dict.fromkeys((owner, *copies), X))
+    train(world, 9)
+    tell_states(world, 8, {owner: Y, copies[0]: X, copies[1]: X})
+    assert corrupt(world) == (owner,)
+    assert "Restoring" in reasons(world)
+
+
+def test_a_difference_is_weighed_when_all_have_told_or_have_had_time_to() -> None:
+    world = made(stages=4, replicas=2)
+    owner, *copies = plan_of(world).at(MIDDLE).holders
+    tell_states(world, 4, {owner: X, copies[0]: Y})
+    assert not world.state.verification.found
+    assert world.state.verification.differing
+    silence(world, set(), WAIT_SECONDS + 1)
+    assert world.state.verification.found == {"state": 1}
+
+
+def test_what_never_can_be_told_ends_the_job_after_some_returns() -> None:
+    """Every worker comes to its own result, and always to the same one."""
+    world, own = made(), {"w0": Y, "w1": X}
+    for _ in range(MOST_RETURNS + 1):
+        assert world.finish is None
+        train(world, 7)
+        role = plan_of(world).at(MIDDLE)
+        differ(world, None, theirs=own.get(role.owner, Z), mine=own[role.shadow or ""])
+        world.settle()
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "ResultsDiffer")
+    assert f"{MOST_RETURNS} times" in world.finish.message
+
+
+def test_what_nobody_comes_to_twice_is_the_tasks_fault() -> None:
+    world = made()
+    train(world, 7)
+    differ(world, Y)
+    world.settle()
+    train(world, 7)
+    differ(world, None, theirs=Z, mine=X)
+    assert world.finish is not None
+    assert world.finish.reason == "NotDeterministic"
+
+
+def test_what_the_job_has_passed_again_without_a_difference_is_given_up_with_a_word() -> None:
+    world = made()
+    train(world, 7)
+    differ(world, Y)
+    world.settle()
+    train(world, 5 + PAST_STEPS)
+    assert "CorruptionNotNamed" not in reasons(world)
+    train(world, 5 + PAST_STEPS + 2)
+    assert reasons(world)[-1] == "CorruptionNotNamed"
+    assert not world.state.verification.disputes
+    assert corrupt(world) == ()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StateSum(stage=9, version=4, sum=X),
+        StateSum(stage=1, version=1 << 40, sum=X),
+        ForwardDiffers(place=ForwardPlace(Cell(0, 9), 1, 0), owner="w1", theirs=X, mine=Y),
+        ForwardDiffers(place=ForwardPlace(MIDDLE, 1, 0), owner="nobody", theirs=X, mine=Y),
+        ForwardSum(place=ForwardPlace(MIDDLE, 1, 0), sum=X),
+    ],
+)
+def test_what_belongs_to_nothing_changes_nothing(message: Any) -> None:
+    world = made()
+    before = world.state.verification
+    world.tell(Received("w0", message))
+    assert world.state.verification == before
