@@ -43,12 +43,6 @@ app.add_typer(node_traces, name="traces")
 app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
 app.add_typer(rollouts, name="rollout")
-app.registered_commands += checkpoint_commands.app.registered_commands
-app.registered_commands += simulate_command.app.registered_commands
-app.registered_commands += plan_command.app.registered_commands
-app.registered_commands += profile_command.app.registered_commands
-app.registered_commands += cluster_commands.registered_commands
-app.registered_commands += history_command.registered_commands
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
 
 
@@ -201,6 +195,15 @@ def validate(
             typer.echo(f"bamboo: {job}: {checked.problem}", err=True)
     if wrong:
         raise typer.Exit(EXIT_USAGE)
+
+
+# Here, so that --help shows them in this order.
+app.registered_commands += cluster_commands.registered_commands
+app.registered_commands += history_command.registered_commands
+app.registered_commands += checkpoint_commands.app.registered_commands
+app.registered_commands += simulate_command.app.registered_commands
+app.registered_commands += plan_command.app.registered_commands
+app.registered_commands += profile_command.app.registered_commands
 
 
 @traces.command("summary")

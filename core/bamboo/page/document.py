@@ -33,7 +33,8 @@ class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
-    """stopped_early: why there are fewer steps than are wanted. samples: of one step. lost_samples: of committed steps, those that did not go into them.
+    """stopped_early: why there are fewer steps than are wanted. samples: of one step. lost_samples: of committed steps,
+    those that did not go into them.
 
     gradient_norm: the global one of the newest step, before clipping.
     """

@@ -101,13 +101,15 @@ class SimulateOptions:
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="Of a job: what `bamboo profile` wrote, or a profile that comes with Bamboo (docs/simulator.md).",
+            help="Of a job or --strategy: what `bamboo profile` wrote, or a profile that comes with Bamboo"
+            " (docs/simulator.md).",
         ),
     ] = None
     replace_rate: Annotated[
         float,
         typer.Option(
-            metavar="P", help="Of a job: probability that a node that was taken away is replaced within an hour."
+            metavar="P",
+            help="Of a job or --strategy: probability that a node that was taken away is replaced within an hour.",
         ),
     ] = 0.5
     notice: Annotated[
@@ -174,10 +176,10 @@ def simulate(
 
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
 
+    Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
+
     With --strategy it compares Bamboo's policy with those of other systems, in closed form, for a published model
     (--workload) or a profile.
-
-    Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
 
     Example: bamboo simulate --strategy all --workload bert --preempt-rate 0.1 --preempt-rate 0.33
     """
