@@ -254,6 +254,26 @@ TAIL = """document.documentElement.scrollHeight - scrollY
   - Math.max(innerHeight, document.body.getBoundingClientRect().bottom)"""
 
 
+COLOURS = (
+    """(id) => [...document.querySelectorAll(`#${id} .swatch`)].map((one) => getComputedStyle(one).backgroundColor)"""
+)
+CLEAR = "rgba(0, 0, 0, 0)"
+
+
+async def test_every_kind_of_bytes_has_a_colour_in_its_table_and_colours_nothing_else() -> None:
+    memory, traffic = (kind(**dict.fromkeys(kind.__struct_fields__, 1 << 20)) for kind in (Memory, Traffic))
+    status = said(memory=(("tiny-w0", memory),), traffic=(("tiny-w0", traffic),))
+    about = d.PageJob(name="tiny", namespace="team", place="cluster", mode="EagerForward")
+    async with served([document(about, job(), status, JobHistory(), now=1.0)]) as url, browser() as tab:
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        for table, kind in (("memory", Memory), ("traffic", Traffic)):
+            colours = await tab.value(f"({COLOURS})({table!r})")
+            assert len(set(colours)) == len(kind.__struct_fields__), colours
+            assert CLEAR not in colours
+        assert await tab.value("getComputedStyle(document.getElementById('state')).backgroundColor") == CLEAR
+
+
 @pytest.mark.parametrize("font", FONTS)
 async def test_it_fits_every_screen_with_any_font(font: str) -> None:
     """From 320 px on only tables, in boxes of their own, are wider than the window, and nothing follows the content."""

@@ -163,7 +163,7 @@ export function bar(parts, most) {
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   const whole = el("span", { class: "bar", "aria-hidden": "true" });
   for (const { name, value } of parts) {
-    const piece = el("span", { class: `piece ${name}` });
+    const piece = el("span", { class: "piece", "data-part": name });
     piece.style.width = `${most > 0 ? Math.max(value > 0 ? 0.5 : 0, (100 * value) / most) : 0}%`;
     whole.append(piece);
   }

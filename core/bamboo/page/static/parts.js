@@ -127,7 +127,7 @@ function happening(mark, most) {
   if (taken.decide === null) return text;
   const parts = PHASES.map((name) => ({ name, value: taken[name], word: milliseconds(taken[name]) }));
   text.append(...bar(parts, most));
-  text.append(el("p", { class: "key", "aria-hidden": "true" }, ...parts.flatMap(({ name, word }) => [el("span", { class: "pair" }, el("span", { class: `swatch ${name}` }), `${name} ${word}`), " "])));
+  text.append(el("p", { class: "key", "aria-hidden": "true" }, ...parts.flatMap(({ name, word }) => [el("span", { class: "pair" }, el("span", { class: "swatch", "data-part": name }), `${name} ${word}`), " "])));
   return text;
 }
 
@@ -154,7 +154,7 @@ function accounts(id, found, caption) {
   const most = Math.max(...found.map((account) => account.total));
   byId(`${id}-caption`).textContent = caption;
   byId(`${id}-head`).replaceChildren(
-    el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Total"), el("th", { scope: "col", class: "barred" }, unseen("Shares")), ...used.map((kind) => el("th", { scope: "col" }, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), kind))),
+    el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Total"), el("th", { scope: "col", class: "barred" }, unseen("Shares")), ...used.map((kind) => el("th", { scope: "col" }, el("span", { class: "swatch", "data-part": kind, "aria-hidden": "true" }), kind))),
   );
   byId(`${id}-body`).replaceChildren(
     ...found.map(({ worker, label, total, kinds }) => {
