@@ -14,3 +14,12 @@ def test_what_is_no_history_is_told(kept, tmp_path):
     (kept / "history" / "other" / "000001-0000000002-000000.jsonl").write_text("rubbish\n")
     assert "000001-0000000002-000000.jsonl line 1 is no record" in shown(kept / "history" / "other", code=1)
     assert "--follow and --output csv: expected at most one of them" in shown(kept, "-f", "-o", "csv", code=2)
+
+
+def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_seen(kept):
+    """As the event of it says: after step 10 are ten steps, of which the last one is number 9."""
+    last = step(10, trained=False, loss=None, evaluation={"loss": 0.5})
+    HistoryFiles(str(kept / "history" / "other")).write(HistoryFile(1, 1, 0), [step(9), last])
+    lines = shown(kept / "history" / "other").splitlines()
+    assert "  step 9, loss " in lines[0]
+    assert lines[1].endswith("  after step 10, evaluation loss 0.5")

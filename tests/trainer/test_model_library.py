@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -221,6 +222,27 @@ def test_a_config_that_cannot_be_is_refused(model: str) -> None:
         with pytest.raises(TaskError) as refused:
             load_task(entrypoint(model), config)
         assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("where", ["data", "evaluation"])
+@pytest.mark.parametrize("model", ["gpt2", "bert", "llama"])
+def test_sequences_longer_than_the_models_positions_are_refused(model: str, where: str) -> None:
+    """An embedding of positions has no more; rotary ones know no end."""
+    config = {"size": "tiny", where: {"length": 17}}
+    if model == "llama":
+        load_task(entrypoint(model), config)
+        return
+    with pytest.raises(TaskError, match=rf"{where}: expected sequences of at most 16 tokens \(positions\), got 17"):
+        load_task(entrypoint(model), config)
+
+
+@pytest.mark.parametrize("token", [97, -1])
+def test_a_token_that_the_model_does_not_have_is_named(token: int, tmp_path: Path) -> None:
+    path, tokens = str(tmp_path / "x.npz"), np.array([[5, token, 6]])
+    np.savez(path, inputs=tokens, targets=tokens)
+    task = load_task(entrypoint("gpt2"), {"size": "tiny", "data": {"kind": "npz", "path": path}})
+    with pytest.raises(ValueError, match=f"data: token {token} is outside of the model's vocabulary of 97"):
+        task.dataset.batch([0])
 
 
 def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, float]:

@@ -18,7 +18,7 @@ def line(record: Record) -> str:
 
 def _step(record: StepRecord) -> str:
     if not record.trained:
-        return printable(f"{_clock(record.time)}  after step {record.step - 1}, {_evaluated(record)}")
+        return printable(f"{_clock(record.time)}  after step {record.step}, {_evaluated(record)}")
     parts = [f"step {record.step}", f"loss {_number(record.loss)}", f"gradient norm {_number(record.gradient_norm)}"]
     if record.learning_rate is not None:
         parts.append(f"rate {record.learning_rate:.3g}")

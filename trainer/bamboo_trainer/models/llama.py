@@ -111,4 +111,4 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         raise ValueError(f"width must be a multiple of 2 heads = {2 * c['heads']}, got {c['width']}")
     if c["heads"] % c["keyHeads"]:
         raise ValueError(f"heads must be a multiple of keyHeads = {c['keyHeads']}, got {c['heads']}")
-    return language_model((LlamaEmbedding, LlamaBlock, LlamaHead), c, training, tied=c["tied"])
+    return language_model((LlamaEmbedding, LlamaBlock, LlamaHead), c, training, tied=c["tied"], rotary=True)

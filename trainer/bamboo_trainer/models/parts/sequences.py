@@ -41,7 +41,8 @@ class Sequences:
                 f"got {len(given)} inputs and {len(targets)} targets"
             )
         self.masked = len(given) == 2
-        length = None if self.masked else int(given[0].shape[1])
+        self.length = int(given[0].shape[1])
+        length = None if self.masked else self.length
         self.tokens_per_sample: int | None = getattr(source, "tokens_per_sample", None) or length
 
     def __len__(self) -> int:
@@ -51,10 +52,10 @@ class Sequences:
         """Raises ValueError for a token outside of the vocabulary."""
         given, targets = self._source.batch(indices)
         ids = given[0].long()
-        if (highest := int(ids.max())) >= self._vocabulary or int(ids.min()) < 0:
-            raise ValueError(
-                f"{self._where}: token {highest} is outside of the model's vocabulary of {self._vocabulary}"
-            )
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= self._vocabulary:
+            token, words = lowest if lowest < 0 else highest, self._vocabulary
+            raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {words}")
         mask = given[1].long() if self.masked else None
         if self._objective == "masked":
             ids, labels = self._hidden(ids, mask, indices)
@@ -170,20 +171,29 @@ def language_model(
     objective: Objective = "causal",
     mask_token: int = 0,
     tied: bool = True,
+    rotary: bool = False,
 ) -> Task:
     """The task of a model of the library. parts: its embedding, a block, of which there are c["blocks"], and its head,
     whose weights are the embedding's if they are tied; each takes c. c: its config, as `settings.read` gives it.
-    Raises ValueError for data that cannot be.
+    rotary: sequences may be longer than its positions. Raises ValueError for data that cannot be.
     """
     embedding, block, head = parts
     layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))
     last = len(layers) - 1
     words = (c["vocabulary"], mask_token)
-    dataset = open_sequences(with_length(c["data"], c["positions"]), objective, words)
+
+    def opened(config: Mapping[str, Any], where: str = "data") -> Sequences:
+        found = open_sequences(config, objective, words, where)
+        if not rotary and found.length > c["positions"]:
+            told = f"expected sequences of at most {c['positions']} tokens (positions), got {found.length}"
+            raise ValueError(f"{where}: {told}")
+        return found
+
+    dataset = opened(with_length(c["data"], c["positions"]))
 
     def held_out(config: Mapping[str, Any]) -> Dataset:
         given = with_length(config, c["data"].get("length", c["positions"]))
-        return open_sequences(given, objective, words, "evaluation")
+        return opened(given, "evaluation")
 
     return Task(
         layers=layers,
