@@ -85,6 +85,7 @@ def processes_with(setting: str) -> list[str]:
         (["run", "JOB", "--preempt", "soon"], 2, "--preempt soon: expected none"),
         (["run", "JOB", "--preempt", "at:1:5"], 2, "the job has stages 0 to 1"),
         (["run", "JOB", "--workers", "3"], 2, "expected a multiple of the job's 2 stages"),
+        (["run", "JOB", "--workers-per-node", "65"], 2, "less than or equal to 64"),
         (["run", "JOB", "--workers", "8"], 2, "--workers 8: spec.topology.pipelines: expected at most"),
         (["run", "SUSPENDED"], 2, "spec.suspend: the job is suspended; set it to false"),
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
@@ -208,6 +209,16 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
     assert "Interrupted" in rest or not said
     assert list(scratch.iterdir()) == []
     assert processes_with(setting) == []
+
+
+def test_a_run_loses_a_node_with_both_its_workers_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    text = SPIRALS.replace("steps: 600", "steps: 6").replace("stages: 2", "stages: 4")
+    options = ("--workers-per-node", "2", "--preempt", "at:3:1", "--verify", "--no-page")
+    done = bamboo(tmp_path, "run", write(tmp_path, text), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "any node may be lost with all its workers" in done.stdout
+    assert len(re.findall(r"is killed without notice, (in the middle of step 3|with w\d's node)", done.stdout)) == 2
+    assert "bit-equal: yes" in done.stdout
 
 
 @pytest.mark.parametrize("seen", ["starting workers", "step 1/"])

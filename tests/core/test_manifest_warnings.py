@@ -34,3 +34,21 @@ def test_more_replicas_than_there_are_others_is_a_warning() -> None:
     document["spec"]["topology"]["stages"] = 2
     (warning,) = (w for w in warnings(parse_manifest(document)) if "replicas 3" in w)
     assert warning == "spec.redundancy.replicas 3: a worker has only 1 other to hold its stage's state"
+
+
+@pytest.mark.parametrize(
+    ("per_node", "stages", "pipelines", "told"),
+    [
+        (1, 4, 1, ""),
+        (2, 4, 1, ""),
+        (4, 4, 2, ""),
+        (4, 4, 1, "spec.spread.workersPerNode 4: all 4 workers are on one node, with whose loss the job ends"),
+        (3, 4, 1, "a node with 3 workers has neighbours in a pipeline of 4 stages, for which nothing is computed in"),
+    ],
+)
+def test_nodes_with_too_many_workers_are_warned_of(per_node: int, stages: int, pipelines: int, told: str) -> None:
+    document = manifest()
+    document["spec"] |= {"topology": {"stages": stages, "pipelines": pipelines}, "spread": {"workersPerNode": per_node}}
+    found = [warning for warning in warnings(parse_manifest(document)) if "workersPerNode" in warning]
+    assert bool(found) is bool(told)
+    assert all(told in warning for warning in found)

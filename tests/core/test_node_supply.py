@@ -30,3 +30,24 @@ def test_prices_follow_the_trace() -> None:
     trace = make_trace(nodes(3).changes, prices, duration=HOUR)
     assert run(job(), trace).figures.usd == pytest.approx(3 * 1.5)
     assert run(job(), nodes(3)).figures.usd != run(job(), nodes(3)).figures.usd  # not a number: no price is known
+
+
+def test_a_node_with_several_workers_costs_what_it_costs_and_is_lost_with_all_of_them() -> None:
+    """Four stages on nodes of two: neighbours are on different ones, so the loss of one is survived in mid-step."""
+    told: list[str] = []
+    shared = job(4, spread={"workersPerNode": 2})
+    found = run(shared, nodes(3, (1800.0, "remove", "n0")), told=told, price=1.0).figures
+    assert found.usd == pytest.approx(2.0, rel=0.01)
+    started = next(line for line in told if "Started" in line)
+    assert "any node may be lost with all its workers" in started
+    assert sum("WorkerLost" in line for line in told) == 2
+    assert found.fatal == 0
+    assert sum("WorkerJoined" in line for line in told) == 6, "the two that replace them share the third node"
+
+
+def test_a_notice_for_a_node_is_one_for_each_of_its_workers() -> None:
+    told: list[str] = []
+    run(job(4, spread={"workersPerNode": 2}), nodes(3, (1800.0, "remove", "n0"), notice=120.0), told=told)
+    assert sum("NoticeReceived" in line for line in told) == 2
+    assert sum("has left after its notice" in line for line in told) == 2
+    assert not any("WorkerLost" in line for line in told)

@@ -39,6 +39,17 @@ def test_nobody_is_taken_twice_by_a_schedule() -> None:
     assert due(preemptor, 3) == [NobodyToTake()]
 
 
+def test_a_worker_is_taken_with_those_on_its_node() -> None:
+    preemptor = Preemptor(parse(["at:3:1"]), microbatches=4, lost_with=lambda worker: ["w0"] if worker == "w1" else [])
+    strikes = [one for step in (3, 4) for one in due(preemptor, step)]
+    assert strikes == [
+        Strike(worker="w1", notice=False, where=", in the middle of step 3"),
+        Strike(worker="w0", notice=False, where=", with w1's node"),
+    ]
+    assert preemptor.was_taken("w0")
+    assert list(preemptor.take("w1", notice=True)) == []
+
+
 def test_who_has_notice_gets_no_second_one_and_may_still_be_killed() -> None:
     preemptor = Preemptor(parse([]), microbatches=4)
     assert len(list(preemptor.take("w1", notice=True))) == 1

@@ -1,14 +1,19 @@
 """Pipelines as rings of workers: who follows whom, and who keeps whose replicas."""
 
 import itertools
+from collections import Counter
+from collections.abc import Sequence
 
-from hypothesis import given
+import pytest
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec
 from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Peer
-from bamboo.planning.ring import replicas_in, ring
+from bamboo.planning.heirs import heirs_may_differ
+from bamboo.planning.plan import Peer, Plan
+from bamboo.planning.ring import replicas_in, ring, rows
 from layer_split_kit import peer, training
 
 
@@ -35,3 +40,110 @@ def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
     zone = {p.worker: p.zone for p in peers}
     row = [zone[a.owner] for a in plan.pipelines[0]]
     assert all(one != other for one, other in zip(row, [*row[1:], row[0]], strict=True)), row
+
+
+def on_nodes(nodes: Sequence[str], zones: str = "z") -> list[Peer]:
+    """A worker on each of these nodes; a node's letter says in which of the zones it is."""
+    return [
+        Peer(worker=f"w{i}", host="h", port=1, zone=zones[ord(node) % len(zones)], node=node)
+        for i, node in enumerate(nodes)
+    ]
+
+
+def together(row: Sequence[str]) -> int:
+    """Of a pipeline on these nodes: how many stages are where the stage before is. The ends meet."""
+    return sum(row[s - 1] == node for s, node in enumerate(row)) if len(row) > 1 else 0
+
+
+def fewest_together(nodes: Sequence[str], depth: int, pipelines: int) -> int:
+    """Of all rows that can be made of them."""
+    return min(
+        sum(together(order[d * depth : (d + 1) * depth]) for d in range(pipelines))
+        for order in set(itertools.permutations(nodes, depth * pipelines))
+    )
+
+
+@given(
+    st.sampled_from([(1, 1), (1, 3), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (2, 2), (3, 2), (2, 3)]),
+    st.lists(st.sampled_from("abcd"), min_size=7, max_size=7),
+    st.integers(0, 1),
+    st.sampled_from(["z", "yz", "xyz"]),
+)
+def test_neighbours_share_a_node_only_where_no_ring_is_better(
+    grid: tuple[int, int], nodes: list[str], spare: int, zones: str
+) -> None:
+    """Of as many workers as are needed, or one more."""
+    depth, pipelines = grid
+    peers = on_nodes(nodes[: depth * pipelines + spare], zones)
+    where = {p.worker: p.node for p in peers}
+    found = rows(peers, depth, pipelines, 1)
+    assert len({w for row in found for w in row}) == depth * pipelines
+    assert sum(together([where[w] for w in row]) for row in found) == fewest_together(
+        [p.node for p in peers], depth, pipelines
+    )
+
+
+@given(
+    st.sampled_from([(4, 1), (6, 1), (8, 1), (4, 2), (5, 2), (16, 2)]),
+    st.integers(2, 4),
+    st.integers(1, 2),
+    st.randoms(use_true_random=False),
+)
+def test_any_node_of_even_ones_may_be_lost(grid: tuple[int, int], per_node: int, replicas: int, order: object) -> None:
+    """With all its workers, in whatever order they joined; whoever goes on has what neighbours sent to each other."""
+    depth, pipelines = grid
+    assume(per_node <= pipelines * (depth // 2))
+    peers = on_nodes([chr(97 + i // per_node) for i in range(depth * pipelines)])
+    order.shuffle(peers)  # type: ignore[attr-defined]
+    layers = tuple((s, s + 1) for s in range(depth))
+    plan = initial_plan(peers, layers, pipelines, training(8), RedundancySpec(replicas=replicas))
+    assert "any node may be lost with all its workers" in plan.message
+    for assignment in itertools.chain(*plan.pipelines):
+        assert len({node_of(plan)[w] for w in assignment.holders}) > 1
+    load = Counter(w for row in plan.pipelines for a in row for w in a.replicas)
+    assert max(load.values()) <= replicas + 1
+
+
+def node_of(plan: Plan) -> dict[str, str]:
+    return {p.worker: p.node for p in plan.workers}
+
+
+def test_the_replica_of_a_stage_beside_its_neighbours_node_is_kept_farther_away() -> None:
+    """Five stages on two nodes: one has three workers, of which two are neighbours."""
+    peers = on_nodes("aaabb")
+    plan = initial_plan(peers, tuple((s, s + 1) for s in range(5)), 1, training(8), RedundancySpec())
+    nodes, row = node_of(plan), plan.pipelines[0]
+    assert together([nodes[a.owner] for a in row]) == 1
+    assert all(nodes[a.owner] != nodes[a.replicas[0]] for a in row)
+    [s] = [s for s, a in enumerate(row) if nodes[a.owner] == nodes[row[s - 1].owner]]
+    assert row[s].replicas == row[s - 1].replicas, "one heir has what both had sent to each other"
+    assert not heirs_may_differ(plan)
+    assert "any node may be lost with all its workers" in plan.message
+
+
+def test_stages_that_one_node_alone_can_hold_are_counted() -> None:
+    layers = tuple((s, s + 1) for s in range(6))
+    plan = initial_plan(on_nodes("aaaaab"), layers, 1, training(8), RedundancySpec())
+    held = [{node_of(plan)[w] for w in a.holders} for a in plan.pipelines[0]]
+    alone = sum(len(nodes) == 1 for nodes in held)
+    assert 0 < alone < 6
+    assert f"; {alone} stages held on one node only" in plan.message
+
+
+@pytest.mark.parametrize(
+    ("policy", "nodes"), [(SpreadPolicy.SINGLE_ZONE, "aabbccdd"), (SpreadPolicy.ZONE_PER_PIPELINE, "aaccbbdd")]
+)
+def test_pipelines_in_a_zone_keep_neighbours_on_different_nodes(policy: SpreadPolicy, nodes: str) -> None:
+    zones = "z" if policy is SpreadPolicy.SINGLE_ZONE else "yz"
+    peers = on_nodes(nodes, zones)
+    where = {p.worker: p for p in peers}
+    for row in rows(peers, 4, 2, 1, policy):
+        assert len({where[w].zone for w in row}) == 1
+        assert together([where[w].node for w in row]) == 0
+
+
+def test_the_order_of_many_workers_on_nodes_takes_no_time() -> None:
+    """512 workers on 128 nodes in three zones."""
+    peers = on_nodes([chr(97 + i // 4) for i in range(512)], "xyz")
+    where = {p.worker: p.node for p in peers}
+    assert sum(together([where[w] for w in row]) for row in rows(peers, 16, 32, 1)) == 0

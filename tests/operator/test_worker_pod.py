@@ -332,6 +332,20 @@ def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
     assert [term["podAffinityTerm"]["topologyKey"] for term in nodes] == ["kubernetes.io/hostname"]
 
 
+def test_pods_that_share_nodes_ask_for_nodes_that_have_some_already():
+    spec = render({"spread": {"workersPerNode": 4}})["spec"]
+    assert "topologySpreadConstraints" in spec
+    assert list(spec["affinity"]) == ["podAffinity"]
+    (near,) = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert near["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    affinity = render({"spread": {"workersPerNode": 4, "policy": "SingleZone"}})["spec"]["affinity"]
+    assert list(affinity) == ["podAffinity"]
+    assert len(affinity["podAffinity"]) == 2
+    affinity = render({"spread": {"workersPerNode": 4, "policy": "ZonePerPipeline"}})["spec"]["affinity"]
+    (others,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert others["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
+
+
 def test_pods_are_made_in_as_many_groups_as_there_are_pipelines():
     """Each group keeps to a zone, away from the others'; and it gets the next pod if one of its own is gone."""
     wanted = job(spread={"policy": "ZonePerPipeline"}, topology={"stages": 2, "pipelines": 2})

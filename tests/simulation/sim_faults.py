@@ -41,6 +41,7 @@ KILLS = (
     FaultKind.KILL_ALL,
     FaultKind.KILL_ZONES,
 )
+SINGLE_KILLS = (FaultKind.KILL, FaultKind.VANISH, FaultKind.KILL_AT, FaultKind.KILL_SENDING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,8 @@ class Fault:
     step: armed when that many steps are committed (-1: at once). chained: armed when the fault before it struck.
     delay: seconds from then. role, pipeline, stage: whom it befalls. seconds: how long it lasts; of a notice: how
     long until the worker is taken away. name, count: the count-th such instruction or frame. neighbours: of the
-    workers before it in the ring so many are killed in the same instant. factor: by which it is slower.
+    workers before it in the ring so many are killed in the same instant. with_node: so are all that are on its node,
+    or they get the same notice. factor: by which it is slower.
     """
 
     what: FaultKind
@@ -64,12 +66,14 @@ class Fault:
     name: str = ""
     count: int = 0
     neighbours: int = 0
+    with_node: bool = False
     factor: float = 1.0
 
     def __str__(self) -> str:
         when = "after the one before" if self.chained else f"at {self.step} steps"
         who = f"{self.role} of ({self.pipeline}, {self.stage})" if self.role in ("owner", "replica") else self.role
         who += f" and {self.neighbours} before it" if self.neighbours else ""
+        who += " with its node" if self.with_node else ""
         text = f"{self.what} {who}, {when} + {self.delay * 1e3:.1f} ms"
         if self.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING):
             return f"{text}, {self.name} number {self.count}"
@@ -105,6 +109,7 @@ class Scenario:
     sharded: bool = False  # the optimizer's state
     schedule: str = "1F1B"
     verifies: bool = False  # results that are there twice are compared
+    per_node: int = 1  # workers
     copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
 
     def manifest(self) -> dict[str, Any]:
@@ -149,7 +154,8 @@ class Scenario:
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
             f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, work {self.work}, "
-            f"verify {self._verify}, removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
+            f"verify {self._verify}, per node {self.per_node}, removing {self.removing}, "
+            f"slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
 
 
@@ -171,6 +177,7 @@ def scenario(
     stops: bool = False,
     verify: bool = False,
     devices: bool = False,
+    nodes: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
@@ -178,7 +185,7 @@ def scenario(
     take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
     sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed. stops:
     an evaluation ends the job early. verify: results that are there twice are compared; none of them differ.
-    devices: what is sent has to be copied from one.
+    devices: what is sent has to be copied from one. nodes: they have several workers, and are lost with all of them.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -214,6 +221,7 @@ def scenario(
     made = _with_shards(made, random.Random(f"{seed} shards")) if sharded else made
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if zbh1 else made
     made = _with_replicas(made, several) if replicas else made
+    made = _with_nodes(made, random.Random(f"{seed} nodes")) if nodes else made
     made = replace(made, verifies=verify)
     made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2)) if devices else made
     return _with_early_stop(made, random.Random(f"{seed} stops")) if stops else made
@@ -328,6 +336,21 @@ def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:
         faults.append(fault)
     mode = "EagerForward" if job.mode == "None" else job.mode
     return replace(job, replicas=replicas, mode=mode, faults=tuple(faults), care=2 if careful else job.care)
+
+
+def _with_nodes(job: Scenario, rng: random.Random) -> Scenario:
+    """Several workers on each: most kills, and most notices, befall all of them in the same instant."""
+    careful = rng.random() < 0.5
+    faults = []
+    for fault in job.faults:
+        if careful and fault.what in (FaultKind.KILL_STAGE, FaultKind.KILL_ALL):
+            fault = replace(fault, what=FaultKind.KILL)
+        if fault.what in (*SINGLE_KILLS, FaultKind.NOTICE) and rng.random() < 0.7:
+            fault = replace(fault, with_node=True, neighbours=0)
+        faults.append(fault)
+    mode = "EagerForward" if job.mode == "None" else job.mode
+    per_node = rng.choice((2, 2, 3, 4))
+    return replace(job, mode=mode, per_node=per_node, faults=tuple(faults), care=2 if careful else job.care)
 
 
 def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Arithmetic:

@@ -144,12 +144,14 @@ class FaultInjector:
         self.struck.append((fault, node.name))
         if fault.what not in HARMLESS:
             lasting = fault.what in (FaultKind.NOTICE, FaultKind.TERM)
-            self._shake(node, 1e9 if lasting else fault.seconds)
+            for one in self._all(fault, node) if fault.with_node else [node]:
+                self._shake(one, 1e9 if lasting else fault.seconds)
         plan = job.state.plan
         self._last = tuple(plan.owned_by(node.name)) if plan else ()
-        for victim in self._all(fault, node) if fault.neighbours else []:
+        for victim in self._all(fault, node) if fault.neighbours or (fault.with_node and fault.what in KILLS) else []:
             if victim is not node:
-                victim.end(-9)
+                vanishes = fault.what is FaultKind.VANISH and fault.with_node
+                victim.end(None, silent=fault.seconds) if vanishes else victim.end(-9)
         self._act(fault, node)
         if self.left and self.left[0].chained:
             self._arm(self.left.pop(0))
@@ -178,8 +180,9 @@ class FaultInjector:
                 node.slow = fault.factor
                 job.clock.after(fault.seconds, lambda: setattr(node, "slow", 1.0))
             case FaultKind.NOTICE:
-                job.coordinate(PreemptionNotice(node.name, fault.seconds))
-                self._doom(node, fault.seconds)
+                for one in self._all(fault, node):
+                    job.coordinate(PreemptionNotice(one.name, fault.seconds))
+                    self._doom(one, fault.seconds)
             case FaultKind.TERM:
                 node.term()
                 self._doom(node, 30.0)
@@ -213,8 +216,12 @@ class FaultInjector:
                 holders = {w for c in cells for w in plan.at(c).holders}
                 return [n for n in living if n.name in holders]
             case FaultKind.KILL_ZONES:
-                zones = {(node.name.number + more) % ZONES for more in range(min(job.scenario.replicas, ZONES - 1))}
-                return [n for n in living if n.name.number % ZONES in zones]
+                count, per_node = min(job.scenario.replicas, ZONES - 1), job.scenario.per_node
+                zones = {(node.name.number // per_node + more) % ZONES for more in range(count)}
+                return [n for n in living if n.name.number // per_node % ZONES in zones]
+            case _ if fault.with_node:
+                per_node = job.scenario.per_node
+                return [n for n in living if n.name.number // per_node == node.name.number // per_node]
             case _ if plan and fault.neighbours and (owned := plan.owned_by(node.name)):
                 (d, s), depth = owned[0], len(plan.state_layers)
                 steps = [(back, 0) if plan.shards else (0, back) for back in range(depth)]

@@ -241,7 +241,8 @@ class Simulation:
                 self.clock, self.rng, name,
                 to_coordinator=self.coordinate, to_worker=partial(self._tell, node), lossy=self.scenario.lossy,
                 hello=lambda: protocol.Hello(
-                    worker=name, host="memory", port=1, zone=f"z{name.number % ZONES}",
+                    worker=name, host="memory", port=1, zone=f"z{name.number // self.scenario.per_node % ZONES}",
+                    node=f"n{name.number // self.scenario.per_node}" if self.scenario.per_node > 1 else "",
                     plan=node.engine.newest_plan if node.engine else None,
                 ),
                 heartbeat=node.heartbeat,

@@ -133,6 +133,24 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: dict[str, bool], first: in
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [
+        ({"nodes": True}, 0),
+        ({"nodes": True, "restarts": True, "elastic": True}, 100),
+        ({"nodes": True, "replicas": True}, 200),
+        ({"nodes": True, "checkpoints": True, "resplit": True}, 300),
+        ({"nodes": True, "siblings": True}, 400),
+    ],
+)
+def test_nodes_are_lost_with_all_their_workers(kinds: dict[str, bool], first: int) -> None:
+    """In one instant, in the middle of anything. Where faults leave copies of all they take, the job goes on."""
+    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 10)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) > 5
+
+
 @pytest.mark.parametrize("seed", [0, 1, 218, 240])
 def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: int) -> None:
     """Eight workers in three zones cannot be even. In 218 and 240 what one heir would lack is lost with the other."""

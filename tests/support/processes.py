@@ -16,6 +16,7 @@ from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
+from bamboo.local.places import LocalPlaces
 from bamboo.local.pool import Pool
 from folders import TASK_PATH
 
@@ -32,7 +33,8 @@ class Processes:
         self.manifest, self.folder, self.main, self.decide = dict(manifest), folder, main, decide
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self.pool = Pool(self._exited, folder / "workers.log")
-        self.token, self.started, self.url = secrets.token_hex(8), 0, ""
+        self.token, self.url = secrets.token_hex(8), ""
+        self.places = LocalPlaces(parse_manifest(manifest).spread.workers_per_node)
         self.emitted: list[Emit] = []
         self.acted: list[str] = []
         self.frozen: set[str] = set()
@@ -86,15 +88,15 @@ class Processes:
         self.queue.put_nowait(WorkerLost(worker, f"exit code {code}", code))
 
     def _step(self, event: Event, server: ControlServer) -> None:
-        self.state, commands = coordinator.step(self.state, event, time.monotonic())
+        self.state, commands = coordinator.step(self.state, self.places.located(event), time.monotonic())
         for command in commands:
             match command:
                 case Send(worker, message):
                     server.send(worker, message)
                 case AddWorkers(count):
                     for _ in range(count):
-                        self.pool.start(f"w{self.started}", url=self.url, token=self.token, zone="", main=self.main)
-                        self.started += 1
+                        worker, _zone = self.places.next()
+                        self.pool.start(worker, url=self.url, token=self.token, zone="", main=self.main)
                 case RemoveWorker(_):
                     pass  # it leaves by itself: that is a part of what is tested
                 case Emit():

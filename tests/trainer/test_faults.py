@@ -197,6 +197,29 @@ def test_two_non_neighbours_at_once(references: References, run_and_kill: KillOn
     assert job.state.preemptions == 2
 
 
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_node_is_lost_with_both_its_workers(
+    stage: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get SIGKILL in the same instant. They are no neighbours, so their stages are taken over in mid-step."""
+    document = manifest()
+    document["spec"]["spread"] = {"workersPerNode": 2}
+    lost = []
+
+    def decide(job: Processes) -> None:
+        if job.state.step >= 5 and not job.acted and job.state.plan:
+            owner = job.owner(0, stage)
+            workers = [owner, *job.places.lost_with(owner, job.pool.alive)]
+            lost.extend(s for s in range(4) if job.owner(0, s) in workers)
+            for worker in workers:
+                job.signal(worker)
+
+    job = run_slowly(document, tmp_path, monkeypatch, decide, since=5, until=lambda job: bool(job.acted))
+    assert_same(job, references[4, 1, False])
+    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0)
+    assert lost in ([0, 2], [1, 3])
+
+
 def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_kill: KillOnce) -> None:
     job = run_and_kill(manifest(), [(0, 1), (0, 2)])
     assert job.finish is not None

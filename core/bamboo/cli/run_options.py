@@ -10,6 +10,7 @@ import typer
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_is_path
 from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
+from bamboo.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 
@@ -22,6 +23,16 @@ _Workers = Annotated[
     ),
 ]
 _Standby = Annotated[int | None, typer.Option(metavar="N", min=0, help="Spare workers.", show_default="the job's")]
+_WorkersPerNode = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=MOST_WORKERS_PER_NODE,
+        help="Workers of a node; they are taken away together.",
+        show_default="the job's",
+    ),
+]
 _Preempt = Annotated[
     list[str] | None,
     typer.Option(
@@ -99,6 +110,7 @@ class LocalRunOptions:
 
     workers: _Workers = None
     standby: _Standby = None
+    workers_per_node: _WorkersPerNode = None
     preempt: _Preempt = None
     seed: _Seed = 0
     replace_after: _ReplaceAfter = 0.0
@@ -132,6 +144,10 @@ class LocalRunOptions:
         if self.standby is not None:
             document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": self.standby}
             spec = _parse(document, f"--standby {self.standby}")
+        if self.workers_per_node is not None:
+            spread = {**(document["spec"].get("spread") or {}), "workersPerNode": self.workers_per_node}
+            document["spec"]["spread"] = spread
+            spec = _parse(document, f"--workers-per-node {self.workers_per_node}")
         return self._with_checkpoints(spec, document)
 
     def _with_checkpoints(self, spec: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, dict[str, Any]]:

@@ -35,10 +35,13 @@ MOST_PASSED = 100  # checkpoints that are told of
 
 
 class Hello(Message, frozen=True):
+    """zone, node: where the worker is. The shell that started it knows better, and says so in its place."""
+
     worker: Short
     host: Short
     port: Port
     zone: Short = ""
+    node: Short = ""
     pid: Count = 0
     version: int = PROTOCOL_VERSION
     platform: Platform = Platform()

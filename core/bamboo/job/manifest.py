@@ -301,7 +301,11 @@ def _node_pool(f: Fields) -> placement.NodePool:
 def _spread(f: Fields) -> placement.SpreadSpec:
     key = f.optional_text("topologyKey", LABEL_KEY) or "topology.kubernetes.io/zone"
     return f.closed(
-        placement.SpreadSpec(topology_key=key, policy=f.choice("policy", placement.SpreadPolicy.INTERLEAVE))
+        placement.SpreadSpec(
+            topology_key=key,
+            policy=f.choice("policy", placement.SpreadPolicy.INTERLEAVE),
+            workers_per_node=f.integer("workersPerNode", 1, high=placement.MOST_WORKERS_PER_NODE),
+        )
     )
 
 

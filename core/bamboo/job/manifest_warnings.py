@@ -9,7 +9,7 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec), _loggers(spec), _one_zone(spec))))
+    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec), _loggers(spec), _one_zone(spec), _nodes(spec))))
 
 
 def _one_zone(spec: JobSpec) -> str:
@@ -19,6 +19,22 @@ def _one_zone(spec: JobSpec) -> str:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
     if policy is SpreadPolicy.SINGLE_ZONE and spec.checkpoint is None:
         return "spec.spread.policy SingleZone without spec.checkpoint: the job ends if all nodes of its zone are lost"
+    return ""
+
+
+def _nodes(spec: JobSpec) -> str:
+    """Nodes with several workers are so few that the loss of one takes a stage with it, or leaves it without shadow."""
+    room, workers = spec.spread.workers_per_node, wanted_workers(spec)
+    nodes = spec.spread.nodes(workers)
+    if room == 1 or workers == 1 or spec.redundancy.mode is RedundancyMode.NONE:
+        return ""
+    if nodes == 1:
+        ends = "the job goes back to its newest checkpoint" if spec.checkpoint else "the job ends"
+        return f"spec.spread.workersPerNode {room}: all {workers} workers are on one node, with whose loss {ends}"
+    stages, pipelines = spec.topology.stages, spec.topology.pipelines
+    if stages > 1 and room > pipelines * (stages // 2):
+        told = f"a node with {room} workers has neighbours in a pipeline of {count(stages, 'stage')}"
+        return f"spec.spread.workersPerNode {room}: {told}, for which nothing is computed in advance if they are lost"
     return ""
 
 

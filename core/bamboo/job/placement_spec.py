@@ -6,6 +6,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+MOST_WORKERS_PER_NODE = 64
+
 
 class TransportType(StrEnum):
     """How tensors travel between workers. NIXL: large ones by NVIDIA's library, over RDMA, EFA or shared memory."""
@@ -90,8 +92,15 @@ class NodePool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSpec:
+    """workers_per_node: how many of the job's workers a node has room for; they are lost together."""
+
     topology_key: str = "topology.kubernetes.io/zone"
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
+    workers_per_node: int = 1
+
+    def nodes(self, workers: int) -> int:
+        """For so many workers."""
+        return -(-workers // self.workers_per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

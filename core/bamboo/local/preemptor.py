@@ -1,6 +1,6 @@
 """Which workers of a local run are taken away on purpose, and when: as its schedule has it, or as somebody asks."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from bamboo.coordinator.events import Status
@@ -24,11 +24,15 @@ class NobodyToTake:
 
 
 class Preemptor:
-    """Decides; whoever asks carries it out. microbatches: of a step, over all pipelines."""
+    """Decides; whoever asks carries it out. microbatches: of a step, over all pipelines. lost_with: the living workers
+    that are on a worker's node, and are taken together with it.
+    """
 
-    def __init__(self, schedule: Schedule, microbatches: int) -> None:
+    def __init__(
+        self, schedule: Schedule, microbatches: int, lost_with: Callable[[WorkerId], Iterable[WorkerId]] = lambda _: ()
+    ) -> None:
         self.gate = steps_of(schedule)  # the steps in which workers have to ask
-        self._schedule, self._microbatches = schedule, microbatches
+        self._schedule, self._microbatches, self._lost_with = schedule, microbatches, lost_with
         self._mid_step = MidStepPreemptions()
         self._taken: set[WorkerId] = set()
 
@@ -40,10 +44,11 @@ class Preemptor:
         self._mid_step.begins(worker, step)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
-        """One that has its notice already may still be killed, but gets no second notice."""
-        if not notice or worker not in self._taken:
-            self._taken.add(worker)
-            yield Strike(worker=worker, notice=notice, where=where)
+        """With its node. One that has its notice already may still be killed, but gets no second notice."""
+        for one in (worker, *self._lost_with(worker)):
+            if not notice or one not in self._taken:
+                self._taken.add(one)
+                yield Strike(worker=one, notice=notice, where=where if one == worker else f", with {worker}'s node")
 
     def due(
         self, step: int, in_progress: int, seconds: float, alive: Collection[WorkerId], shown: Callable[[], Status]

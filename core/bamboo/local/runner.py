@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from bamboo.history.place import history_url
 from bamboo.history.records import HistoryError
 from bamboo.job.spec import JobSpec
 from bamboo.local.history_end import end_history
+from bamboo.local.places import LocalPlaces
 from bamboo.local.pool import Pool, PoolError, exit_detail
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
@@ -59,7 +60,6 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
-ZONES = ("zone-a", "zone-b", "zone-c")
 SAMPLE = "bamboo_trainer.sample:sample"
 
 
@@ -129,11 +129,11 @@ class _LocalRun:
             heartbeat_timeout=options.heartbeat_timeout,
             history=history_url(spec, options.output),
         )
-        self._preemptor = Preemptor(options.preempt, spec.training.microbatches)
+        self._places = LocalPlaces(spec.spread.workers_per_node)
+        self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._lost_with)
         self._removed: set[WorkerId] = set()
         self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
         self._crashes: list[str] = []  # workers that ended by themselves, and how
-        self._number = 0
         self._finish: Finish | None = None
         self._training_since: float | None = None  # by the clock of events
         self._began = self._ended = 0.0  # training, by the wall's
@@ -188,7 +188,7 @@ class _LocalRun:
             await asyncio.sleep(TICK_SECONDS)
 
     def _handle(self, event: Event) -> None:
-        now = self._now()
+        now, event = self._now(), self._places.located(event)
         self._state, commands = coordinator.step(self._state, event, now)
         for command in commands:  # before the workers are told to stop, the root has to know what to write
             if isinstance(command, Emit):
@@ -253,9 +253,7 @@ class _LocalRun:
         if self._finish or self._closing:
             return
         for _ in range(count):
-            worker = f"w{self._number}"
-            zone = ZONES[self._number % len(ZONES)]
-            self._number += 1
+            worker, zone = self._places.next()
             trace = str(self._traces / f"{worker}.json") if self._options.trace else None
             try:
                 self._pool.start(worker, self._preemptor.gate, url=self._url, token=self._token, zone=zone, trace=trace)
@@ -307,6 +305,9 @@ class _LocalRun:
         else:
             self._tell(Emit("Preempting", f"{strike.worker} is killed without notice{strike.where}", True))
             self._signal(strike.worker, signal.SIGKILL)
+
+    def _lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
+        return self._places.lost_with(worker, self._pool.alive)
 
     def _request(self, request: UserRequest) -> None:
         match request:

@@ -8,7 +8,7 @@ from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec, TopologySpec, TrainingSpec
 from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
-from bamboo.planning.ring import replicas_in, rows
+from bamboo.planning.ring import replicas_in, rows, share_nodes
 from bamboo.text import count
 
 
@@ -105,16 +105,17 @@ def initial_plan(
 
     epoch: its own. restore: the state; None: that before the first step. spread: which workers are neighbours.
     """
-    depth, zones = len(stages), {p.worker: p.zone for p in peers}
+    depth, known = len(stages), {p.worker: p for p in peers}
     cells = tuple(
         tuple(
             Assignment(owner=worker, replicas=replicas)
-            for worker, replicas in zip(row, replicas_in(row, redundancy.kept, zones), strict=True)
+            for worker, replicas in zip(row, replicas_in(row, redundancy.kept, known), strict=True)
         )
         for row in rows(peers, depth, pipelines, redundancy.kept, spread)
     )
     layout = make_layout(0, training.microbatches, pipelines, training.groups)
-    covered = _zones_covered(cells, zones) if redundancy.kept > 1 else ""
+    covered = _nodes_covered(cells, known) if redundancy.kept else ""
+    covered += _zones_covered(cells, {w: p.zone for w, p in known.items()}) if redundancy.kept > 1 else ""
     begins = f"goes on from the checkpoint of step {restore.step}" if restore else "begins"
     return Plan(
         epoch=epoch,
@@ -128,6 +129,17 @@ def initial_plan(
         reason="Started",
         message=f"training {begins}: {count(pipelines, 'pipeline')} of {count(depth, 'stage')},"
         f" {count(len(peers) - depth * pipelines, 'spare worker')}{covered}",
+    )
+
+
+def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId, Peer]) -> str:
+    """Where workers share nodes: whether any of these may be lost, for a person."""
+    if not share_nodes(tuple(peers.values())):
+        return ""
+    held = [{peers[w].failure_domain for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
+    alone = sum(len(domains) < 2 for domains in held)
+    return (
+        f"; {count(alone, 'stage')} held on one node only" if alone else "; any node may be lost with all its workers"
     )
 
 

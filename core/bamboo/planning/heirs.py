@@ -6,7 +6,7 @@ one heir of both has both at the same version. Where a plan does not ensure that
 step is committed before all replicas can reach the version after it (`heirs_may_differ`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bamboo.planning.plan import Assignment, Cell, Plan, WorkerId
 
@@ -32,11 +32,15 @@ def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) 
 
 
 def heirs_may_differ(plan: Plan) -> bool:
-    """Could as many workers as there are replicas be lost so that adjacent stages of theirs have no common heir?"""
-    return any(_may_differ(row) for row in plan.pipelines)
+    """Could as many nodes as there are replicas be lost so that adjacent stages of theirs have no common heir?
+
+    With their workers: one each, where nodes have but one.
+    """
+    domains = {w: w for w in plan.holders()} | {peer.worker: peer.failure_domain for peer in plan.workers}
+    return any(_may_differ(row, domains) for row in plan.pipelines)
 
 
-def _may_differ(row: Sequence[Assignment]) -> bool:
+def _may_differ(row: Sequence[Assignment], domains: Mapping[WorkerId, str]) -> bool:
     depth = len(row)
     for first in range(depth):
         owners, common, least = {row[first].owner}, set(row[first].replicas), len(row[first].replicas)
@@ -44,8 +48,9 @@ def _may_differ(row: Sequence[Assignment]) -> bool:
             owners.add(assignment.owner)
             common &= set(assignment.replicas)
             least = min(least, len(assignment.replicas))
-            if len(owners) > least:
+            lost = {domains[w] for w in owners}
+            if len(lost) > least:
                 break
-            if len(owners) > 1 and len(common - owners) < least - len(owners) + 1:
+            if len(owners) > 1 and len({domains[w] for w in common} - lost) < least - len(lost) + 1:
                 return True
     return False

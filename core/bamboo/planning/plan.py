@@ -91,12 +91,21 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A live worker and where its data plane listens."""
+    """A live worker and where its data plane listens.
+
+    node: with which it is lost, together with the other workers there; "": that is not known.
+    """
 
     worker: WorkerId
     host: Short
     port: Port
     zone: Short = ""
+    node: Short = ""
+
+    @property
+    def failure_domain(self) -> str:
+        """Equal for workers that are lost together. One whose node is not known has its own, which is no node's."""
+        return self.node or f"/{self.worker}"
 
 
 class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):

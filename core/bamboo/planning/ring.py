@@ -1,52 +1,113 @@
 """Pipelines as rings of workers: who follows whom, and who keeps the replicas of whose state. Pure.
 
 The worker before a stage's owner knows the stage's inputs, because it computes them, so it is the stage's shadow. With
-several replicas those before it come next: they are far enough in the ring that neighbours may be lost at once, and in
-other zones where that is possible, so that zones may be.
+several replicas those before it come next: they are far enough in the ring that neighbours may be lost at once. Workers
+of a node are lost together, and those of a zone may be: neighbours are on different nodes, and in different zones,
+where that is possible.
 """
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
+import msgspec
+
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.planning.plan import Peer, WorkerId
 
 MOST_LOOKED_AT = 4096  # stages of all changes to a row that are tried: 64 changes of 64 stages
-REACH = 12  # predecessors that may keep a stage's replicas for the sake of zones
+REACH = 12  # predecessors that may keep a stage's replicas for the sake of nodes and zones
 
 Crowding = tuple[int, ...]
+Row = list[Peer]
+Goal = tuple[Mapping[WorkerId, str], int]  # the place of each worker, and in how many of them a stage should be
 
 
-def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> list[Peer]:
+def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
     """Choose and order `size` workers so that neighbours sit in different zones where that is possible.
 
     Greedy: always take from the zone with the most workers left that none of the `apart` workers before is in; else
-    from one that fewer of them are in.
+    from one that fewer of them are in. Which of a zone's workers, their nodes decide in the same way.
     """
-    left: dict[str, list[Peer]] = {}
+    left: dict[str, dict[str, Row]] = {}
     for peer in peers:
-        left.setdefault(peer.zone, []).append(peer)
-    chosen: list[Peer] = []
+        left.setdefault(peer.zone, {}).setdefault(peer.failure_domain, []).append(peer)
+    counts, shared = Counter(peer.zone for peer in peers), share_nodes(peers)
+    chosen: Row = []
     while len(chosen) < size:
-        zones = sorted((z for z in left if left[z]), key=lambda z: (-len(left[z]), z))
-        for near in range(apart, -1, -1):
-            others = [z for z in zones if z not in {p.zone for p in chosen[len(chosen) - near :]}]
-            if others or not near:
-                chosen.append(left[(others or zones)[0]].pop(0))
-                break
+        near = chosen[len(chosen) - min(apart, len(chosen)) :]
+        zone = _farthest(dict(sorted(counts.items())), [p.zone for p in near])
+        nodes = left[zone]
+        node = next(iter(nodes))
+        if shared:
+            node = _farthest({name: len(them) for name, them in nodes.items()}, [p.failure_domain for p in near])
+        chosen.append(nodes[node].pop(0))
+        counts -= Counter([zone])
+        if not nodes[node]:
+            del nodes[node]
     return chosen
+
+
+def _farthest(left: Mapping[str, int], before: Sequence[str]) -> str:
+    """Of places with so many workers left, one that nobody before is in, else who is not near; of these the fullest."""
+    near = {place: at for at, place in enumerate(before, 1)}
+    return min(left, key=lambda place: (near.get(place, 0), -left[place]))
 
 
 def rows(
     peers: Sequence[Peer], depth: int, pipelines: int, replicas: int, spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
 ) -> list[list[WorkerId]]:
-    """Each pipeline's workers, in the order of its stages: so that as many zones as may be can be lost at once, or so
-    that as few neighbours as may be are in different ones.
+    """Each pipeline's workers, in the order of its stages: so that as many nodes and zones as may be can be lost at
+    once, or so that as few neighbours as may be are in different zones.
     """
     if spread.packs:
         return packed(peers, depth, pipelines, spread)
-    return min(_arranged(peers, depth, pipelines, replicas, apart) for apart in range(max(1, replicas), 0, -1))[1]
+    if depth == 1 < pipelines and share_nodes(peers):
+        return [[worker] for worker in rows(peers, pipelines, 1, replicas)[0]]
+    size, reach = depth * pipelines, range(max(1, replicas), 0, -1)
+    orders = [ring(peers, size, apart) for apart in reach]
+    if share_nodes(peers):
+        orders += [ring(_without_zones(peers), size, apart) for apart in reach]
+        orders.append([peer for row in dealt(peers, depth, pipelines) for peer in row])
+    known = {peer.worker: peer for peer in peers}
+    found = (_arranged([known[p.worker] for p in order], peers, depth, pipelines, replicas) for order in orders)
+    return min(found)[2]
+
+
+def share_nodes(peers: Sequence[Peer]) -> bool:
+    return len({peer.failure_domain for peer in peers}) < len(peers)
+
+
+def _without_zones(peers: Sequence[Peer]) -> list[Peer]:
+    return [msgspec.structs.replace(peer, zone="") for peer in peers]
+
+
+def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
+    """Rows with as few neighbours on the same node as there can be.
+
+    As few workers as may be of the fullest nodes; each node's are dealt to the pipelines in turn, and in each of them
+    they have every other place.
+    """
+    nodes: dict[str, Row] = {}
+    for peer in peers:
+        nodes.setdefault(peer.failure_domain, []).append(peer)
+    size, level = depth * pipelines, 1
+    while sum(min(len(workers), level) for workers in nodes.values()) < size:
+        level += 1
+    taken = {node: min(len(workers), level) for node, workers in nodes.items()}
+    surplus = sum(taken.values()) - size
+    for node in sorted((n for n in nodes if taken[n] == level), key=lambda n: len(nodes[n]))[:surplus]:
+        taken[node] -= 1
+    order = [peer for node in sorted(nodes, key=lambda n: -taken[n]) for peer in nodes[node][: taken[node]]]
+    return [_every_other(order[number::pipelines]) for number in range(pipelines)]
+
+
+def _every_other(workers: Row) -> Row:
+    """The same workers, in which those of a node come one after the other, at places 0, 2, ... and then 1, 3, ..."""
+    sizes = Counter(peer.failure_domain for peer in workers)
+    grouped = sorted(workers, key=lambda peer: (-sizes[peer.failure_domain], peer.failure_domain))
+    places = [*range(0, len(workers), 2), *range(1, len(workers), 2)]
+    return [peer for _, peer in sorted(zip(places, grouped, strict=True), key=lambda pair: pair[0])]
 
 
 def packed(
@@ -57,36 +118,48 @@ def packed(
     Pipelines share a zone with SingleZone, the one with the most workers, and with ZonePerPipeline only if the others
     have too few. taken: zones of pipelines that there are already.
     """
-    left: dict[str, list[WorkerId]] = {}
+    left: dict[str, Row] = {}
     for peer in peers:
-        left.setdefault(peer.zone, []).append(peer.worker)
+        left.setdefault(peer.zone, []).append(peer)
     used, shared = set(taken), spread is SpreadPolicy.SINGLE_ZONE
+    whole = max(left.values(), key=len, default=[])
+    if shared and share_nodes(whole) and len(whole) >= depth * pipelines:
+        return [[peer.worker for peer in row] for row in dealt(whole, depth, pipelines)]
     found: list[list[WorkerId]] = []
     for _ in range(pipelines):
         row: list[WorkerId] = []
         while len(row) < depth:
             lacking = depth - len(row)
-            whole = [zone for zone in left if len(left[zone]) >= lacking]
-            zones = sorted(whole or left, key=lambda z: len(left[z]) if shared or not whole else 0, reverse=True)
-            zone = next((z for z in zones if (z in used) is shared), zones[0]) if whole else zones[0]
-            row += left[zone][:lacking]
-            left[zone] = left[zone][lacking:]
+            enough = [zone for zone in left if len(left[zone]) >= lacking]
+            zones = sorted(enough or left, key=lambda z: len(left[z]) if shared or not enough else 0, reverse=True)
+            zone = next((z for z in zones if (z in used) is shared), zones[0]) if enough else zones[0]
+            chosen = _apart(left[zone], min(lacking, len(left[zone])))
+            row += [peer.worker for peer in chosen]
+            left[zone] = [peer for peer in left[zone] if peer not in chosen]
             used.add(zone)
         found.append(row)
     return found
 
 
+def _apart(peers: Row, size: int) -> Row:
+    """So many workers of one zone, with as few neighbours on the same node as may be."""
+    return dealt(peers, size, 1)[0] if share_nodes(peers) else peers[:size]
+
+
 def _arranged(
-    peers: Sequence[Peer], depth: int, pipelines: int, replicas: int, apart: int
-) -> tuple[tuple[Crowding, ...], list[list[WorkerId]]]:
-    """The rows from a ring, and, for the comparison with others, how crowded the holders of their stages are."""
-    order = ring(peers, depth * pipelines, apart)
-    made: list[list[Peer]] = []
+    order: Sequence[Peer], peers: Sequence[Peer], depth: int, pipelines: int, replicas: int
+) -> tuple[Crowding, tuple[Crowding, ...], list[list[WorkerId]]]:
+    """The rows from a ring, and before them, for the comparison with others, how crowded the holders of their stages
+    are: on nodes in all rows, then in each.
+    """
+    made: list[Row] = []
     for d in range(pipelines):
         used = {p.worker for p in order} | {p.worker for row in made for p in row}
         spare = [p for p in peers if p.worker not in used]
-        made.append(close_ring(order[d * depth : (d + 1) * depth], spare, replicas))
-    return tuple(_crowding(row, replicas) for row in made), [[p.worker for p in row] for row in made]
+        made.append(close_ring(list(order[d * depth : (d + 1) * depth]), spare, replicas))
+    crowding = [_crowding(row, replicas) for row in made]
+    on_nodes = tuple(map(sum, zip(*(row[: max(1, replicas) + 1] for row in crowding), strict=True)))
+    return on_nodes, tuple(crowding), [[p.worker for p in row] for row in made]
 
 
 def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> list[Peer]:
@@ -110,60 +183,83 @@ def _swapped(row: list[Peer], one: int, other: int) -> list[Peer]:
 
 
 def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
-    """How many stages have all their holders in one zone, how many in two, and so on; less is better.
+    """How many stages have all their holders on one node, how many on two, and so on; less is better. Then how many
+    share a node with the worker before; how many have all their holders in one zone, in two, and so on.
 
     Then how many have another shadow than the worker before, and how many other replicas than those before.
     """
-    workers, zones = [p.worker for p in row], {p.worker: p.zone for p in row}
+    workers, peers = [p.worker for p in row], {p.worker: p for p in row}
     count = max(1, replicas)
-    found = [0] * count
-    kept_replicas = replicas_in(workers, count, zones)
+    on_nodes, in_zones = [0] * count, [0] * count
+    kept_replicas = replicas_in(workers, count, peers)
     for worker, kept in zip(workers, kept_replicas, strict=True):
-        spread = len({zones[w] for w in (worker, *kept)})
-        if spread <= count:
-            found[spread - 1] += 1
+        holders = [peers[w] for w in (worker, *kept)]
+        for found, spread in (
+            (on_nodes, len({p.failure_domain for p in holders})),
+            (in_zones, len({p.zone for p in holders})),
+        ):
+            if spread <= count:
+                found[spread - 1] += 1
     nearest = [tuple(islice(_before(workers, stage), count)) for stage in range(len(workers))]
     pairs = list(zip(kept_replicas, nearest, strict=True))
-    return (*found, sum(kept[:1] != near[:1] for kept, near in pairs), sum(kept != near for kept, near in pairs))
+    moved, others = sum(kept[:1] != near[:1] for kept, near in pairs), sum(kept != near for kept, near in pairs)
+    together = sum(row[s - 1].failure_domain == peer.failure_domain for s, peer in enumerate(row)) * (len(row) > 1)
+    return (*on_nodes, together, *in_zones, moved, others)
 
 
 def replicas_in(
-    row: Sequence[WorkerId], count: int, zones: Mapping[WorkerId, str], leaving: Container[WorkerId] = ()
+    row: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
     """For each stage of a pipeline the workers of it that keep its replicas, the shadow first; fewer if it has no more.
 
-    The nearest predecessors in the ring, so that each worker keeps as many. If several of them are in too few zones,
-    others are taken, provided that every stage is then in as many zones as may be, and nobody keeps more than one more.
+    The nearest predecessors in the ring, so that each worker keeps as many. If several of them are on too few nodes, or
+    in too few zones, others are taken, provided that every stage is then on as many nodes, and in as many zones, as may
+    be, and nobody keeps more than one more; else so that as many stages as possible are on another node, too.
     """
     nearest = tuple(tuple(islice(_staying(row, s, leaving), count)) for s in range(len(row)))
-    if count < 2:
+    nodes = {w: peers[w].failure_domain if w in peers else f"/{w}" for w in row}
+    zones = {w: peers[w].zone if w in peers else "" for w in row}
+    staying = {w for w in row if w not in leaving}
+    goals: list[Goal] = [(nodes, min(count + 1, len({nodes[w] for w in staying})))]
+    if count > 1:
+        goals.insert(0, (zones, min(count + 1, len({zones[w] for w in staying}))))
+    held = [(row[s], *kept) for s, kept in enumerate(nearest)]
+    if all(_are_met(goals, holders) for holders in held):
         return nearest
-    goal = min(count + 1, len({zones.get(w, "") for w in row if w not in leaving}))
-    if all(len({zones.get(w, "") for w in (row[s], *kept)}) >= goal for s, kept in enumerate(nearest)):
-        return nearest
-    return _spread(row, count, zones, leaving, goal) or nearest
+    spread = _spread(row, count, goals, leaving)
+    if spread is None and not all(_are_met(goals[-1:], holders) for holders in held):
+        spread = _spread(row, count, [(nodes, 1)], leaving)
+    return spread or nearest
+
+
+def _are_met(goals: Sequence[Goal], holders: Sequence[WorkerId]) -> bool:
+    return all(len({place[w] for w in holders}) >= least for place, least in goals)
 
 
 def _spread(
-    row: Sequence[WorkerId], count: int, zones: Mapping[WorkerId, str], leaving: Container[WorkerId], goal: int
+    row: Sequence[WorkerId], count: int, goals: Sequence[Goal], leaving: Container[WorkerId]
 ) -> tuple[tuple[WorkerId, ...], ...] | None:
-    """Replicas of which every stage has some in that many zones, with its owner's; None if that is not found."""
+    """Replicas of which every stage has some in that many places, with its owner's; None if that is not found.
+
+    Stages for which the nearest will do come first.
+    """
     load: Counter[WorkerId] = Counter()
-    found = []
-    for stage, owner in enumerate(row):
+    nearest = [tuple(islice(_staying(row, s, leaving), count)) for s in range(len(row))]
+    found: dict[int, tuple[WorkerId, ...]] = {}
+    for stage in sorted(range(len(row)), key=lambda s: not _are_met(goals, (row[s], *nearest[s]))):
         others = [w for w in islice(_staying(row, stage, leaving), REACH) if load[w] <= count]
-        taken = {zones.get(owner, "")}
-        chosen = set[WorkerId]()
-        for worker in others:
-            if zones.get(worker, "") not in taken and len(chosen) < count:
-                taken.add(zones.get(worker, ""))
-                chosen.add(worker)
-        if len(taken) < goal:
+        chosen: list[WorkerId] = []
+        for place, _ in goals:
+            for worker in others:
+                if len(chosen) < count and place[worker] not in {place[w] for w in (row[stage], *chosen)}:
+                    chosen.append(worker)
+        if not _are_met(goals, (row[stage], *chosen)):
             return None
-        chosen |= set([w for w in others if w not in chosen][: count - len(chosen)])
+        more = [*others, *_staying(row, stage, leaving)]
+        chosen += [w for w in dict.fromkeys(more) if w not in chosen][: count - len(chosen)]
         load.update(chosen)
-        found.append(tuple(w for w in others if w in chosen))
-    return tuple(found)
+        found[stage] = tuple(w for w in _staying(row, stage, leaving) if w in chosen)
+    return tuple(found[stage] for stage in range(len(row)))
 
 
 def _staying(row: Sequence[WorkerId], stage: int, leaving: Container[WorkerId]) -> Iterator[WorkerId]:

@@ -12,7 +12,7 @@ import msgspec
 
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import split_layers
-from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo.planning.ring import replicas_in
 
 Ranges = tuple[tuple[int, int], ...]
@@ -39,18 +39,18 @@ def sharded(plan: Plan, spec: JobSpec, sizes: Sequence[float] | None) -> Plan:
     shards = shard_layers(known, len(plan.pipelines))
     if not shards:
         return plan
-    zones = {peer.worker: peer.zone for peer in plan.workers}
+    peers = {peer.worker: peer for peer in plan.workers}
     owners = [plan.at(cell).owner for cell in plan.cells()]
-    held = shard_replicas(owners, spec.redundancy.kept, zones)
+    held = shard_replicas(owners, spec.redundancy.kept, peers)
     rows = tuple((msgspec.structs.replace(plan.at(Cell(d, 0)), replicas=replicas),) for d, replicas in enumerate(held))
     return msgspec.structs.replace(plan, pipelines=rows, shards=shards)
 
 
 def shard_replicas(
-    owners: Sequence[WorkerId], count: int, zones: Mapping[WorkerId, str], leaving: Container[WorkerId] = ()
+    owners: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
     """For each shard the workers of other pipelines that hold it beside its owner: of the pipelines before, in a ring.
 
     So each worker holds as many, as a stage's worker does in a pipeline (`ring`).
     """
-    return replicas_in(owners, count, zones, leaving)
+    return replicas_in(owners, count, peers, leaving)

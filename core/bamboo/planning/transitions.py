@@ -52,8 +52,7 @@ class PlanningView:
         """Of the stages of a pipeline with these workers, or of the shards of one-stage pipelines with these owners: as
         many as are asked for, or as there are.
         """
-        zones = {worker: peer.zone for worker, peer in self.live.items()}
-        return replicas_in(row, self.redundancy.kept, zones, self.leaving)
+        return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 
     def spare(self) -> list[WorkerId]:
         """Workers that own nothing and stay; those that are being prepared for a part come first."""
@@ -69,15 +68,42 @@ class PlanningView:
             return {}
         spare = [w for w in self.spare() if w not in _replacements(self).values()]
         newcomers: Workers = {}
+        others = Counter(self.domain(w) for w in spare)
         rows = range(plan.target.pipelines, min(self.pipelines, plan.target.pipelines + len(spare) // depth))
         groups = self._by_row(spare, len(rows))
         for cell in (Cell(d, s) for d in rows for s in range(depth)):
             left = groups[cell.pipeline - rows.start]
             filled = (w for w in left if w in plan.at(Cell(0, cell.stage)).replicas)
-            worker = next(filled, None) or next((w for w in left if not plan.replicated_by(w)), left[0])
+            beside = self._beside(cell, newcomers)
+            worker = next(filled, None) or min(
+                left, key=lambda w: (bool(plan.replicated_by(w)), self.domain(w) in beside, -others[self.domain(w)])
+            )
             left.remove(worker)
+            others[self.domain(worker)] -= 1
             newcomers[cell] = worker
         return newcomers
+
+    def domain(self, worker: WorkerId) -> str:
+        """What it is lost with; see `Peer`. Of a worker of the plan, too, that is not there any more."""
+        known = self.live.get(worker) or next((p for p in self.plan.workers if p.worker == worker), None)
+        return known.failure_domain if known else f"/{worker}"
+
+    def doubtful(self) -> set[str]:
+        """What workers are leaving from, or have been lost with: the others there may be next."""
+        gone = self.plan.worker_ids() - self.live.keys()
+        return {self.domain(w) for w in (*gone, *self.leaving)}
+
+    def _beside(self, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
+        """Where the owners are that a cell's own should not be with: of the stages around it, as far as replicas go.
+
+        owners: of cells, before what the plan says.
+        """
+        plan, depth = self.plan, len(self.plan.stages)
+        reach = min(max(1, self.redundancy.kept), depth - 1)
+        around = {(cell.stage + off) % depth for near in range(1, reach + 1) for off in (near, -near)} - {cell.stage}
+        cells = [Cell(cell.pipeline, stage) for stage in around]
+        known = [owners.get(c) or (plan.at(c).owner if c.pipeline < len(plan.pipelines) else None) for c in cells]
+        return {self.domain(w) for w in known if w and w not in self.leaving}
 
     def _by_row(self, spare: list[WorkerId], count: int) -> list[list[WorkerId]]:
         """For each of so many new rows the workers of whom it may choose: all that are left, or those of a zone."""
@@ -87,13 +113,17 @@ class PlanningView:
         taken = {self.live[owner].zone for owner in owners if owner in self.live}
         return packed([self.live[w] for w in spare], len(self.plan.stages), count, self.spread, taken)
 
-    def nearest(self, spare: list[WorkerId], cell: Cell) -> list[WorkerId]:
-        """Those first, if pipelines are packed, that are in the zone of most of the cell's pipeline."""
-        if not self.spread.packs:
-            return spare
-        others = [self.plan.at(Cell(cell.pipeline, s)).owner for s in range(len(self.plan.stages)) if s != cell.stage]
-        zones = Counter(self.live[w].zone for w in others if w in self.live)
-        return sorted(spare, key=lambda w: -zones[self.live[w].zone])
+    def fittest(self, spare: list[WorkerId], cell: Cell, owners: Mapping[Cell, WorkerId]) -> list[WorkerId]:
+        """Those first, if pipelines are packed, that are in the zone of most of the cell's pipeline; then those on
+        nodes that nobody leaves, and on others than the owners around the cell. owners: as for `_beside`.
+        """
+        zones = Counter[str]()
+        if self.spread.packs:
+            row = [self.plan.at(Cell(cell.pipeline, s)).owner for s in range(len(self.plan.stages)) if s != cell.stage]
+            zones.update(self.live[w].zone for w in row if w in self.live)
+        doubtful, beside = self.doubtful(), self._beside(cell, owners)
+        found = {w: (-zones[self.live[w].zone], self.domain(w) in doubtful, self.domain(w) in beside) for w in spare}
+        return sorted(spare, key=found.__getitem__)
 
 
 def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
@@ -158,11 +188,15 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 
 
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
-    """In-sync replicas, staying ones first; else owners of the same stage in other pipelines, or who has it."""
-    plan = view.plan
+    """In-sync replicas, staying ones first; else owners of the same stage in other pipelines, or who has it. Of these
+    the ones first that are not where somebody has been lost.
+    """
+    plan, doubtful = view.plan, view.doubtful()
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
+    replicas.sort(key=lambda w: (w in view.leaving, view.domain(w) in doubtful))
     others = [w for w in (*_siblings(plan, cell), *view.reported.get(plan.state_of(cell), ())) if w in view.live]
-    return list(dict.fromkeys((*sorted(replicas, key=lambda w: w in view.leaving), *others)))
+    others.sort(key=lambda w: view.domain(w) in doubtful)
+    return list(dict.fromkeys((*replicas, *others)))
 
 
 def improve(view: PlanningView) -> Plan | None:
@@ -209,7 +243,9 @@ def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
         replicas = kept[cell.pipeline][cell.stage]
         siblings = set() if plan.shards else {owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)}
         lacking = view.redundancy.kept - len((siblings | {*replicas}) - {owners[cell]})
-        idle = sorted((w for w in spare if w not in replicas), key=lambda w: w not in plan.at(cell).replicas)
+        held_on = {view.domain(w) for w in (owners[cell], *replicas)}
+        idle = [w for w in spare if w not in replicas]
+        idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
         target[cell] = (owners[cell], *replicas, *idle[: max(0, lacking)], *filled)
     return target
@@ -220,7 +256,7 @@ def _replacements(view: PlanningView) -> Workers:
     plan, spare = view.plan, view.spare()
     replacements: Workers = {}
     for cell in _to_move(view):
-        able = view.nearest(spare, cell)
+        able = view.fittest(spare, cell, replacements)
         replacement = next((w for w in able if w in plan.at(cell).replicas), None) or next(
             (w for w in able if not any(c != cell for c in plan.replicated_by(w))), None
         )
@@ -273,13 +309,14 @@ def drain(view: PlanningView) -> Plan | None:
     If there is time, it waits for a spare worker to be filled, so that nobody has to run two stages.
     """
     plan, replacements, spare = view.plan, _replacements(view), set(view.spare())
+    doubtful = view.doubtful()
     moves = {}
     for cell in plan.cells():
         owner = plan.at(cell).owner
         if owner not in view.leaving:
             continue
         successors = [w for w in plan.at(cell).replicas if w not in view.leaving and (cell, w) in view.synced]
-        successors.sort(key=lambda w: w not in spare)
+        successors.sort(key=lambda w: (view.domain(w) in doubtful, w not in spare))
         waits = replacements.get(cell) in spare and view.leaving[owner] is Urgency.NONE
         if successors and (successors[0] in spare or not waits):
             moves[cell] = successors[0]

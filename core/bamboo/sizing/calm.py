@@ -53,8 +53,8 @@ def node_usd(world: World, candidate: Candidate) -> float:
     """Of all its nodes, for a second. Recorded prices over time are not looked at: it is for comparisons."""
     prices = world.machines[candidate.machine].profile.prices
     spot, on_demand = (prices.spot, prices.on_demand) if prices else (1.0, 1.0)
-    dear = candidate.on_demand or 0
-    return ((candidate.workers - dear) * spot + dear * on_demand) / 3600
+    dear, nodes = candidate.on_demand or 0, world.spec.spread.nodes
+    return (nodes(candidate.workers - dear) * spot + nodes(dear) * on_demand) / 3600
 
 
 def least(world: World, candidate: Candidate) -> Point:

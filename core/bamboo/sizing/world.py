@@ -75,10 +75,14 @@ class Market:
         assert self.generation is not None
         hours = max(0.01, seconds / HOUR)
         if not spec.spread.policy.packs:
-            made = generate(replace(self.generation, nodes=wanted_workers(spec), hours=hours), seed)
+            nodes = spec.spread.nodes(wanted_workers(spec))
+            made = generate(replace(self.generation, nodes=nodes, hours=hours), seed)
             return make_trace(made.changes, made.prices, duration=seconds, source=made.source)
         parts = [
-            generate(replace(self.generation, nodes=count, hours=hours, zones=(zone,)), seed * MOST_ZONES + number)
+            generate(
+                replace(self.generation, nodes=spec.spread.nodes(count), hours=hours, zones=(zone,)),
+                seed * MOST_ZONES + number,
+            )
             for number, (zone, count) in enumerate(packed(self.zones, spec).items())
         ]
         changes = [change for part in parts for change in part.changes]
@@ -87,7 +91,7 @@ class Market:
 
 
 def packed(zones: Sequence[str], spec: JobSpec) -> dict[str, int]:
-    """How many nodes a job asks for in each zone that it uses: all in the first one, or whole pipelines in turn."""
+    """How many workers a job asks for in each zone that it uses: all in the first one, or whole pipelines in turn."""
     if spec.spread.policy is SpreadPolicy.SINGLE_ZONE:
         return {zones[0]: wanted_workers(spec)}
     count, wanted = wanted_pipelines(spec), wanted_workers(spec)

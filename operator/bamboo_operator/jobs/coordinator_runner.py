@@ -322,7 +322,7 @@ class CoordinatorRunner:
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):
             self.joined.add(event.hello.worker)
-            event = WorkerJoined(self._with_zone(event.hello))
+            event = WorkerJoined(self._with_place(event.hello))
         before = self.state
         self.state, commands = coordinator.step(before, event, self._clock())
         self._run.meter.handled(event, before, self.state)
@@ -353,12 +353,13 @@ class CoordinatorRunner:
         if record is not None and record.notice_until is None and (until := self._notices.get(worker)) is not None:
             self._inbox.put_nowait(PreemptionNotice(worker, max(LEAST_SECONDS, until - time.monotonic())))
 
-    def _with_zone(self, hello: Hello) -> Hello:
-        """With the zone of the worker's node: the worker itself does not know it."""
+    def _with_place(self, hello: Hello) -> Hello:
+        """With the worker's node, and its zone: the worker itself does not know them."""
         pod = self._pods().get(hello.worker)
         node = self._cluster.node_of(pod) if pod else None
         zone = (node["metadata"].get("labels") or {}).get(self._run.spec.spread.topology_key) if node else None
-        return msgspec.structs.replace(hello, zone=str(zone)) if zone else hello
+        name = str(pod["spec"].get("nodeName") or "") if pod else ""
+        return msgspec.structs.replace(hello, zone=str(zone or hello.zone), node=name)
 
     def _execute(self, command: Command) -> None:
         """AddWorkers only wakes the reconciler; how many workers are wanted is in the state."""

@@ -32,7 +32,8 @@ def spread_labels(job: JobSpec, group: int) -> Json:
 def spread(job: JobSpec, uid: str, group: int) -> Json:
     """What a pod's spec says about others of the same job. uid: of the job.
 
-    Different nodes, as far as it can be had, in any case but None. Interleave: over zones, as far as it can be had.
+    Different nodes, as far as it can be had, in any case but None; or those with others of the job, if nodes have room
+    for several (workersPerNode). Interleave: over zones, as far as it can be had.
     In the other cases a pod has to be in the zone of its group, of which the first one decides, since what crosses
     zones may cost more than the node; it waits if there are no more nodes in that zone.
     """
@@ -40,10 +41,13 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
     if policy is SpreadPolicy.NONE:
         return {}
     of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
-    apart = [_preferred(of_job, HOSTNAME, 100)]
+    share = job.spread.workers_per_node > 1
+    on_nodes = [_preferred(of_job, HOSTNAME, 100)]
+    apart, near = ([], on_nodes) if share else (on_nodes, [])
     if policy is SpreadPolicy.INTERLEAVE:
         over_zones = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": of_job}
-        return {"topologySpreadConstraints": [over_zones], "affinity": {"podAntiAffinity": _if_possible(apart)}}
+        nodes = {"podAffinity" if share else "podAntiAffinity": _if_possible(on_nodes)}
+        return {"topologySpreadConstraints": [over_zones], "affinity": nodes}
     together = of_job
     if policy is SpreadPolicy.ZONE_PER_PIPELINE:
         mine = {names.LABEL_ZONE_GROUP: str(group)}
@@ -53,9 +57,10 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
     required = [{"labelSelector": together, "topologyKey": key}]
     return {
         "affinity": {
-            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
-            "podAntiAffinity": _if_possible(apart),
+            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}
+            | (_if_possible(near) if near else {}),
         }
+        | ({"podAntiAffinity": _if_possible(apart)} if apart else {})
     }
 
 

@@ -2,18 +2,20 @@
 
 from bamboo.planning.heirs import heirs_may_differ
 from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo.planning.ring import share_nodes
 
 
 class PlanState:
     """current: the plan in force. pending: a boundary plan that waits until the root has committed under it.
 
-    heirs_may_differ: of adjacent stages that are lost at once, under the plan in force.
+    heirs_may_differ: of adjacent stages that are lost at once, under the plan in force. nodes_are_shared: there are
+    workers that are lost together.
     """
 
     def __init__(self, worker: WorkerId, first: Plan) -> None:
         self.worker = worker
         self.current = first
-        self.heirs_may_differ = heirs_may_differ(first)
+        self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(first), share_nodes(first.workers)
         self._workers = first.worker_ids()  # of the plan in force
         self.pending: Plan | None = None
         self.links_down: set[WorkerId] = set()
@@ -36,7 +38,7 @@ class PlanState:
     def activate(self, plan: Plan) -> None:
         """That plan is in force from now on."""
         self.current = plan
-        self.heirs_may_differ = heirs_may_differ(plan)
+        self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(plan), share_nodes(plan.workers)
         self._workers = plan.worker_ids()
         if self.pending and self.pending.epoch <= plan.epoch:
             self.pending = None

@@ -95,6 +95,6 @@ def _run(wanted: JobSimulation) -> JobRun:
 def _generation(wanted: JobSimulation, run: JobRun, rate: float) -> Generation:
     zones: Sequence[str] = wanted.zones or (ZONE,)
     return Generation(
-        nodes=wanted_workers(run.spec), hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate,
-        zones=tuple(zones), notice=wanted.notice,
+        nodes=run.spec.spread.nodes(wanted_workers(run.spec)), hours=wanted.hours or HOURS, removal=rate,
+        addition=wanted.replace_rate, zones=tuple(zones), notice=wanted.notice,
     )  # fmt: skip

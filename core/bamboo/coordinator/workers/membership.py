@@ -26,7 +26,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
     if worker in state.gone:
         turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and cannot rejoin")
         return
-    peer = Peer(worker=worker, host=hello.host, port=hello.port, zone=hello.zone)
+    peer = Peer(worker=worker, host=hello.host, port=hello.port, zone=hello.zone, node=hello.node)
     if worker in state.workers:
         _returned(turn, worker, peer)
         return
@@ -44,9 +44,14 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
     record = WorkerRecord(peer=peer, seen=turn.now, platform=hello.platform, epoch=plan.epoch if plan else 0)
     turn.set(workers={**state.workers, worker: record}, requested=max(0, state.requested - 1))
     turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret, history=state.history)))
-    turn.do(Emit("WorkerJoined", f"{worker} joined" + (f" in zone {peer.zone}" if peer.zone else "")))
+    turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
     if plan:
         _found(turn, plan)
+
+
+def _where(peer: Peer) -> str:
+    """For a person."""
+    return (f" on node {peer.node}" if peer.node else "") + (f" in zone {peer.zone}" if peer.zone else "")
 
 
 def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:

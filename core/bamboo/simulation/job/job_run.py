@@ -4,6 +4,7 @@ The shell of the coordinator beside the operator and the local runner: nodes com
 through `coordinator.step`, and commands are carried out by simulated workers.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,7 +105,7 @@ class _Simulation:
             self._clock, self._model, run.spec, self._record, tell=self._tell, most=self._most_steps
         )
         self._workers: dict[WorkerId, _SimulatedWorker] = {}
-        self._by_node: dict[str, WorkerId] = {}
+        self._by_node: defaultdict[str, list[WorkerId]] = defaultdict(list)
         self._waiting: list[float] = []  # since when workers are asked for
         self._ticking, self._tick_seconds = False, SHORTEST_TICK
         self._finish: Finish | None = None
@@ -243,23 +244,23 @@ class _Simulation:
             return
         used = self._supply.went(change.node)
         self._pay()
-        worker = self._by_node.pop(change.node, None)
-        if not used or worker is None or not self._workers[worker].alive:
-            return
-        self._workers[worker].alive = False
-        if not self._workers[worker].noticed:
-            self._record.note("preemptions", self._clock.now)
-        self._training.lost(worker)
+        workers = [w for w in self._by_node.pop(change.node, []) if used and self._workers[w].alive]
+        for worker in workers:
+            self._workers[worker].alive = False
+            if not self._workers[worker].noticed:
+                self._record.note("preemptions", self._clock.now)
+            self._training.lost(worker)
         detection = self._run.profile.times.detection
-        self._clock.after(detection, partial(self._coordinate, WorkerLost(worker, "its node was taken away")))
+        for worker in workers:
+            self._clock.after(detection, partial(self._coordinate, WorkerLost(worker, "its node was taken away")))
 
     def _notice(self, change: NodeChange) -> None:
         self._supply.noticed(change.node)
-        worker = self._by_node.get(change.node)
-        if worker is not None and self._workers[worker].joined and change.notice is not None:
-            self._workers[worker].noticed = True
-            self._record.note("preemptions", self._clock.now)
-            self._coordinate(PreemptionNotice(worker, change.at - self._clock.now))
+        for worker in list(self._by_node.get(change.node, ())):
+            if self._workers[worker].joined and change.notice is not None:
+                self._workers[worker].noticed = True
+                self._record.note("preemptions", self._clock.now)
+                self._coordinate(PreemptionNotice(worker, change.at - self._clock.now))
 
     def _staff(self) -> None:
         """Workers that are asked for start as soon as there are nodes."""
@@ -267,7 +268,7 @@ class _Simulation:
             self._waiting.pop(0)
             worker = worker_name(self._spec.name, len(self._workers))
             self._workers[worker] = _SimulatedWorker(node)
-            self._by_node[node.name] = worker
+            self._by_node[node.name].append(worker)
             self._clock.after(self._run.profile.times.start, partial(self._starts, worker))
         self._pay()
 
@@ -278,9 +279,9 @@ class _Simulation:
         record = self._workers[worker]
         if record.alive:
             record.joined = True
-            self._coordinate(
-                WorkerJoined(protocol.Hello(worker=worker, host="simulated", port=1, zone=record.node.zone))
-            )
+            node = record.node.name if self._spec.spread.workers_per_node > 1 else ""
+            hello = protocol.Hello(worker=worker, host="simulated", port=1, zone=record.node.zone, node=node)
+            self._coordinate(WorkerJoined(hello))
             self._tell(worker, protocol.WorkerReady())
 
     def _leaves(self, worker: WorkerId) -> None:
@@ -290,7 +291,7 @@ class _Simulation:
             return
         record.alive = False
         self._training.lost(worker)
-        self._by_node.pop(record.node.name, None)
+        self._by_node[record.node.name].remove(worker)
         self._supply.release(record.node.name)
         self._staff()
         self._coordinate(WorkerLost(worker, "it has left", 0, True))

@@ -25,12 +25,13 @@ class SimulatedNode:
 class NodeSupply:
     """price: USD an hour of a spot node, whatever trace, pools and profile say.
 
-    Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule).
+    Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule). With
+    several workers on a node, one that has room comes first.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
         self._trace, self._prices, self._price = trace, prices, price
-        self._spread, pools = spec.spread.policy, spec.node_pools
+        self._spread, self._room, pools = spec.spread.policy, spec.spread.workers_per_node, spec.node_pools
         self._zones = tuple(dict.fromkeys(change.zone for change in trace.changes)) or ("",)
         count, wanted = wanted_pipelines(spec), wanted_workers(spec)
         self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
@@ -41,6 +42,7 @@ class NodeSupply:
         self._pool_price = next((float(p.price_per_hour) for p in spot if p.price_per_hour is not None), None)
         self._there: dict[str, SimulatedNode] = {}
         self._used: dict[str, SimulatedNode] = {}
+        self._workers: Counter[str] = Counter()  # of each node
         self._made = 0
         self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
 
@@ -56,27 +58,39 @@ class NodeSupply:
         used = name in self._used
         self._there.pop(name, None)
         self._used.pop(name, None)
+        self._workers.pop(name, None)
         return used
 
     def take(self) -> SimulatedNode | None:
-        """A spot node that nobody uses, the one that has been there longest; None if there is none."""
-        spot = sum(node.pool is None for node in self._used.values())
+        """A spot node that has room for one more worker, the one that has been there longest; None if there is none."""
+        spot = sum(self._workers[name] for name, node in self._used.items() if node.pool is None)
         if self._most is not None and spot >= self._most:
             return None
+        begun = {node.group: node for node in self._used.values() if node.name in self._there and self._has_room(node)}
         free = [node for node in self._there.values() if node.name not in self._used]
         for group in self._groups():
             zones = self._allowed(group, Counter(node.zone for node in free))
-            found = next((node for zone in zones for node in free if zone in (None, node.zone)), None)
+            unused = (node for zone in zones for node in free if zone in (None, node.zone))
+            found = begun.get(group) or next(unused, None)
             if found is not None:
-                self._used[found.name] = replace(found, group=group)
-                return self._used[found.name]
+                return self._use(replace(found, group=group))
         return None
+
+    def _has_room(self, node: SimulatedNode) -> bool:
+        return self._workers[node.name] < self._room
+
+    def _use(self, node: SimulatedNode) -> SimulatedNode:
+        self._used[node.name] = node
+        self._workers[node.name] += 1
+        return node
 
     def _groups(self) -> Iterable[int]:
         """That lack nodes, the smallest first."""
         if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
             return (0,)
-        sizes = Counter(node.group for node in self._used.values())
+        sizes: Counter[int] = Counter()
+        for node in self._used.values():
+            sizes[node.group] += self._workers[node.name]
         groups = sorted(range(len(self._most_of_group)), key=lambda group: sizes[group])
         return [group for group in groups if sizes[group] < self._most_of_group[group]] or groups[:1]
 
@@ -94,19 +108,25 @@ class NodeSupply:
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
         """From the first on-demand pool whose turn it is after so many seconds, and that is not full."""
         for pool in self.fallbacks:
-            used = sum(node.pool == pool for node in self._used.values())
+            mine = [node for node in self._used.values() if node.pool == pool]
+            used = sum(self._workers[node.name] for node in mine)
             if waited >= pool.after_seconds and (pool.max_workers is None or used < pool.max_workers):
-                self._made += 1
                 group = next(iter(self._groups()), 0)
+                if begun := next((node for node in mine if node.group == group and self._has_room(node)), None):
+                    return self._use(begun)
+                self._made += 1
                 zone = next(iter(self._allowed(group, Counter(self._zones)))) or self._zones[0]
-                node = SimulatedNode(name=f"{pool.name}-{self._made}", zone=zone, pool=pool, group=group)
-                self._used[node.name] = node
-                return node
+                return self._use(SimulatedNode(name=f"{pool.name}-{self._made}", zone=zone, pool=pool, group=group))
         return None
 
     def release(self, name: str) -> None:
-        """It is not used any more; a spot node may be taken again as long as it is there."""
-        self._used.pop(name, None)
+        """A worker has left it. If it was the last one, it is not used any more; a spot node may be taken again as long
+        as it is there.
+        """
+        self._workers[name] -= 1
+        if self._workers[name] <= 0:
+            del self._workers[name]
+            self._used.pop(name, None)
 
     @property
     def used(self) -> int:

@@ -257,7 +257,7 @@ class Executor:
         if len([r for r in self.cells.values() if r.program]) > 1 or self._plan.heirs_may_differ:
             return True
         s, depth = cell_step.cell.stage, self._plan.stages
-        several = len(self._plan.current.at(cell_step.cell).replicas) > 1
+        several = len(self._plan.current.at(cell_step.cell).replicas) > 1 or self._plan.nodes_are_shared
         tied = self._states.tied_to(cell_step.cell)
         return several and any((s - other) % depth not in (1, depth - 1) for other in tied)
 
