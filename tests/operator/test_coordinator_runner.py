@@ -11,7 +11,13 @@ from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
-from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, RESYNC_SECONDS, IdleListener, idle_pause
+from bamboo_operator.jobs.reconcile_schedule import (
+    RECONCILE_SECONDS,
+    RESYNC_SECONDS,
+    IdleListener,
+    ReconcileTrigger,
+    idle_pause,
+)
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.pods.removal import PodRemoval
 from opsim_server import Object
@@ -70,7 +76,7 @@ async def test_a_status_is_made_once_for_a_state_and_again_when_something_has_ha
     spec = parse_manifest(manifest("job"))
     run = TrainingRun(key=("default", "job"), uid="u1", spec=spec, manifest=manifest("job"), resumed=False)
     api = ApiClient(NobodyIsAsked())
-    runner = CoordinatorRunner(run, ClusterCache(), WorkerGateway(), TokenReviewer(api), b"k" * 16, lambda: None)
+    runner = CoordinatorRunner(run, ClusterCache(), WorkerGateway(), TokenReviewer(api), b"k" * 16, ReconcileTrigger())
     now = [5.0]
     monkeypatch.setattr(runner, "_clock", lambda: now[0])
     first = runner.status()

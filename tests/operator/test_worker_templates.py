@@ -54,8 +54,8 @@ def test_without_the_section_that_of_now_is_taken() -> None:
 
 
 def test_the_name_for_people_is_that_of_the_first_pools_pods() -> None:
-    newest = templates().newest(OLD)
-    revisions = newest.revisions()
+    known = templates()
+    revisions = known.newest(OLD).revisions()
     assert set(revisions) == {None, "spot", "sure"}
-    assert newest.revision == revisions["spot"]
-    assert templates().newest(job()).revision
+    assert known.revision(OLD) == revisions["spot"]
+    assert known.revision(job()) == known.newest(job()).revisions()[None]

@@ -1,9 +1,10 @@
 """Run the operator's simulation by hand: one seed with its log, or many on all cores.
 
     python tests/simulation/operator_simulate.py --seed 7 [--verbose]
-    python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going]
+    python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--audit]
 
 --regression: the disturbances are those of a scenario that went wrong once; with --seeds, "all" is each of them.
+--audit: jobs are also reconciled when nothing is due, and whatever such a reconciliation does is a failure.
 """
 
 import argparse
@@ -25,18 +26,18 @@ def chosen(seed: int, name: str | None) -> ClusterScenario:
     return regression(name, seed) if name else scenario(seed)
 
 
-def run_seed(seed: int, name: str | None) -> RunResult:
+def run_seed(seed: int, name: str | None, *, audit: bool = False) -> RunResult:
     torch.set_num_threads(1)
-    return OperatorSimulation(chosen(seed, name)).run()
+    return OperatorSimulation(chosen(seed, name), audit=audit).run()
 
 
-def command(seed: int, name: str | None) -> str:
-    regression_flag = f' --regression "{name}"' if name else ""
-    return f"python tests/simulation/operator_simulate.py --seed {seed}{regression_flag} --verbose"
+def command(seed: int, name: str | None, *, audit: bool = False) -> str:
+    flags = (f' --regression "{name}"' if name else "") + (" --audit" if audit else "")
+    return f"python tests/simulation/operator_simulate.py --seed {seed}{flags} --verbose"
 
 
-def _alone(seed: int, name: str | None) -> list[RunResult]:
-    return [run_seed(seed, name)]
+def _alone(seed: int, name: str | None, audit: bool) -> list[RunResult]:
+    return [run_seed(seed, name, audit=audit)]
 
 
 def one(arguments: argparse.Namespace) -> int:
@@ -44,7 +45,7 @@ def one(arguments: argparse.Namespace) -> int:
     print(wanted)
     for disturbance in wanted.disturbances:
         print(f"  {disturbance}")
-    result = OperatorSimulation(wanted, print if arguments.verbose else None).run()
+    result = OperatorSimulation(wanted, print if arguments.verbose else None, audit=arguments.audit).run()
     print(f"{result.kind} after {result.seconds:.1f} virtual seconds")
     if result.problem:
         print(f"PROBLEM: {result.problem}")
@@ -56,8 +57,9 @@ def many(arguments: argparse.Namespace) -> int:
     wrong = 0
     with multiprocessing.Pool(arguments.processes) as pool:
         for name in REGRESSIONS if arguments.regression == ALL else (arguments.regression,):
-            results = pool.imap_unordered(partial(_alone, name=name), range(first, last))
-            wrong |= report(results, partial(command, name=name), arguments.keep_going)
+            how = {"name": name, "audit": arguments.audit}
+            results = pool.imap_unordered(partial(_alone, **how), range(first, last))
+            wrong |= report(results, partial(command, **how), arguments.keep_going)
             if wrong and not arguments.keep_going:
                 break
     return wrong
@@ -70,6 +72,7 @@ def main() -> int:
     parser.add_argument("--regression", choices=(*REGRESSIONS, ALL))
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--audit", action="store_true", help="reconcile also when nothing is due: it may do nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     if (arguments.seed is None) == (arguments.seeds is None):

@@ -76,10 +76,15 @@ class Watch:
 
 
 class Server:
-    """What there is. room: how many pods a quota lets through. changed: of pods and jobs."""
+    """What there is. room: how many pods a quota lets through. changed: of pods and jobs. called: told of the calls
+    that are to change anything but a status.
+    """
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random, watches: Mapping[str, Watch], changed: Changed) -> None:
-        self._loop, self._rng, self._watches, self._changed = loop, rng, watches, changed
+    def __init__(
+        self, loop: VirtualLoop, rng: random.Random, watches: Mapping[str, Watch], changed: Changed,
+        called: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._loop, self._rng, self._watches, self._changed, self._called = loop, rng, watches, changed, called
         self._made = 0
         self.names: set[tuple[str, str]] = set()  # of pods that this operator has made, with their jobs' uids
         self.room = 1000
@@ -94,6 +99,8 @@ class Server:
         kind: str = JSON,
     ) -> Object:  # fmt: skip
         """As a connection to it has it."""
+        if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
+            self._called(f"{method} {place}")
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
         fails = self._rng.random() < self.trouble
         if fails and self._rng.random() < 0.6:

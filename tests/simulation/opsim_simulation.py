@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from opsim_audit import Audit
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
 from opsim_scenario import JOB, MISSING, SPAN_SECONDS, ClusterScenario
@@ -53,17 +55,20 @@ class RunResult:
 
 
 class OperatorSimulation:
-    """say: gets every line of the log."""
+    """say: gets every line of the log. audit: reconciliations that are not due are made, too, and may do nothing."""
 
-    def __init__(self, scenario: ClusterScenario, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, scenario: ClusterScenario, say: Callable[[str], None] | None = None, *, audit: bool = False
+    ) -> None:
         self.scenario, self._say = scenario, say
+        self.audit = Audit(self.fail) if audit else None
         self.loop = VirtualLoop(scenario.grid)
         rng = self.rng = random.Random(f"world {scenario.seed}")
         self.pods, self.nodes, self.jobs = (
             Watch(self.loop, rng, show) for show in (self._show_pod, self._show_node, self._show_job)
         )
         watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs}
-        self.server = Server(self.loop, rng, watches, self._changed)
+        self.server = Server(self.loop, rng, watches, self._changed, self.audit and self.audit.called)
         self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
         self.workers = Workers(self.loop, rng, Oracle(scenario.arithmetic), JOB, scenario.slowdown, self.fail)
         self.controller: JobController | None = None
@@ -80,6 +85,7 @@ class OperatorSimulation:
         try:
             with (
                 virtual_time(self.loop),
+                self.audit.patched() if self.audit else nullcontext(),
                 patch.object(coordinator_runner, "Channels", SimChannels),
                 patch.object(late_workers, "Channels", SimChannels),
                 asyncio.Runner(loop_factory=lambda: self.loop) as runner,

@@ -11,6 +11,7 @@ from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods import controller as controller_module
+from bamboo_operator.pods import deletions as deletions_module
 from bamboo_operator.pods import disruption_budget as budget_module
 from bamboo_operator.pods.rollouts import rolling_change as rolling_module
 from operator_kit import SETTINGS, job
@@ -26,7 +27,7 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
         settings: WorkerPodSettings = SETTINGS, written: dict[str, Any] | None = None, **spec: Any,
     ) -> Job:  # fmt: skip
         made = Job(place, job(**spec), resumed, known_lost, marks, settings, written)
-        for module in (runner_module, budget_module, controller_module, rolling_module):
+        for module in (runner_module, budget_module, controller_module, deletions_module, rolling_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
         running.append(asyncio.create_task(made.runner.run()))
         return made

@@ -19,6 +19,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
+from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
@@ -161,7 +162,7 @@ class Job:
             known_lost=known_lost, marks=marks,
         )  # fmt: skip
         self.runner = CoordinatorRunner(
-            running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", lambda: None
+            running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", ReconcileTrigger()
         )  # type: ignore[arg-type]
         self.controller = PodController(
             running.key, META, self.runner, place.cluster, place, settings=settings,  # type: ignore[arg-type]

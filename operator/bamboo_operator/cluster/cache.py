@@ -26,6 +26,7 @@ class ClusterCache:
     def __init__(self) -> None:
         self.nodes: dict[str, Object] = {}
         self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
+        self._owned: dict[JobKey, dict[str, dict[str, Object]]] = {}  # the same by the owner's uid, as asked for
         self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
         self._listeners: dict[JobKey, PodListener] = {}
         self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods
@@ -39,8 +40,13 @@ class ClusterCache:
             del self._listeners[job]
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
-        """Of that very job, not of one that had the name before; by name."""
-        return {name: pod for name, pod in self._pods.get(job, {}).items() if owner_uid(pod) == uid}
+        """Of that very job, not of one that had the name before; by name. The same object until one has changed."""
+        if (pods := self._pods.get(job)) is None:
+            return {}
+        owned = self._owned.setdefault(job, {})
+        if uid not in owned:
+            owned[uid] = {name: pod for name, pod in pods.items() if owner_uid(pod) == uid}
+        return owned[uid]
 
     def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
         """Is that a pod of a job that had the name before, or has it now?"""
@@ -98,6 +104,7 @@ class ClusterCache:
                 return  # a later pod of that name has come already
         elif pod["metadata"]["uid"] in self._deleted:
             return  # it was found to be deleted before the watch reported it
+        self._owned.pop(job, None)
         if before is not None and (node := before["spec"].get("nodeName")):
             self._placed[node].discard((job, name))
             if not self._placed[node]:

@@ -9,7 +9,6 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -66,6 +65,7 @@ from bamboo_operator.cluster.signals import (
 )
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
 from bamboo_operator.status.event_queue import EventQueue
@@ -100,7 +100,7 @@ class TrainingRun:
 
 
 class CoordinatorRunner:
-    """key: from which the job's secret is made. wake: called when there is something to do for the reconciler."""
+    """key: from which the job's secret is made. trigger: told when there is something to do for the reconciler."""
 
     def __init__(
         self,
@@ -109,9 +109,9 @@ class CoordinatorRunner:
         gateway: WorkerGateway,
         reviews: TokenReviewer,
         key: bytes,
-        wake: Callable[[], None],
+        trigger: ReconcileTrigger,
     ) -> None:
-        self._run, self._cluster, self._gateway, self._wake = run, cluster, gateway, wake
+        self._run, self._cluster, self._gateway, self._trigger = run, cluster, gateway, trigger
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._notices: dict[WorkerId, float] = {}  # when these workers will be gone (time.monotonic())
         self._lost: set[WorkerId] = set()
@@ -164,6 +164,7 @@ class CoordinatorRunner:
         self._lost = {name for name, pod in pods.items() if self._is_known_lost(name, pod)}
         self.removing.update((name, time.monotonic()) for name in self._lost)
         self.state = replace(self.state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
+        self._trigger.soon()
         self._gateway.open(self._run.key, self._channels)
         try:
             for name in pods:
@@ -241,6 +242,7 @@ class CoordinatorRunner:
     # the cluster's events
 
     def pod_changed(self, name: str) -> None:
+        self._trigger.soon()
         pod = self._pods().get(name)
         if pod is None or name in self._lost:
             return
@@ -270,6 +272,7 @@ class CoordinatorRunner:
     def pod_deleted(self, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
         if owner_uid(pod) == self._run.uid:
+            self._trigger.soon()
             self._worker_lost(name, pod_deleted_signal(name))
 
     def node_deleted(self, pod: str, node: str) -> None:
@@ -288,7 +291,7 @@ class CoordinatorRunner:
             self._run.meter.signals[signal.source] += 1
             removed = worker in self._forced and signal.source == POD_DELETED
             self._inbox.put_nowait(WorkerLost(worker, signal.message, signal.exit_code, removed))
-            self._wake()
+            self._trigger.at_once()
 
     def _uid_of(self, worker: WorkerId) -> str | None:
         if worker in self._lost:
@@ -344,8 +347,7 @@ class CoordinatorRunner:
             self._execute(command)
         if isinstance(event, WorkerJoined):
             self._repeat_notice(event.hello.worker)
-        if commands:
-            self._wake()
+        self._trigger.handled(event, before, now, commands)
 
     def _repeat_notice(self, worker: WorkerId) -> None:
         """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""

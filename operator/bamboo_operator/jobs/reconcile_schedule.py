@@ -1,21 +1,32 @@
-"""When a job is reconciled again, and when its end counts as recorded. Pure, but for who is told of pods."""
+"""When a job is reconciled again, and when its end counts as recorded. Pure, but for what tells of changes."""
 
+import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
+from bamboo.control.channel_events import Received
+from bamboo.control.protocol import Heartbeat
+from bamboo.coordinator.events import Command, Event, Send
+from bamboo.coordinator.state import CoordinatorState
 from bamboo.kube.request_parts import Object
 
-RECONCILE_SECONDS = 2.0  # between two reconciliations of a job that trains, if nothing happens
-RESYNC_SECONDS = 60.0  # of a job that is idle: edits, its pods and its deadline wake it
+GATHER_SECONDS = 0.2  # from a decision to the reconciliation that it causes: when much happens, decisions come first
+RECONCILE_SECONDS = 2.0  # between two reconciliations, unless the second is urgent
+RESYNC_SECONDS = 60.0  # after which a job is looked at though nothing has happened to it, and nothing is due
 FINAL_EVENTS_SECONDS = 30.0  # for the events of a job that is over
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
+MARGIN_SECONDS = 0.01  # after a deadline: a clock may be a little early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOutcome:
     """Which parts of a reconciliation succeeded. finished: had the job ended before it began, so that the status says
-    so if it was written? unposted: are there events left?
+    so if it was written? unposted: are there events left? settled: would another one find nothing to do? deadline: when
+    it would (time.monotonic()).
     """
 
     pods: bool
@@ -23,41 +34,93 @@ class ReconcileOutcome:
     status: bool
     finished: bool = False
     unposted: bool = False
+    settled: bool = True
+    deadline: float = math.inf
 
     @property
     def ok(self) -> bool:
         return self.pods and self.events and self.status
 
 
+class Happened(Protocol):
+    """Since the last reconciliation began. urgent: since when something has to be done; changed: since when something
+    that a reconciliation looks at is different (time.monotonic()); None if nothing is.
+    """
+
+    @property
+    def urgent(self) -> float | None: ...
+
+    @property
+    def changed(self) -> float | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileSchedule:
-    """pause: seconds until the next reconciliation, unless something happens before; retry: the pause after the next
-    failure. end_written: since when the job's end is in its status; over: there is nothing left to do.
+    """ended: when the last reconciliation did; next: when there is another one if nothing happens; earliest: when, if
+    something has changed (time.monotonic()). retry: the pause after the next failure. end_written: since when the job's
+    end is in its status; over: there is nothing left to do.
 
     Nothing counts as over before the status is written: another operator would run the job again. Events that cannot
     be posted hold it up for a while only.
     """
 
-    pause: float = 0.0
+    ended: float = -math.inf
+    next: float = -math.inf
+    earliest: float = -math.inf
     retry: float = FIRST_RETRY
     end_written: float = math.inf
     over: bool = False
 
-    def after(self, outcome: ReconcileOutcome, began: float) -> "ReconcileSchedule":
-        """began: when that reconciliation did."""
+    def after(self, outcome: ReconcileOutcome, began: float, ended: float) -> "ReconcileSchedule":
+        """began, ended: when that reconciliation did."""
         end_written, over = self.end_written, False
         if outcome.finished and outcome.status:
             end_written = min(end_written, began)
             over = not outcome.unposted or began - end_written > FINAL_EVENTS_SECONDS
-        if outcome.ok:
-            return ReconcileSchedule(pause=RECONCILE_SECONDS, end_written=end_written, over=over)
-        retry = min(2 * self.retry, LAST_RETRY)
-        return ReconcileSchedule(pause=self.retry, retry=retry, end_written=end_written, over=over)
+        if not outcome.ok:
+            at, retry = ended + self.retry, min(2 * self.retry, LAST_RETRY)
+            return ReconcileSchedule(ended=ended, next=at, earliest=at, retry=retry, end_written=end_written, over=over)
+        earliest = ended + RECONCILE_SECONDS
+        found_nothing = outcome.settled and not outcome.unposted
+        at = min(ended + RESYNC_SECONDS, outcome.deadline + MARGIN_SECONDS) if found_nothing else earliest
+        return ReconcileSchedule(ended=ended, next=at, earliest=earliest, end_written=end_written, over=over)
+
+    def due(self, happened: Happened) -> float:
+        """When the job is reconciled again."""
+        times = [self.next]
+        if happened.urgent is not None:
+            times.append(max(happened.urgent, self.ended) + GATHER_SECONDS)
+        if happened.changed is not None:
+            times.append(max(happened.changed + GATHER_SECONDS, self.earliest))
+        return min(times)
+
+    @property
+    def ok(self) -> bool:
+        """Has the last reconciliation not failed?"""
+        return self.retry == FIRST_RETRY
 
     @property
     def finished(self) -> bool:
         """Is the job's end in its status?"""
         return self.end_written < math.inf
+
+
+def looked_at(state: CoordinatorState) -> tuple[object, ...]:
+    """What a reconciliation looks at of the coordinator's state. Not the progress, which is written at its own rate."""
+    checkpoints, stragglers, verification = state.checkpoints, state.stragglers, state.verification
+    return (
+        state.phase, state.spec, state.plan, state.synced, state.requested, state.gone, state.misfit,
+        [(worker, record.ready, record.notice_until is None) for worker, record in state.workers.items()],
+        state.preemptions, state.takeovers, state.restarts, state.finished,
+        checkpoints.kept[:1], checkpoints.looked, checkpoints.counts,
+        stragglers.asked_at is None, [(w, seen) for w, seen in stragglers.slow.items() if seen.found],
+        verification.unresolved, verification.resolved,
+    )  # fmt: skip
+
+
+def _is_heartbeat(event: Event) -> bool:
+    """It changes nothing that a reconciliation looks at, and comes twice a second from each worker."""
+    return isinstance(event, Received) and isinstance(event.message, Heartbeat)
 
 
 def idle_pause(now: float, deadline: float, *, pods_left: bool) -> float:
@@ -66,6 +129,48 @@ def idle_pause(now: float, deadline: float, *, pods_left: bool) -> float:
     deadline: math.inf if it has none. pods_left: some that should go have not ended.
     """
     return max(0.0, min(RECONCILE_SECONDS if pods_left else RESYNC_SECONDS, deadline - now))
+
+
+class ReconcileTrigger:
+    """What happens to a job between two reconciliations (`Happened`)."""
+
+    def __init__(self) -> None:
+        self._told = asyncio.Event()
+        self._seen: tuple[object, ...] = ()  # of the coordinator's state
+        self.urgent: float | None = None
+        self.changed: float | None = None
+
+    def at_once(self) -> None:
+        """Something is to be done."""
+        self.urgent = time.monotonic() if self.urgent is None else self.urgent
+        self._told.set()
+
+    def soon(self) -> None:
+        """Something has changed, so that there may be something to do."""
+        self.changed = time.monotonic() if self.changed is None else self.changed
+        self._told.set()
+
+    def handled(
+        self, event: Event, before: CoordinatorState, after: CoordinatorState, commands: Collection[Command]
+    ) -> None:
+        """The job's coordinator has handled that event. What it only says to workers concerns no reconciliation."""
+        if after.plan is not before.plan or any(not isinstance(command, Send) for command in commands):
+            self.at_once()
+        elif after is not before and not _is_heartbeat(event) and (seen := looked_at(after)) != self._seen:
+            self._seen = seen
+            self.soon()
+
+    def clear(self) -> None:
+        """What has happened until now is looked at."""
+        self.urgent = self.changed = None
+        self._told.clear()
+
+    async def wait(self, seconds: float) -> None:
+        """At most that long; less if something happens meanwhile, or has happened since this ended last."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._told.wait()
+        self._told.clear()
 
 
 @dataclass(frozen=True, slots=True)

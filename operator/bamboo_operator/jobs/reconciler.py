@@ -22,7 +22,7 @@ from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingR
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
-from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListener, idle_pause
+from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListener, ReconcileTrigger, idle_pause
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import RefusalReports, Training
 from bamboo_operator.kube.client import API_ERRORS
@@ -54,7 +54,7 @@ class JobReconciler:
         self.meter = JobMeter(shared.counts)
         self._meta = JobMeta(uid=self.uid)
         self._edited = asyncio.Event()
-        self._wake = asyncio.Event()  # there is something to reconcile
+        self._trigger = ReconcileTrigger()
         self._events = EventQueue()  # while there is no coordinator
         self._refusals = RefusalReports()
         self._runner: CoordinatorRunner | None = None  # the last one
@@ -85,7 +85,7 @@ class JobReconciler:
         self._spec.update(body)
         if changed:
             self._edited.set()
-            self._wake.set()
+            self._trigger.at_once()
             if self._training:
                 self._training.apply_edits()
 
@@ -141,7 +141,7 @@ class JobReconciler:
             resumed=plan is not None, known_lost=lost_workers_in(plan) | self._removal.deleted, meter=self.meter,
             marks=shared.marks, burst=shared.burst, earlier=status.progress(),
         )  # fmt: skip
-        runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._wake.set)
+        runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._trigger)
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
         self._runner = runner
@@ -153,7 +153,7 @@ class JobReconciler:
             rolling=RollingChange(templates, status.written.get("rollout"), record),
         )  # fmt: skip
         training = Training(
-            run, runner, controller, status, self._spec, shared, edited=self._edited, wake=self._wake,
+            run, runner, controller, status, self._spec, shared, edited=self._edited, trigger=self._trigger,
             refusals=self._refusals, heartbeat=self._heartbeat, log_failure=self._removal.log_failure,
         )  # fmt: skip
         try:
@@ -194,18 +194,15 @@ class JobReconciler:
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
                 self._heartbeat()
-                self._wake.clear()
+                self._trigger.clear()
                 if self._removal.living():
                     await self._removal.remove(policy)
                 left = policy is not CleanPodPolicy.NONE and bool(self._removal.living())
-                pause = idle_pause(time.monotonic(), end, pods_left=left)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._wake.wait()
+                await self._trigger.wait(idle_pause(time.monotonic(), end, pods_left=left))
 
     @contextlib.contextmanager
     def _woken_by_pods(self) -> Iterator[None]:
-        cluster, listener = self._shared.cluster, IdleListener(self._wake.set)
+        cluster, listener = self._shared.cluster, IdleListener(self._trigger.at_once)
         cluster.add_listener(self.key, listener)
         try:
             yield

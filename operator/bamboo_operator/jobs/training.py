@@ -8,7 +8,6 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from datetime import timedelta
 from typing import Any
 
 from bamboo.coordinator.events import Emit, Outcome
@@ -16,7 +15,12 @@ from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.meter import JobMeter
-from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, ReconcileOutcome, ReconcileSchedule
+from bamboo_operator.jobs.reconcile_schedule import (
+    RECONCILE_SECONDS,
+    ReconcileOutcome,
+    ReconcileSchedule,
+    ReconcileTrigger,
+)
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import API_ERRORS, PodRefused
 from bamboo_operator.kube.objects import utc_now
@@ -25,7 +29,7 @@ from bamboo_operator.pods.pools import cost_of, price_per_hour
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
 
-GATHER_SECONDS = 0.2  # from a decision to the reconciliation that it causes: when much happens, decisions come first
+COUNT_SECONDS = 2.0  # between two counts of what the workers cost, and looks at whether there is progress to write
 HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
 LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as stuck
 RESAVE_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
@@ -47,24 +51,27 @@ class RefusalReports:
 
 
 class Training:
-    """edited: set when the BambooJob has changed; wake: when there is something to reconcile.
+    """edited: set when the BambooJob has changed; trigger: told when there is something to reconcile.
 
     heartbeat: called while the work advances. log_failure: of one call of the API server.
     """
 
     def __init__(
         self, run: TrainingRun, runner: CoordinatorRunner, controller: PodController, status: StatusWriter,
-        spec: EffectiveSpec, shared: SharedResources, *, edited: asyncio.Event, wake: asyncio.Event,
+        spec: EffectiveSpec, shared: SharedResources, *, edited: asyncio.Event, trigger: ReconcileTrigger,
         refusals: RefusalReports, heartbeat: Callable[[], None], log_failure: Callable[[str, BaseException], None],
     ) -> None:  # fmt: skip
         self._run, self._runner, self._controller, self._status, self._spec = run, runner, controller, status, spec
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
-        self._edited, self._wake, self._heartbeat, self._log_failure = edited, wake, heartbeat, log_failure
+        self._edited, self._trigger, self._heartbeat, self._log_failure = edited, trigger, heartbeat, log_failure
         self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.key}")
+        self._coordinating.add_done_callback(lambda _: trigger.at_once())
         self._follows_edits = True
         self._save_after = 0.0  # time.monotonic()
         self._counted = time.monotonic()  # when the cost was counted last
+        self._paid: Mapping[str, int] = dict(controller.pods.paid_for())  # workers by pool, since then
+        self._written_progress: object = None
         self._repeated = 0.0  # seconds of repeated steps whose cost is counted
         self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
         self._refusals = refusals
@@ -98,37 +105,44 @@ class Training:
                 self._runner.interrupt("Suspended", message, keep=True)
                 return
             self._runner.edit(spec)
-        spec_now, active = self._status.facts.spec, self._status.active_for()
-        limit = spec_now.active_deadline_seconds if spec_now else None
-        if limit and active and active > timedelta(seconds=limit):
+        if self._status.active_left() <= 0:
+            limit = self._status.active_deadline
             message = f"the job has been active for more than {limit} s"
             self._runner.interrupt("DeadlineExceeded", message, Outcome.FAILED)
 
     def _count(self) -> None:
-        """Bring the facts up to date, and the cost by what the workers cost since it was counted last."""
+        """Bring the facts up to date, and the cost by what the workers cost since it was counted last.
+
+        Until now there were as many as then: that some have come or gone is what this is called for at once.
+        """
         counted = time.monotonic()
         seconds, self._counted = counted - self._counted, counted
-        self._status.update(
-            pods=dict(self._controller.pods.by_pool()), finish=self._runner.finish, rollout=self._controller.rollout
-        )
         repeated = self._runner.state.checkpoints.counts.repeated_seconds
         more, self._repeated = repeated - self._repeated, repeated
-        add_cost(self._status, self._run.meter, dict(self._controller.pods.paid_for()), seconds, repeated=more)
+        add_cost(self._status, self._run.meter, self._paid, seconds, repeated=more)
+        self._paid = dict(self._controller.pods.paid_for())
+        self._status.update(
+            pods=dict(self._controller.pods.by_pool()), paid=self._paid, finish=self._runner.finish,
+            rollout=self._controller.rollout,
+        )  # fmt: skip
 
     # reconciling
 
     async def _reconcile_until_over(self) -> None:
         schedule = ReconcileSchedule()
         while not schedule.over:
+            self._trigger.clear()
             self.apply_edits()
             began, finished = time.monotonic(), self._runner.finished
             pods, events = await self._reconcile_with_status()
             status = await self._write_status()
             outcome = ReconcileOutcome(
-                pods=pods, events=events, status=status, finished=finished, unposted=bool(self._runner.events)
-            )
-            self._run.meter.reconciled(time.monotonic() - began, ok=outcome.ok)
-            schedule = schedule.after(outcome, began)
+                pods=pods, events=events, status=status, finished=finished, unposted=bool(self._runner.events),
+                settled=self._controller.settled, deadline=self._deadline(began),
+            )  # fmt: skip
+            ended = time.monotonic()
+            self._run.meter.reconciled(ended - began, ok=outcome.ok)
+            schedule = schedule.after(outcome, began, ended)
             if finished and status:
                 self._runner.end_written()
             if schedule.over:
@@ -136,15 +150,33 @@ class Training:
             self._heartbeat()
             if self._coordinating.done() and not self._runner.finished:
                 await self._coordinating  # raises what ended it
-            await self._wait(schedule.pause)
+            await self._until_due(schedule)
 
-    async def _wait(self, seconds: float) -> None:
-        """At most that long, less if there is something to do."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-                await asyncio.sleep(GATHER_SECONDS)
-        self._wake.clear()
+    def _deadline(self, began: float) -> float:
+        """When another reconciliation is of use though nothing has happened since that one began (time.monotonic())."""
+        times = [self._controller.deadline]
+        if not self._runner.ending:
+            times.append(time.monotonic() + self._status.active_left())
+        if not self._spec.accepted.saved:
+            times.append(max(began, self._save_after))
+        return min(times)
+
+    async def _until_due(self, schedule: ReconcileSchedule) -> None:
+        """Meanwhile what the workers cost is counted, and progress is written."""
+        while (left := schedule.due(self._trigger) - time.monotonic()) > 0:
+            await self._trigger.wait(min(left, COUNT_SECONDS))
+            self._count()
+            if schedule.ok and self._has_progress() and not await self._write_status():
+                return  # to be tried again as after any reconciliation that fails
+
+    def _has_progress(self) -> bool:
+        """To be written by now?"""
+        return self._status.progress_is_due and self._progress() != self._written_progress
+
+    def _progress(self) -> object:
+        """What a status tells beside that with which a reconciliation is due."""
+        state = self._runner.state
+        return state.step, state.evaluations, self._status.facts.cost
 
     async def _reconcile_with_status(self) -> tuple[bool, bool]:
         """Bring the pods up to date, and post events; which of the two succeeded.
@@ -189,9 +221,12 @@ class Training:
             await self._burst.wait_for_its_end()
             self._count()
             self._status.update(startup_problems=self._controller.startup_problems(), plan=self._runner.plan_record())
-            return await self._attempt(
-                "write the status", self._status.write(self._runner.status(), self._controller.created)
-            )
+            progress = self._progress()
+            write = self._status.write(self._runner.status(), self._controller.created)
+            if not await self._attempt("write the status", write):
+                return False
+            self._written_progress = progress
+            return True
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
         """One part of a reconciliation; what the API server refuses must not hold up the others."""

@@ -1,8 +1,9 @@
 """Brings the pods of one job to what its coordinator wants. Level-triggered: what fails is tried again next time."""
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,6 @@ from bamboo.coordinator.workers.membership import surplus_requests, workers_to_h
 from bamboo.job.placement_spec import NodePool
 from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
-from bamboo.kube.request_parts import pod_path
 from bamboo.names import worker_name
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
@@ -21,10 +21,11 @@ from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
+from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
-from bamboo_operator.pods.pools import choose_pool, fallback_pool
-from bamboo_operator.pods.recheck import RecheckSchedule
+from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
+from bamboo_operator.pods.recheck import PodRechecks
 from bamboo_operator.pods.requests import PodRequests
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange, Sight
 from bamboo_operator.pods.rollouts.rollout import Act, RolloutRecord, RolloutStep
@@ -33,21 +34,26 @@ from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
 from bamboo_operator.pods.starting import join_timeout
 from bamboo_operator.pods.starting.scheduling_gates import GateReleases
 from bamboo_operator.pods.starting.start_backoff import StartBackoff
-from bamboo_operator.pods.starting.startup_problems import GATED, StartupProblem, cannot_start, startup_problems
+from bamboo_operator.pods.starting.startup_problems import (
+    GATED,
+    StartupProblem,
+    cannot_start,
+    missing_pods,
+    startup_problems,
+)
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
-PODS_AT_ONCE, RECHECKS_AT_ONCE = 50, 10
+PODS_AT_ONCE = 50
 CREATING_SECONDS = 10.0  # after which the rest of a reconciliation gets its turn
 GIVE_BACK_SECONDS = 3600.0
-LONGEST_REFUSAL = 1000
-DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 
 
 class PodController:
     """requests: the job's coordinator. created: how many workers the job has had. record: takes events for the user.
 
-    resumed: did the job run before this operator took it over?
+    resumed: did the job run before this operator took it over? settled: the last reconciliation has left everything as
+    it was, so that another one is of use only when something has changed, or at the deadline.
     """
 
     def __init__(
@@ -65,15 +71,17 @@ class PodController:
         self._given_back: set[WorkerId] = set()
         self._probes: frozenset[WorkerId] = frozenset()
         self._began = self._recovered = utc_now()
+        self._recovering = False
         self._backoff = StartBackoff()
-        self._rechecks = RecheckSchedule()
+        self._rechecks = PodRechecks(key[0], cluster, api)
         self._joined_before: set[WorkerId] = set()
         self._has_network_policy = not settings.network_policy
         self._budget: DisruptionBudgetWriter | None = None
         if settings.disruption_budgets:
             fresh = created == 0 and not resumed
             self._budget = DisruptionBudgetWriter(api, meta, record, fresh=fresh)
-        self._deleted: dict[str, float] = {}  # by uid: when
+        self._deletions = PodDeletions(cluster, api)
+        self.settled, self._looked_at = False, -math.inf  # time.monotonic()
         self._pools_full = False  # pods are wanted, and no pool may have more
         self._refusal: PodRefused | None = None  # of the newest pod that was to be created
         self._reported: set[str] = set()  # reasons of startup problems
@@ -81,6 +89,7 @@ class PodController:
     async def reconcile(self) -> None:
         """Raises the last of what is in API_ERRORS; what was not done is done the next time."""
         await asyncio.sleep(0)  # so that the coordinator first handles what it has been told, such as an edit
+        before, self.settled, self._looked_at = self._memory(), False, time.monotonic()
         self._observe()
         failed: Exception | None = None
         for part in (
@@ -102,6 +111,36 @@ class PodController:
                 failed = error
         if failed is not None:
             raise failed
+        self.settled = before == self._memory() and not (self._rechecks.more or self._rolling.tries_again)
+
+    def _memory(self) -> tuple[object, ...]:
+        """What one reconciliation leaves to the next, but for times."""
+        return (
+            self.created, self._probes, self._given_back.copy(), self._backoff, self._joined_before, self._pools_full,
+            self._refusal is None, self._waiting_since is None, self.adding, dict(self._requests.removing),
+            self._rolling.memory(),
+        )  # fmt: skip
+
+    @property
+    def deadline(self) -> float:
+        """When something is to be done though nothing has happened (time.monotonic()); math.inf if nothing is."""
+        return min((when for when in self._deadlines() if when > self._looked_at), default=math.inf)
+
+    def _deadlines(self) -> Iterator[float]:
+        """Of everything that a reconciliation decides by the time; what was due before the last one is done with."""
+        if self._waiting_since is not None:
+            released = [at for name in self.pods.unscheduled() if (at := self._releases.at(name)) is not None]
+            for since in (self._waiting_since, *released):
+                yield from patience_ends(self._spec.node_pools, since)
+        for listening_since in (self._began, self._recovered):
+            unjoined = self._unjoined(listening_since).values()
+            yield from join_timeout.join_deadlines(unjoined, time.monotonic())
+        yield from (since + LEAVE_SECONDS for since in self._requests.removing.values())
+        yield from self._deletions.deadlines(self.pods.all().values())
+        yield from self._rolling.deadlines
+        yield from (self._backoff.until, self._rechecks.next())
+        if self._budget is not None:
+            yield self._budget.retry_at
 
     async def end(self) -> None:
         """The job trains no more; its pods are for others to delete. Raises what is in API_ERRORS."""
@@ -110,16 +149,9 @@ class PodController:
 
     def startup_problems(self) -> tuple[StartupProblem, ...]:
         """Why workers do not start; a reason that is new is recorded as an event."""
-        found = startup_problems(self.pods.all())
-        if self._pools_full:
-            message = f"{self.adding} worker(s) are not requested: every node pool is at its maxWorkers"
-            found = (StartupProblem("PoolsFull", message), *found)
-        if self.adding and self._refusal:
-            message = f"{self.adding} worker(s) have no pod, which the API server refuses: {self._refusal}"
-            found = (StartupProblem("PodsRefused", message[:LONGEST_REFUSAL]), *found)
-        if self.adding and self._backoff.holds(time.monotonic()):
-            message = f"workers end before they have joined ({self._backoff.detail}); the next ones are requested"
-            found = (StartupProblem("StartBackOff", f"{message} {self._backoff.pause:g} s after the last"), *found)
+        backoff = self._backoff if self._backoff.holds(time.monotonic()) else None
+        missing = missing_pods(self.adding, backoff, refused=str(self._refusal or ""), pools_full=self._pools_full)
+        found = (*missing, *startup_problems(self.pods.all()))
         if late := join_timeout.join_problem(self._unjoined(self._began), self._settings.coordinator_url):
             found = (*found, late)
         for problem in found:
@@ -239,46 +271,32 @@ class PodController:
         kept = failed[-KEPT_CRASHES:]
         for worker in ended:
             if worker not in kept and not is_deleted(pods[worker]):
-                await self._delete(pods[worker])
+                await self._deletions.delete(pods[worker])
         for worker, since in list(self._requests.removing.items()):
             if worker not in pods or worker in ended or is_deleted(pods[worker]):
                 self._requests.removal_done(worker)
             elif now - since > LEAVE_SECONDS:
                 self._requests.removal_forced(worker)
-                await self._delete(pods[worker])
+                await self._deletions.delete(pods[worker])
                 self._requests.removal_done(worker)
 
     async def _replace_unjoined(self) -> None:
         """Workers that run and do not connect are replaced; the coordinator learns of the loss from the watch."""
-        if self._requests.state.phase == "Recovering":  # they train, and try to connect again
-            self._recovered = utc_now()
+        recovering = self._requests.state.phase == "Recovering"  # they train, and try to connect again
+        if recovering or self._recovering:
+            self._recovered, self._recovering = utc_now(), recovering
+            return
         for name, seconds in self._unjoined(self._recovered).items():
             if seconds > join_timeout.REPLACE_SECONDS:
                 message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
                 self._record(Emit("WorkerSilent", message, True))
                 if pod := self.pods.all().get(name):
-                    await self._delete(pod)
+                    await self._deletions.delete(pod)
 
     async def _recheck_pods(self) -> None:
         """Whether the pods exist for whose workers the coordinator waits."""
         waited_for = {pod["metadata"]["uid"]: name for name, pod in self._not_joined().items()}
-        for uid in self._rechecks.due(waited_for, time.monotonic())[:RECHECKS_AT_ONCE]:
-            key = (self._key[0], waited_for[uid])
-            there = await self._api.uid_of(pod_path(*key))
-            self._rechecks.answered(uid, time.monotonic())
-            if there != uid:
-                self._cluster.forget_pod(key, uid)
-
-    async def _delete(self, pod: dict[str, Any]) -> None:
-        """Once: the watch may be a while behind."""
-        metadata, now = pod["metadata"], time.monotonic()
-        self._deleted = {uid: at for uid, at in self._deleted.items() if now - at < DELETED_SECONDS}
-        if metadata["uid"] in self._deleted:
-            return
-        if await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"]):
-            self._deleted[metadata["uid"]] = now
-        else:
-            self._cluster.forget_pod((metadata["namespace"], metadata["name"]), metadata["uid"])
+        await self._rechecks.read(waited_for, time.monotonic())
 
     # pools
 
@@ -296,14 +314,14 @@ class PodController:
                 self._record(
                     Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)
                 )
-                await self._delete(pod)
+                await self._deletions.delete(pod)
                 return  # the coordinator learns of the loss and requests another worker
 
     async def _roll(self) -> None:
         """Replace a worker whose pod would be made in another way now, or what it takes for that."""
         step = self._rolling.step()
         if step.act is Act.DELETE:
-            await self._delete(self.pods.all()[step.worker])
+            await self._deletions.delete(self.pods.all()[step.worker])
         elif step.act is not Act.NOTHING and not self._backoff.holds(time.monotonic()):
             await self._replace_one(step)
 
@@ -352,7 +370,7 @@ class PodController:
             self._probes |= {worker_name(self._spec.name, self.created)}
             await self._create(self._rolling.template(self._sight()), decision.probe)
         elif decision.delete is not None:
-            await self._delete(self.pods.all()[decision.delete])
+            await self._deletions.delete(self.pods.all()[decision.delete])
 
     def _workers_by_pool(self) -> WorkersByPool:
         status, gone = self._requests.status(), self._requests.state.gone

@@ -82,6 +82,11 @@ class DisruptionBudgetWriter:
         if status.phase != "Recovering":
             await self._write(least_healthy(status, spec, placed), spec)
 
+    @property
+    def retry_at(self) -> float:
+        """When what was refused is tried again (time.monotonic()); in the past if nothing was."""
+        return self._retry_at
+
     async def remove(self, spec: JobSpec) -> None:
         """The job trains no more."""
         self._retry_at = -math.inf

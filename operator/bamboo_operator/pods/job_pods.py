@@ -19,12 +19,16 @@ class JobPods:
 
     def __init__(self, key: JobKey, uid: str, cluster: ClusterCache) -> None:
         self._key, self._uid, self._cluster = key, uid, cluster
+        self._seen: PodsByName = {}
+        self._living: PodsByName = {}  # of those
 
     def all(self) -> PodsByName:
         return self._cluster.pods(self._key, self._uid)
 
     def living(self) -> PodsByName:
-        return {n: p for n, p in self.all().items() if lives(p)}
+        if (pods := self.all()) is not self._seen:
+            self._seen, self._living = pods, {n: p for n, p in pods.items() if lives(p)}
+        return self._living
 
     def placed(self) -> PodsByName:
         """Living ones that have a node, which is paid for."""

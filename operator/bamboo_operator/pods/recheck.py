@@ -1,8 +1,15 @@
-"""When to read again what should have changed by now: an interrupted watch may never report what it has missed."""
+"""Reads again what should have changed by now: an interrupted watch may never report what it has missed."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
+
+from bamboo.kube.request_parts import pod_path
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.kube.client import ApiClient
 
 FIRST_SECONDS, LAST_SECONDS = 60.0, 960.0
+RECHECKS_AT_ONCE = 10
 
 
 class RecheckSchedule:
@@ -17,7 +24,35 @@ class RecheckSchedule:
         self._next = {key: self._next.get(key, new) for key in waited_for}
         return [key for key, (at, _) in self._next.items() if at <= now]
 
+    def next(self) -> float:
+        """When the next object is to be read; math.inf if none is waited for."""
+        return min((at for at, _ in self._next.values()), default=math.inf)
+
     def answered(self, key: str, now: float) -> None:
         """It was read, and has not changed."""
         pause = min(2 * self._next[key][1], LAST_SECONDS)
         self._next[key] = (now + pause, pause)
+
+
+class PodRechecks:
+    """Whether the pods exist for whose workers a job's coordinator waits. more: some are due that were not read yet."""
+
+    def __init__(self, namespace: str, cluster: ClusterCache, api: ApiClient) -> None:
+        self._namespace, self._cluster, self._api = namespace, cluster, api
+        self._schedule = RecheckSchedule()
+        self.more = False
+
+    def next(self) -> float:
+        """When (monotonic seconds)."""
+        return self._schedule.next()
+
+    async def read(self, waited_for: Mapping[str, WorkerId], now: float) -> None:
+        """waited_for: their names by uid. Raises what is in API_ERRORS."""
+        due = self._schedule.due(waited_for, now)
+        self.more = len(due) > RECHECKS_AT_ONCE
+        for uid in due[:RECHECKS_AT_ONCE]:
+            key = (self._namespace, waited_for[uid])
+            there = await self._api.uid_of(pod_path(*key))
+            self._schedule.answered(uid, now)
+            if there != uid:
+                self._cluster.forget_pod(key, uid)

@@ -1,9 +1,9 @@
 """Writes a job's status: as it was written last, and the facts that the next one is made of."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +11,7 @@ from bamboo.coordinator.events import Status
 from bamboo.coordinator.state import EarlierProgress
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
-from bamboo_operator.status.document import job_status, worth_writing
+from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.savings import CostComparison
 
@@ -68,9 +68,20 @@ class StatusWriter:
         seconds = spec.training.global_batch_size / speed if spec and speed else None
         return EarlierProgress(step=int(training.get("step") or 0), step_seconds=seconds)
 
-    def active_for(self) -> timedelta | None:
-        started = parsed_time(self.written.get("startTime"))
-        return utc_now() - started if started else None
+    @property
+    def active_deadline(self) -> int | None:
+        """Seconds for which the job may be active."""
+        return self.facts.spec.active_deadline_seconds if self.facts.spec else None
+
+    def active_left(self) -> float:
+        """Seconds for which it still may be; math.inf if there is no limit."""
+        started, limit = parsed_time(self.written.get("startTime")), self.active_deadline
+        return (started - utc_now()).total_seconds() + limit if started and limit else math.inf
+
+    @property
+    def progress_is_due(self) -> bool:
+        """Is the newest write long enough ago for another one that tells of nothing but progress?"""
+        return time.monotonic() - self._written_at >= PROGRESS_SECONDS
 
     async def write(self, status: Status | None, created: int | None = None) -> None:
         """The status, if it is worth a write. Raises what is in API_ERRORS, and JobGone."""

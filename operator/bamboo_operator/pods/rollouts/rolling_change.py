@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,6 @@ from bamboo.coordinator.protection import OFF, protection
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.failures import by_itself
 from bamboo.coordinator.workers.membership import workers_to_have
-from bamboo.job.edits import worker_digest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import lives, worker_exit
@@ -25,6 +24,7 @@ from bamboo_operator.pods.rollouts.rollout import (
     RolloutStep,
     RolloutView,
     RolloutWorker,
+    deadlines,
     makes_newest,
     next_step,
     observed,
@@ -79,6 +79,7 @@ class RollingChange:
         self._record = RolloutRecord.read(written, time.monotonic())
         self._view: RolloutView | None = None
         self._refusal: Refusal | None = None
+        self.deadlines: tuple[float, ...] = ()  # when to look again though nothing has happened (time.monotonic())
         self.surged: frozenset[WorkerId] = frozenset()  # workers that were requested beyond those wanted
 
     @property
@@ -95,13 +96,23 @@ class RollingChange:
     def look(self, sight: Sight) -> None:
         """A coordinator that has just been restarted knows no worker yet: then everything stays as it was."""
         if sight.status.phase == "Recovering":
-            self._view = None
+            self._view, self.deadlines = None, ()
             return
         self.surged &= sight.living.keys()
-        before, view = self._record, self._seen(sight)
-        now = utc_now()
-        self._view, self._record = view, observed(before, view, time.monotonic(), now)
+        before, view, now = self._record, self._seen(sight), time.monotonic()
+        self._view, self._record = view, observed(before, view, now, utc_now())
+        self.deadlines = tuple(deadlines(self._record, view, now))
         self._report(before, self._record)
+
+    @property
+    def tries_again(self) -> bool:
+        """Was a pod refused that may be made once there is room, or a right, of which nobody tells?"""
+        again = self._refusal is not None and not self._refusal.final
+        return again and self._record is not None and self._record.state is RolloutState.PROGRESSING
+
+    def memory(self) -> tuple[object, ...]:
+        """What it keeps from one look to the next, but for times."""
+        return self.surged, self._record and replace(self._record, moved=0.0), self._refusal is None
 
     def template(self, sight: Sight) -> WorkerTemplate:
         """Of which a worker that is missing is made."""
@@ -141,7 +152,7 @@ class RollingChange:
 
     def _seen(self, sight: Sight) -> RolloutView:
         job, status = sight.job, sight.status
-        newest, ready = self._templates.newest(job), self._ready(sight)
+        revision, ready = self._templates.revision(job), self._ready(sight)
         idle = {w for w, state in status.workers if state is WorkerState.STANDBY}
         workers = tuple(
             RolloutWorker(
@@ -150,12 +161,12 @@ class RollingChange:
             )
             for name, pod in sight.living.items()
         )  # fmt: skip
-        refusal = self._current_refusal(newest.revision, paused=job.rollout.paused)
+        refusal = self._current_refusal(revision, paused=job.rollout.paused)
         late = {w.name: sight.pods[w.name] for w in workers if w.updated and not w.ready}
         problems = startup_problems(late)
         return RolloutView(
-            revision=newest.revision,
-            section=worker_digest(job.worker),
+            revision=revision,
+            section=self._templates.section_digest(job),
             workers=workers,
             wanted=workers_to_have(sight.state),
             begun=sight.state.plan is not None,

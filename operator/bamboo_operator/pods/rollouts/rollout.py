@@ -5,7 +5,7 @@ ones is let go by a planned takeover. Where there is no room for one more, an ol
 become ready, nobody else is replaced.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum, auto
@@ -91,14 +91,16 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """How far it is. since: when it began, or began anew after a pause. moved: when it last came further, or did not
-    wait for a new worker (monotonic seconds). old_first: an old worker goes before the new one comes; owed: how many
-    have to be of the newest revision before another one goes. stalled: why nobody is replaced.
+    """How far it is. since: when it began, or began anew after a pause. waits: a new worker is what the next step waits
+    for. moved: when it last came further, or began to wait (monotonic seconds). old_first: an old worker goes before
+    the new one comes; owed: how many have to be of the newest revision before another one goes. stalled: why nobody is
+    replaced.
     """
 
     revision: str
     since: datetime
     moved: float
+    waits: bool = False
     section: str = ""
     owed: int = 0
     updated: int = 0
@@ -159,14 +161,25 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
         before, section=view.section, active=active, paused=view.paused and active, updated=updated, total=total
     )
     if not active or view.paused:
-        return replace(record, moved=now, old_first=False, owed=0, stalled="")
+        return replace(record, moved=now, waits=False, old_first=False, owed=0, stalled="")
     if not before.active or before.paused or (before.section and before.section != view.section):
         record = replace(record, since=time, moved=now, stalled="")
-    if updated != before.updated or not _waits(record, view):
+    waits = _waits(record, view)
+    if updated != before.updated or not (waits and before.waits):
         record = replace(record, moved=now)
+    record = replace(record, waits=waits)
     if not record.old_first and (view.no_room > NO_ROOM_SECONDS or not view.max_surge):
         record = replace(record, old_first=True)
     return record if record.stalled else replace(record, stalled=_why_stalled(record, view, now))
+
+
+def deadlines(record: RolloutRecord, view: RolloutView, now: float) -> Iterator[float]:
+    """When it stops, or goes on in another way, if nothing happens. now: of the view (monotonic seconds)."""
+    if record.state is RolloutState.PROGRESSING:
+        if record.waits:
+            yield record.moved + view.deadline
+        if not record.old_first:
+            yield now + NO_ROOM_SECONDS - view.no_room
 
 
 def released(record: RolloutRecord) -> RolloutRecord:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bamboo import names
+from bamboo.job.edits import worker_digest
 from bamboo.job.placement_spec import NodePool, WorkerSpec
 from bamboo.job.spec import JobSpec
 from bamboo_operator.manifests.worker_pod import (
@@ -35,12 +36,6 @@ class WorkerTemplate:
         """group: of those that are to be in the same zone, if that is asked for."""
         return worker_pod(self.job, self.meta, number, pool, self.settings, group)
 
-    @property
-    def revision(self) -> str:
-        """Its name for people: that of the pods of the first pool."""
-        pools = self.job.node_pools
-        return worker_revision(self.job, self.meta, pools[0] if pools else None, self.settings)
-
     def revisions(self) -> dict[str | None, str]:
         """By the pool's name; None for pods that were made for no pool."""
         pools: tuple[NodePool | None, ...] = (None, *self.job.node_pools)
@@ -53,14 +48,25 @@ class WorkerTemplates:
     def __init__(self, meta: JobMeta, settings: WorkerPodSettings, section: Callable[[str], WorkerSpec | None]) -> None:
         self._meta, self._settings, self._section = meta, settings, section
         self._newest: WorkerTemplate | None = None
-        self._revisions: dict[str | None, str] = {}
+        self._revisions: dict[str | None, str] = {}  # of the newest
+        self._digest = ""  # of the newest one's section
 
     def newest(self, job: JobSpec) -> WorkerTemplate:
         """As the job says now, and this operator makes pods."""
         if self._newest is None or self._newest.job is not job:
             self._newest = WorkerTemplate(job=job, meta=self._meta, settings=self._settings)
-            self._revisions = self._newest.revisions()
+            self._revisions, self._digest = self._newest.revisions(), worker_digest(job.worker)
         return self._newest
+
+    def revision(self, job: JobSpec) -> str:
+        """The newest one's name for people: that of the pods of the first pool."""
+        pools = self.newest(job).job.node_pools
+        return self._revisions[pools[0].name if pools else None]
+
+    def section_digest(self, job: JobSpec) -> str:
+        """Of what the user wrote of it."""
+        self.newest(job)
+        return self._digest
 
     def is_newest(self, job: JobSpec, pod: Json) -> bool:
         """Would it be made like that now? Not if its pool is gone, or means other nodes now."""

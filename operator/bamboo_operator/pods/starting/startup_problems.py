@@ -11,12 +11,14 @@ from typing import Any
 
 from bamboo_operator.cluster.signals import lives
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
+from bamboo_operator.pods.starting.start_backoff import StartBackoff
 
 Json = Mapping[str, Any]
 
 UNSCHEDULABLE = "Unschedulable"
 GATED = "Gated"
 IMAGE = "ImagePullBackOff"
+LONGEST_REFUSAL = 1000
 _BACK_OFF = re.compile(r'Back-off pulling image "[^"]*"(?:: )?')
 _WAITING = {  # reasons why a container waits that do not pass by themselves -> the reason that is reported
     "ErrImagePull": IMAGE,
@@ -36,6 +38,20 @@ class StartupProblem:
 
     reason: str
     message: str
+
+
+def missing_pods(
+    count: int, backoff: StartBackoff | None, *, refused: str, pools_full: bool
+) -> Iterator[StartupProblem]:
+    """Why workers have no pod, if that many have none. backoff: if it holds; refused: why the newest pod was."""
+    if count and backoff:
+        message = f"workers end before they have joined ({backoff.detail}); the next ones are requested"
+        yield StartupProblem("StartBackOff", f"{message} {backoff.pause:g} s after the last")
+    if count and refused:
+        message = f"{count} worker(s) have no pod, which the API server refuses: {refused}"
+        yield StartupProblem("PodsRefused", message[:LONGEST_REFUSAL])
+    if pools_full:
+        yield StartupProblem("PoolsFull", f"{count} worker(s) are not requested: every node pool is at its maxWorkers")
 
 
 def startup_problems(pods: Mapping[str, Json]) -> tuple[StartupProblem, ...]:

@@ -1,0 +1,36 @@
+"""Deletes a job's pods, each once: the watch may be a while behind. One that is still there later is deleted again."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.signals import is_deleted
+from bamboo_operator.kube.client import ApiClient
+
+DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
+
+
+class PodDeletions:
+    """Those of one job."""
+
+    def __init__(self, cluster: ClusterCache, api: ApiClient) -> None:
+        self._cluster, self._api = cluster, api
+        self._asked: dict[str, float] = {}  # by uid: when
+
+    async def delete(self, pod: dict[str, Any]) -> None:
+        """Raises what is in API_ERRORS."""
+        metadata, now = pod["metadata"], time.monotonic()
+        self._asked = {uid: at for uid, at in self._asked.items() if now - at < DELETED_SECONDS}
+        if metadata["uid"] in self._asked:
+            return
+        if await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"]):
+            self._asked[metadata["uid"]] = now
+        else:
+            self._cluster.forget_pod((metadata["namespace"], metadata["name"]), metadata["uid"])
+
+    def deadlines(self, pods: Iterable[dict[str, Any]]) -> Iterator[float]:
+        """When those of these are deleted again of which no watch tells that they are to go."""
+        for pod in pods:
+            if (at := self._asked.get(pod["metadata"]["uid"])) is not None and not is_deleted(pod):
+                yield at + DELETED_SECONDS
