@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, Happened, ReconcileSchedule
+from bamboo_operator.jobs.reconcile_schedule import (
+    MARGIN_SECONDS,
+    RECONCILE_SECONDS,
+    Happened,
+    ReconcileSchedule,
+)
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.status.document import worth_writing
 from bamboo_operator.status.writer import StatusWriter
@@ -23,8 +28,11 @@ class Audit:
     @property
     def _idle(self) -> bool:
         """Was nothing due when it was last asked, and has nothing happened since then?"""
-        happened = self._happened
-        return self._not_due and happened is not None and happened.urgent is None and happened.changed is None
+        return self._not_due and self._quiet
+
+    @property
+    def _quiet(self) -> bool:
+        return self._happened is not None and self._happened.urgent is None and self._happened.changed is None
 
     def called(self, what: str) -> None:
         """The API server is asked to change something."""
@@ -39,7 +47,8 @@ class Audit:
 
         def early(schedule: ReconcileSchedule, happened: Happened) -> float:
             at = due(schedule, happened)
-            self._happened, self._not_due = happened, schedule.ok and time.monotonic() < at
+            self._happened = happened
+            self._not_due = self._quiet and schedule.ok and time.monotonic() < at - MARGIN_SECONDS
             return min(at, schedule.ended + RECONCILE_SECONDS) if schedule.ok else at
 
         async def judged(controller: PodController) -> None:
