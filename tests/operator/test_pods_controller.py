@@ -8,8 +8,12 @@ import pytest
 
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import PeerUp, WorkerReady
+from bamboo.coordinator.events import RemoveWorker
 from bamboo.coordinator.state import changed
 from bamboo.kube.errors import ApiError
+from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
+from bamboo_operator.pods.controller import LEAVE_SECONDS
+from bamboo_operator.pods.disruption_budget import RETRY_SECONDS
 from operator_kit import job
 from pod_controller_kit import Job, Place
 
@@ -177,3 +181,53 @@ async def test_who_is_asked_for_in_place_of_a_slow_worker_is_not_surplus(begin: 
     asked(None)
     await training.reconciles()
     assert "tiny-w2 is released: 2 workers are wanted" in [emit.message for emit in training.runner.events]
+
+
+# when it is looked at again
+
+
+def is_told_to_leave(place: Place, training: Job) -> None:
+    place.kubelets = False
+    training.train()
+    training.runner._execute(RemoveWorker("tiny-w1"))
+
+
+def may_not_limit_evictions(place: Place, training: Job) -> None:
+    place.no_budgets = True
+    training.train()
+
+
+def nothing(place: Place, training: Job) -> None:
+    """Its pods wait for nodes."""
+
+
+@pytest.mark.parametrize(
+    ("happens", "spec", "seconds"),
+    [
+        (nothing, {"nodePools": POOLS}, 300.0),
+        (nothing, {}, 60.0),  # then it is asked for pods of which no watch has told anything
+        (is_told_to_leave, {}, LEAVE_SECONDS),
+        (may_not_limit_evictions, {}, RETRY_SECONDS),
+    ],
+)
+async def test_its_deadline_tells_when_there_is_something_to_do_again(
+    begin: Callable[..., Job], happens: Callable[[Place, Job], None], spec: dict[str, Any], seconds: float
+) -> None:
+    place = Place()
+    started = begin(place, **spec)
+    await started.reconciles()
+    happens(place, started)
+    await started.reconciles()
+    began, deadlines = started.now, list[float]()
+    assert started.controller.settled
+    while (at := started.controller.deadline) < began + 2 * seconds:
+        deadlines.append(at - began)
+        before = done_at(place)
+        await started.reconciles(at - started.now - 0.5, count=1)
+        assert (started.controller.settled, done_at(place)) == (True, before), f"after {at - began - 0.5} s"
+        await started.reconciles(0.5 + MARGIN_SECONDS)
+    assert seconds in [pytest.approx(deadline, abs=0.5) for deadline in deadlines], deadlines
+
+
+def done_at(place: Place) -> tuple[object, ...]:
+    return place.made, tuple(place.deleted), tuple(place.budgets), tuple(place.asked)

@@ -30,6 +30,11 @@ def test_the_operator_gets_over_whatever_befalls_a_job() -> None:
     assert "30 runs" in many("--seeds", "0:30", "--keep-going")
 
 
+def test_a_reconciliation_that_is_not_due_has_nothing_to_do() -> None:
+    """One is made every 2 s all the same. Some of these seeds fail if deadlines, or changes, are not told."""
+    assert "10 runs" in many("--seeds", "5010:5020", "--keep-going", "--audit")
+
+
 def test_what_went_wrong_once_goes_well() -> None:
     assert many("--seeds", "0:3", "--keep-going", "--regression", "all").count("3 runs") == len(REGRESSIONS)
 
