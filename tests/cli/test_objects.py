@@ -45,7 +45,7 @@ def test_a_pod_says_how_its_worker_is(status: Json, deleted: bool, state: str, d
 
 
 def test_a_running_worker_without_a_stage_is_a_spare_or_waits() -> None:
-    assert workers_of(job_of(job()), [pod(4)])[0].state == "spare"
+    assert workers_of(job_of(job()), [pod(4)])[0].state == "standby"
     assert workers_of(job_of(job(plan=None)), [pod(4)])[0].state == "waiting"
 
 

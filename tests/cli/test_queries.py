@@ -26,7 +26,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
         (["status", "bj/story"], "node-1  zone-1"),
         (["status", "FILE"], "OfBambooJob: a sentence"),
         (["top"], "1 job, 1 running"),
-        (["top", "story"], "w4      spare"),
+        (["top", "story"], "w4      standby"),
         (["events", "story"], "OfPod: w1: a sentence"),
         (["events", "story", "-o", "json"], '"reason": "OfPod"'),
         (["logs", "story"], "w1 | last\n"),

@@ -60,7 +60,7 @@ def test_the_status_page_fits_80_columns_and_says_everything() -> None:
         "0 │ w0      │ w1*     │ w1*     │ w3",
         "* runs more than one stage until a replacement is ready",
         "w1      training  0/1 0/2  node-1  zone-1  Spot       5m",
-        "w4      spare     -        node-1",
+        "w4      standby   -        node-1",
         "WorkersReady  False  60s  Unschedulable: 2 find no node",
         "Failed        False  60s  NotFailed",
         "  9s TakenOver: long long",

@@ -20,7 +20,7 @@ def test_the_live_picture_shows_progress_grid_and_events() -> None:
         "stage 1",
         "a w0 slow",
         "c w2 unprotected",
-        "other workers: d w3 spare",
+        "other workers: d w3 standby",
         "0s w0 [runs] stage 1",
     ):
         assert part in text

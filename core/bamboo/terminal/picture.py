@@ -27,7 +27,7 @@ STYLES = {
     WorkerState.TRAINING: "green",
     WorkerState.LEAVING: "magenta",
 }
-STATES = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "spare", WorkerState.SYNCING: "receiving state",
+STATES = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "standby", WorkerState.SYNCING: "receiving state",
           WorkerState.TRAINING: "training", WorkerState.LEAVING: "leaving"}  # fmt: skip
 PHASES = {
     "Pending": "waiting for workers", "Running": "training", "Restoring": "going back to a checkpoint",
@@ -59,8 +59,8 @@ def render(
         parts.append(Text(of_run(status.checkpoint), no_wrap=True, overflow="ellipsis"))
     if status.grid:
         parts.append(_Grid(status))
-    if spare := [(w, state) for w, state in status.workers if state is not WorkerState.TRAINING]:
-        parts.append(Text("other workers: ").append(Text("   ").join(_worker(w, state) for w, state in spare)))
+    if others := [(w, state) for w, state in status.workers if state is not WorkerState.TRAINING]:
+        parts.append(Text("other workers: ").append(Text("   ").join(_worker(w, state) for w, state in others)))
     if events:
         parts.append(_events(events[-SHOWN_EVENTS:]))
     if footer.question:

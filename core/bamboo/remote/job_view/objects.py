@@ -163,7 +163,7 @@ class RemoteJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWorker:
-    """state: pending, starting, waiting, training, spare, leaving, ended or failed; detail: why, if that is known."""
+    """state: pending, starting, waiting, training, standby, leaving, ended or failed; detail: why, if that is known."""
 
     name: str
     uid: str
@@ -352,7 +352,7 @@ def _state(job: RemoteJob, pod: Pod) -> tuple[str, str]:
     if pod.metadata.deletion_timestamp:
         return "leaving", "its pod is being deleted"
     if trainer.running is not None:
-        return ("training" if job.cells(name) else "spare" if job.plan else "waiting"), ""
+        return ("training" if job.cells(name) else "standby" if job.plan else "waiting"), ""
     for condition in status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
             return "pending", condition.message or condition.reason

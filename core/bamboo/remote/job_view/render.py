@@ -16,7 +16,7 @@ STATE_STYLES = {
     "Pending": "cyan", "Suspended": "cyan", "Failed": "bold red", "Invalid": "bold red",
 }  # fmt: skip
 WORKER_STYLES = {  # in the order of their interest
-    "leaving": "magenta", "pending": "yellow", "starting": "cyan", "waiting": "cyan", "spare": "cyan",
+    "leaving": "magenta", "pending": "yellow", "starting": "cyan", "waiting": "cyan", "standby": "cyan",
     "training": "green", "failed": "red", "ended": "dim",
 }  # fmt: skip
 SHOWN_EVENTS = 8
