@@ -50,6 +50,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.precision": s.Precision,
     "spec.training.parameterPrecision": s.ParameterPrecision,
     "spec.training.boundaryPrecision": s.ParameterPrecision,
+    "spec.training.gradientPrecision": s.ParameterPrecision,
     "spec.training.nonFinite": s.NonFinite,
     "spec.training.evaluation.goal": s.Goal,
     "spec.training.loggers[].type": s.LoggerType,

@@ -41,6 +41,7 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
         changed("training", precision="bf16", lossScale=None),
         changed("training", precision="bf16", parameterPrecision="bf16", lossScale=None),
         changed("training", precision="bf16", boundaryPrecision="bf16", lossScale=None),
+        changed("training", gradientPrecision="bf16"),
         changed("training", maxGradientNorm=2),
         changed("training", globalBatchSize=512),
         changed("training", microBatchSize=4),

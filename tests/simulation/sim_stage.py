@@ -95,6 +95,10 @@ class StandIn:
         """It has no data to read."""
 
     @property
+    def gradient_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
     def gradient_size(self) -> int:
         return self.size
 

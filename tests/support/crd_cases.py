@@ -263,6 +263,7 @@ KEPT: list[dict[str, Any]] = [
     {"training.lossScale": {}},
     {"training.precision": "bf16", "training.parameterPrecision": "bf16", "training.lossScale": ABSENT},
     {"training.precision": "bf16", "training.boundaryPrecision": "bf16", "training.lossScale": ABSENT},
+    {"training.gradientPrecision": "bf16"},
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},

@@ -91,7 +91,7 @@ def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torc
                 pieces[segment.group, layer] = gradient[place].clone()
     for stage, gradient in zip(stages, gradients, strict=True):
         for segment in stage.tied_segments():
-            total = sum(pieces[segment.group, use.layer] for use in segment.uses)
+            total = sum(pieces[segment.group, use.layer].float() for use in segment.uses)
             gradient[segment.offset : segment.offset + segment.size] = total
     return [gradient[: stage.size] for stage, gradient in zip(stages, gradients, strict=True)]
 

@@ -311,7 +311,7 @@ def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .* elements, expected"),
+        (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .*, expected"),
         (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size), BYTES)), "and 12 bytes of buffers, expected"),
         (lambda job, size: frame(FrameKind.STATE, STATE, FLAT), "unknown snapshot format None"),
     ],

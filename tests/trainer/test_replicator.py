@@ -130,7 +130,7 @@ def test_gradients_of_another_size_are_refused() -> None:
     owner = One(OWNER)
     tensors, facts = owner.states[2].snapshot()
     size = owner.states[2].size
-    with pytest.raises(RefusedFrame, match=f"a gradient of {size + 1} elements, expected {size}"):
+    with pytest.raises(RefusedFrame, match=f"a gradient of {size + 1} elements, torch.float32, expected {size}"):
         replica.replicator.received(Address(FrameKind.SYNC, *CELL, 0), (torch.zeros(size + 1),))
     owner.step()
     owner.announce(-1)

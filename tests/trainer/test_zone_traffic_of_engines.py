@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from bamboo.job.manifest import parse_manifest
+from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.plan import WorkerId
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import Layer, ModelProfile
@@ -42,6 +43,7 @@ KINDS = {
         (3, 1, "EagerBackward", 1),
         (2, 3, "EagerForward", 1),
         (1, 3, "shards", 1),
+        (2, 2, "rounded", 1),
         pytest.param(4, 1, "LazyForward", 2, marks=pytest.mark.slow),
         pytest.param(1, 3, "LazyForward", 1, marks=pytest.mark.slow),
     ],
@@ -51,9 +53,9 @@ def test_engines_send_what_the_simulator_counts(
 ) -> None:
     document = bamboojob(
         task=gpt_task(context=8),
-        training=training(STEP + 1, 12, 2),
+        training=training(STEP + 1, 12, 2, gradientPrecision="bf16" if mode == "rounded" else "fp32"),
         topology={"stages": stages, "pipelines": pipelines, "shardOptimizer": mode == "shards"},
-        redundancy={"mode": "LazyForward" if mode == "shards" else mode, "replicas": replicas},
+        redundancy={"mode": "LazyForward" if mode in ("shards", "rounded") else mode, "replicas": replicas},
     )
     job, sent = Job(document), Sent()
     send = MemoryTransport.send
@@ -71,7 +73,8 @@ def test_engines_send_what_the_simulator_counts(
     job.run()
     assert job.state.plan is not None
     counted = Sent()
-    for kind, sender, receiver, size in step_transfers(job.state.plan, job.state.plan.target, profiled(document)):
+    plan, final = job.state.plan, final_share(job.spec.training)
+    for kind, sender, receiver, size in step_transfers(plan, plan.target, profiled(document), final):
         counted[kind, str(sender), str(receiver)] += round(size)
     assert sent.keys() == counted.keys()
     for way, size in sent.items():

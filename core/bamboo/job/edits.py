@@ -77,7 +77,7 @@ def numbers_digest(spec: JobSpec) -> str:
     training = {name: value for name, value in asdict(spec.training).items() if name not in _NO_NUMBERS}
     if spec.training.ema is None:
         del training["ema"]
-    for name in ("parameter_precision", "boundary_precision"):
+    for name in ("parameter_precision", "boundary_precision", "gradient_precision"):
         if training[name] is ParameterPrecision.FP32:
             del training[name]
     training["loss_scale"] = spec.training.scaling and asdict(spec.training.scaling)

@@ -169,6 +169,7 @@ def _training(f: Fields) -> s.TrainingSpec:
             precision=f.choice("precision", s.Precision.FP32),
             parameter_precision=f.choice("parameterPrecision", s.ParameterPrecision.FP32),
             boundary_precision=f.choice("boundaryPrecision", s.ParameterPrecision.FP32),
+            gradient_precision=f.choice("gradientPrecision", s.ParameterPrecision.FP32),
             max_gradient_norm=f.optional_positive("maxGradientNorm"),
             non_finite=f.choice("nonFinite", s.NonFinite.FAIL),
             max_consecutive_skips=f.integer("maxConsecutiveSkips", 10, high=s.MOST_SKIPS),

@@ -34,7 +34,7 @@ class Precision(StrEnum):
 
 
 class ParameterPrecision(StrEnum):
-    """The number format of parameters and of what the optimizer remembers of them, or of what layers pass on."""
+    """The number format of parameters and of what is remembered of them, of what layers pass on, of final gradients."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -187,6 +187,7 @@ class TrainingSpec:
     precision: Precision = Precision.FP32
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
     boundary_precision: ParameterPrecision = ParameterPrecision.FP32
+    gradient_precision: ParameterPrecision = ParameterPrecision.FP32
     max_gradient_norm: float | None = None
     non_finite: NonFinite = NonFinite.FAIL
     max_consecutive_skips: int = 10

@@ -4,12 +4,16 @@ Floating-point sums depend on their order. So the microbatches of a step are div
 group gradients are added in the order of the microbatches, and the groups' sums as a binary tree, each half before the
 whole. A pipeline runs whole groups. It adds up what is a node of that tree, and the others add its nodes to theirs:
 the same additions, whoever does them. With one group of a power of two a pipeline has a single sum to send.
+
+The sums are in fp32. What they come to in the end, the final gradients, may be rounded.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import add
 from typing import NamedTuple, TypeVar
+
+from bamboo.job.spec import JobSpec, ParameterPrecision, TrainingSpec
 
 T = TypeVar("T")
 
@@ -97,3 +101,17 @@ def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
         and (bounds[0], bounds[-1]) == (0, microbatches)
         and all(first < end for first, end in pairwise(bounds))
     )
+
+
+def final_share(training: TrainingSpec) -> float:
+    """Bytes of final gradients, as a share of those of a sum."""
+    return 0.5 if training.gradient_precision is ParameterPrecision.BF16 else 1.0
+
+
+def gradient_bytes(spec: JobSpec, owned: int, kept: int) -> int:
+    """What a worker has of sums and of final gradients at most. owned, kept: a sum's, of the stages it runs and keeps.
+
+    With one pipeline a sum that is not rounded is the final gradient itself.
+    """
+    final, alone = final_share(spec.training), spec.topology.pipelines == 1
+    return round(owned * (1 if alone and final == 1 else 1 + final) + kept * final * (1 if alone else 2))

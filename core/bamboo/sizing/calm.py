@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bamboo.job.spec import JobSpec
+from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, Plan
 from bamboo.profiles.profile import ModelProfile, for_microbatch
@@ -43,7 +44,7 @@ def calm(world: World, candidate: Candidate) -> Calm:
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
     plan = _plan(made[0], profile, world.market.zones)
-    billed = step_traffic(plan, plan.target, profile).billed
+    billed = step_traffic(plan, plan.target, profile, final=final_share(made[0].training)).billed
     seconds = StepModel(profile, made[0]).seconds(plan, plan.target)
     usd = seconds * node_usd(world, candidate) + traffic_usd(billed, world.traffic_price)
     return Calm(seconds=seconds, between_zones=billed, usd=usd)

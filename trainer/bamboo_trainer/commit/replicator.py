@@ -150,8 +150,8 @@ class Replicator:
         if stage and not stage.takes(final):
             running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
             raise RefusedFrame(
-                f"a gradient of {final[0].numel()} elements{running}, expected {stage.size}"
-                + (f" and {stage.running_size} bytes" if stage.running_size else "")
+                f"a gradient of {final[0].numel()} elements, {final[0].dtype}{running}, expected {stage.size}, "
+                f"{stage.gradient_dtype}" + (f" and {stage.running_size} bytes" if stage.running_size else "")
             )
         self.finalize(number, address.step, final)
         self.announce(number)

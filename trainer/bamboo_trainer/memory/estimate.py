@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo.control.memory import Memory
 from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
 from bamboo_trainer.memory.recomputation import checkpointed_layers
@@ -252,7 +253,7 @@ def _account(
         parameters=total(lambda size: size.held + size.casts, *owned),
         optimizer=total(lambda size: size.remembered, *owned),
         replica=total(lambda size: size.held + size.remembered, *kept),
-        gradients=total(lambda size: size.gradients, *owned, *kept) * (1 if pipelines == 1 else 2),
+        gradients=gradient_bytes(spec, *(total(lambda size: size.gradients, *part) for part in (owned, kept))),
         log=sum(map(logged, owned)),
         activations=sum(map(contexts, owned)),
         redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),

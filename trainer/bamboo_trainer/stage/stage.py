@@ -64,6 +64,7 @@ class Stage(SharedValues, EvaluatedState):
         """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`)."""
         self.version = 0
         self._task, self._stage, self._config = task, stage, config
+        self.gradient_dtype = config.gradient_dtype  # of the final gradient
         self._reader = reader or BatchReader(task, config.samples)
         self._device = torch.device(device)
         self._first, self._end = stages[stage]
@@ -111,7 +112,7 @@ class Stage(SharedValues, EvaluatedState):
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int]) -> Work:
         """Work on a step's microbatches, which are whole groups of those that the bounds say."""
-        return Work(GradientSum(self.gradient_size, self._device, bounds, microbatches))
+        return Work(GradientSum(self.gradient_size, self._device, bounds, microbatches, self.gradient_dtype))
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.
@@ -265,7 +266,7 @@ class Stage(SharedValues, EvaluatedState):
     def takes(self, final: Parts) -> bool:
         """Do these have the form of what `apply` takes: the gradient, and the running buffers if there are any?"""
         sizes = (self.size, self.running_size) if self._running else (self.size,)
-        return tuple(part.numel() for part in final) == sizes
+        return tuple(part.numel() for part in final) == sizes and final[0].dtype is self.gradient_dtype
 
     def apply(self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0) -> None:
         """One optimizer step with the final gradient, which is not modified, times scale; `norm` is the global one's.
@@ -275,7 +276,7 @@ class Stage(SharedValues, EvaluatedState):
         A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
         """
         self._constants.check()
-        gradient = gradient.to(self._device)
+        gradient = gradient.to(self._device, torch.float32)
         used = self._parameters.used(gradient)
         limit = self._config.max_gradient_norm
         scale *= self._unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))

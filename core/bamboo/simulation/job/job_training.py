@@ -11,6 +11,7 @@ from typing import Final
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.job.spec import JobSpec
+from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share, share
 from bamboo.simulation.job.held_states import HeldStates
@@ -236,7 +237,8 @@ class SimulatedTraining:
         key = plan.epoch, self._generation
         if self._counted[0] != key:
             layout = next(one for one in plan.layouts if one.generation == self._generation)
-            self._counted = key, step_traffic(plan, layout, self._model.profile)
+            final = final_share(self._spec.training)
+            self._counted = key, step_traffic(plan, layout, self._model.profile, final=final)
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:

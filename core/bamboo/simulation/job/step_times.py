@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bamboo.job.spec import JobSpec, RedundancyMode
-from bamboo.planning.gradient_groups import nodes_of, share_of
+from bamboo.planning.gradient_groups import final_share, nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.planning.schedule import StageOrder
@@ -39,6 +39,7 @@ class Stages:
     update: tuple[float, ...]
     boundary: tuple[int, ...]
     gradients: tuple[int, ...]
+    final: tuple[int, ...]  # gradients, as they are applied
     trained: tuple[int, ...]
 
 
@@ -71,7 +72,7 @@ class StepModel:
     def stages(self, ranges: tuple[tuple[int, int], ...]) -> Stages:
         if ranges not in self._stages:
             parts = [self.profile.layers[first:end] for first, end in ranges]
-            self._stages[ranges] = _summed(parts, self.profile.times.instruction)
+            self._stages[ranges] = _summed(parts, self.profile.times.instruction, final_share(self._spec.training))
         return self._stages[ranges]
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
@@ -219,8 +220,8 @@ class StepModel:
             owners = list(dict.fromkeys(plan.at(cell).owner for cell in cells))
             done = max(ends[cell] for cell in cells)
             if len(owners) > 1:
-                share = stages.gradients[s] * (len(owners) - 1) / len(owners)
-                size = share * (1 + _nodes(layout))  # the sums of each pipeline, then the reduced chunks
+                size = stages.final[s] + stages.gradients[s] * _nodes(layout)  # reduced chunks; sums of each pipeline
+                size *= (len(owners) - 1) / len(owners)
                 rate = min(network.flow * (len(owners) - 1), network.machine)
                 for owner in owners:
                     sent[owner] += round(size)
@@ -228,7 +229,7 @@ class StepModel:
             for cell in cells:
                 assignment = plan.at(cell)
                 strict = len(plan.owned_by(assignment.owner)) > 1 and assignment.replicas
-                ready = max(ready, done + (self._sync(stages.gradients[s], 1) if strict else 0.0))
+                ready = max(ready, done + (self._sync(stages.final[s], 1) if strict else 0.0))
         over = max((size / network.machine for size in sent.values()), default=0.0)
         ready = max(ready, over) + self._distribution(plan, layout)
         alone = len({plan.at(Cell(d, s)).owner for d, s in ends}) == 1
@@ -265,7 +266,7 @@ class StepModel:
         last = len(plan.stages) - 1
         for cell in (Cell(d, s) for d in range(layout.pipelines) for s in range(len(plan.stages))):
             assignment, count, number = plan.at(cell), len(layout.split[cell.pipeline]), plan.state_of(cell)
-            size = states.gradients[number]
+            size = states.final[number]
             for worker in assignment.holders:
                 holds.setdefault(worker, set()).add(number)
             for replica in assignment.replicas:
@@ -287,7 +288,7 @@ def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
     return owner in lost.at or plan.at(cell).owner != owner
 
 
-def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
+def _summed(parts: Sequence[Sequence[Layer]], instruction: float, final: float) -> Stages:
     def each(name: str) -> tuple[float, ...]:
         return tuple(sum(getattr(layer, name) for layer in layers) for layers in parts)
 
@@ -297,6 +298,7 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
         update=each("update"),
         boundary=tuple(layers[-1].boundary for layers in parts),
         gradients=tuple(sum(layer.gradients for layer in layers) for layers in parts),
+        final=tuple(round(final * sum(layer.gradients for layer in layers)) for layers in parts),
         trained=tuple(sum(layer.trained for layer in layers) for layers in parts),
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
+from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.grid import layer_ranges
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
@@ -40,7 +41,7 @@ def _of(profile: ModelProfile, spec: JobSpec, stage: int, taken_over: bool) -> i
         return flying * (first + each([s], "activations", "boundary"))
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
-    gradients = each([*owned, *kept], "gradients") * (1 if spec.topology.pipelines == 1 else 2)
+    gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
     eager = kept[:1] if spec.redundancy.mode in EAGER and not on_host else []
     redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
     remembered = _of_shards(profile, spec) if depth == 1 else None

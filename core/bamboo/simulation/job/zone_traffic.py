@@ -70,23 +70,26 @@ def step_traffic(
     profile: ModelProfile,
     zones: Mapping[WorkerId, str] | None = None,
     checkpoint_steps: int | None = None,
+    *,
+    final: float = 1.0,
 ) -> ZoneTraffic:
     """Of one undisturbed step under a plan. profile: for the job's microbatches (`for_microbatch`). zones: of workers,
     if others than the plan says. checkpoint_steps: steps from one checkpoint to the next, of which each has its share.
+    final: see `gradient_groups.final_share`.
 
     Workers of which no zone is known count as being in one together. Not counted, since they are small or rare:
     headers, tied parameters, running buffers, evaluation, and what is sent again after a loss.
     """
     places = {peer.worker: peer.zone for peer in plan.workers} if zones is None else zones
-    transfers = list(step_transfers(plan, layout, profile))
+    transfers = list(step_transfers(plan, layout, profile, final))
     if checkpoint_steps is not None:
         share = profile.state_bytes / checkpoint_steps
         transfers.append(Transfer(TrafficKind.CHECKPOINTS, plan.at(Cell(0, 0)).owner, None, share))
     return by_zone(transfers, places)
 
 
-def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile) -> Iterator[Transfer]:
-    """Of one undisturbed step, between different workers."""
+def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile, final: float = 1.0) -> Iterator[Transfer]:
+    """Of one undisturbed step, between different workers. final: see `gradient_groups.final_share`."""
     parts = [profile.layers[first:end] for first, end in plan.stages]
     boundaries = [layers[-1].boundary for layers in parts]
     gradients = [sum(layer.gradients for layer in layers) for layers in parts]
@@ -99,8 +102,8 @@ def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile) -> Iterato
             *_boundaries(
                 plan, cell, len(layout.split[cell.pipeline]) * boundaries[cell.stage], trained=trained[cell.stage]
             ),
-            *_reduction(plan, layout, cell, gradients[cell.stage]),
-            *_replicas(plan, cell, profile),
+            *_reduction(plan, layout, cell, gradients[cell.stage], final),
+            *_replicas(plan, cell, profile, final),
             *_parameters(plan, layout, cell, profile),
         )
     )
@@ -137,11 +140,11 @@ def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterat
         yield Transfer(TrafficKind.REDUNDANT, there, here.shadow, size)
 
 
-def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
+def _replicas(plan: Plan, cell: Cell, profile: ModelProfile, final: float) -> Iterator[Transfer]:
     """The final gradients of the stage, or shard, that they hold."""
     size = sum(layer.gradients for layer in profile.layers[slice(*plan.state_layers[plan.state_of(cell)])])
     for replica in plan.at(cell).replicas:
-        yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size)
+        yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size * final)
 
 
 def _parameters(plan: Plan, layout: Layout, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
@@ -152,7 +155,7 @@ def _parameters(plan: Plan, layout: Layout, cell: Cell, profile: ModelProfile) -
             yield Transfer(TrafficKind.PARAMETERS, plan.at(cell).owner, plan.at(Cell(other, 0)).owner, size)
 
 
-def _reduction(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iterator[Transfer]:
+def _reduction(plan: Plan, layout: Layout, cell: Cell, gradients: float, final: float) -> Iterator[Transfer]:
     """What a pipeline sends to each other one: its sums of their chunk, and the total of its own chunk."""
     owner, part = plan.at(cell).owner, layout.split[cell.pipeline]
     bounds = layout.bounds
@@ -160,7 +163,7 @@ def _reduction(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iter
     for other in range(layout.pipelines):
         if other != cell.pipeline:
             receiver = plan.at(Cell(other, cell.stage)).owner
-            yield Transfer(TrafficKind.REDUCTION, owner, receiver, gradients / layout.pipelines * (sums + 1))
+            yield Transfer(TrafficKind.REDUCTION, owner, receiver, gradients / layout.pipelines * (sums + final))
     for worker, (first, end) in ranges(layout, cell.pipeline, plan.at(cell).portions) if plan.at(cell).portions else ():
         parts = nodes_of(share_of(range(first, end), bounds), len(bounds) - 1)
         yield Transfer(TrafficKind.REDUCTION, worker, owner, gradients * len(parts))

@@ -266,7 +266,9 @@ class CellStep:
         The tied parameters' layers come behind all others, until they are summed.
         """
         assert self.work is not None
-        return self.final if self.final is not None else self.work.gradients.total()
+        if self.final is None:
+            self.final = self.work.gradients.total()
+        return self.final
 
 
 def _outer_backwards(program: Sequence[Instruction]) -> tuple[int, ...]:

@@ -29,11 +29,12 @@ def check_fit(frame: Frame, stage: Stage, layout: Layout) -> None:
             _check_partial_sum(frame, stage, layout)
         case FrameKind.RESULT:
             source = _pipeline(frame, layout)
-            _check_sizes(frame.tensors, [_length(chunk(stage.gradient_size, layout.pipelines, source))])
+            length = _length(chunk(stage.gradient_size, layout.pipelines, source))
+            _check_sizes(frame.tensors, [length], stage.gradient_dtype)
         case FrameKind.TIED:
             other = frame.address.part
             sizes = [segment.size for segment in stage.tied_segments() for use in segment.uses if use.stage == other]
-            _check_sizes(frame.tensors, sizes)
+            _check_sizes(frame.tensors, sizes, stage.gradient_dtype)
 
 
 def _check_contribution(frame: Frame, stage: Stage, layout: Layout) -> None:
@@ -79,10 +80,12 @@ def _pipeline(frame: Frame, layout: Layout) -> int:
     return source
 
 
-def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int]) -> None:
+def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int], dtype: torch.dtype = torch.float32) -> None:
     sizes = [tensor.numel() for tensor in tensors]
-    if sizes != expected or any(tensor.dtype != torch.float32 for tensor in tensors):
+    if sizes != expected:
         raise RefusedFrame(f"pieces of {sizes[:8]} elements, expected {expected[:8]}")
+    if others := {tensor.dtype for tensor in tensors} - {dtype}:
+        raise RefusedFrame(f"pieces of {min(map(str, others))}, expected {dtype}")
 
 
 def _length(piece: slice) -> int:

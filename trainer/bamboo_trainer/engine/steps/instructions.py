@@ -208,8 +208,8 @@ class Instructions:
                 theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
                 shares |= zip(nodes, (tensor.to(device) for tensor in theirs), strict=True)
                 cell_step.contributions |= unpacked(frame.payload, data)
-        total = tree_sum(shares, groups)
-        cell_step.final = torch.empty_like(own[0][1])
+        total = tree_sum(shares, groups).to(stage.gradient_dtype)
+        cell_step.final = torch.empty_like(own[0][1], dtype=stage.gradient_dtype)
         cell_step.final[piece] = total
         for e in range(pipelines):
             if e != d:
@@ -245,7 +245,7 @@ class Instructions:
                 final[next(own)] if use.stage == s else next(received[use.stage]).to(final.device)
                 for use in segment.uses
             )
-            total = next(pieces).clone()
+            total = next(pieces).to(torch.float32, copy=True)
             for piece in pieces:
                 total += piece
             final[segment.offset : segment.offset + segment.size] = total

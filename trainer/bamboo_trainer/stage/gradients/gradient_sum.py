@@ -15,9 +15,19 @@ class GradientSum:
     marked: the parameters that the current group has marked as used, by number. Or all that is summed here is received.
     """
 
-    def __init__(self, size: int, device: torch.device, bounds: Sequence[int], microbatches: Sequence[int]) -> None:
-        """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups of them."""
-        self._size, self._device, self._bounds = size, device, bounds
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        bounds: Sequence[int],
+        microbatches: Sequence[int],
+        final: torch.dtype = torch.float32,
+    ) -> None:
+        """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups of them.
+
+        final: what the sum of all groups of a step is rounded to; those of some of them are not.
+        """
+        self._size, self._device, self._bounds, self._final = size, device, bounds, final
         share = share_of(microbatches, bounds)
         self._share, (self._group, self._end) = share, share
         self._received: dict[SumNode, Tensor] = {}
@@ -76,9 +86,9 @@ class GradientSum:
         return tuple(self._done)
 
     def total(self) -> Tensor:
-        """If these are all groups of the step."""
+        """If these are all groups of the step; in the type of final gradients."""
         ((_, total),) = self.nodes()
-        return total
+        return total.to(self._final)
 
     def tensors(self) -> Iterator[Tensor]:
         """All that is held."""

@@ -1,0 +1,106 @@
+"""Final gradients in bf16: half of what replicas receive, applied by owners and replicas alike, the same bits."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_sharded_optimizer import ended_with
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
+from bamboo_trainer import reference
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.payloads import RefusedFrame, read
+from manifest_kit import bamboojob, gpt_task, training
+from memory_transport import MemoryTransport
+from stage_kit import CONFIG, SPLITS, chain, one_step, small_gpt, state_of
+from training_job import Fault, Job
+
+HALVED = replace(CONFIG, gradient_precision="bf16", max_gradient_norm=None)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_it_trains_like_plain_pytorch_that_rounds_before_the_optimizer(tmp_path, stages: int) -> None:
+    task = small_gpt(tmp_path, dropout=0.1, learningRate=1e-2, warmupSteps=2, steps=4)
+    losses, state = reference.train(task, HALVED, 4)
+    parts = chain(task, SPLITS[stages], HALVED)
+    assert [one_step(parts, k, HALVED) for k in range(4)] == losses
+    torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
+    wide, _ = reference.train(task, replace(HALVED, gradient_precision="fp32"), 4)
+    assert wide != losses, "nothing was rounded"
+
+
+def manifest(stages: int, pipelines: int, *, gradients: str = "bf16", tied: bool = True, **changes: Any) -> Any:
+    return bamboojob(
+        task=gpt_task(dModel=16, context=8, tieEmbeddings=tied),
+        training=training(4, 8, 2, gradientPrecision=gradients, maxGradientNorm=1.0, **changes),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": "EagerForward"},
+    )
+
+
+def test_a_job_has_the_same_bits_on_any_grid_and_after_losses() -> None:
+    faults = [
+        Fault("Backward", Cell(0, 1), 2, 0),
+        Fault("ReduceGradients", Cell(0, 1), 2),
+        Fault("GatherGradients", Cell(1, 0), 1, after=True),
+        Fault("SumTied", Cell(1, 1), 2, after=True),
+        Fault("SyncReplicas", Cell(0, 0), 2),
+        Fault("OptimizerStep", Cell(0, 1), 2),
+        Fault("ReplicaUpdate", Cell(0, 0), 2),
+    ]
+    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (4, 1), (2, 2), (1, 3), (2, 4))]
+    jobs += [Job(manifest(2, 2), (fault,)).run() for fault in faults]
+    assert not any(job.faults for job in jobs)
+    assert len({add_digests(job.digests) for job in jobs}) == 1
+    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_it_goes_with_any_precision(precision: str) -> None:
+    scaled = {"lossScale": {"initialPower": 8}} if precision == "fp16" else {}
+    jobs = [Job(manifest(*grid, precision=precision, **scaled)).run() for grid in ((1, 1), (2, 2))]
+    assert len({add_digests(job.digests) for job in jobs}) == 1
+    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+
+
+def test_shards_of_the_optimizer_follow_from_rounded_gradients() -> None:
+    def sharded(shards: bool, *faults: Fault) -> Job:
+        document = manifest(1, 3)
+        document["spec"]["topology"]["shardOptimizer"] = shards
+        return Job(document, faults).run()
+
+    jobs = [sharded(False), sharded(True), sharded(True, Fault("OptimizerStep", Cell(1, 0), 2))]
+    assert not any(job.faults for job in jobs)
+    assert len({ended_with(job) for job in jobs}) == 1
+
+
+def test_replicas_and_finished_sums_take_half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Counter[tuple[str, FrameKind]]()
+    send = MemoryTransport.send
+    for gradients in ("fp32", "bf16"):
+
+        def counting(end: MemoryTransport, peer: str, frame: Frame, gradients: str = gradients) -> None:
+            if frame.address.step == 2:  # when everybody is in step
+                sent[gradients, frame.address.kind] += sum(t.nbytes for t in frame.tensors)
+            send(end, peer, frame)
+
+        monkeypatch.setattr(MemoryTransport, "send", counting)
+        Job(manifest(2, 2, gradients=gradients)).run()
+    for kind in (FrameKind.SYNC, FrameKind.RESULT, FrameKind.TIED):
+        assert 2 * sent["bf16", kind] == sent["fp32", kind] > 0
+    for kind in (FrameKind.CONTRIBUTION, FrameKind.ACTIVATION, FrameKind.GRADIENT):
+        assert sent["bf16", kind] == sent["fp32", kind] > 0
+
+
+def test_only_what_is_final_may_be_rounded() -> None:
+    def frame(kind: FrameKind, payload: Any) -> Frame:
+        return Frame(address=Address(kind, 0, 1, 3), epoch=1, tensors=(torch.zeros(3).bfloat16(),), payload=payload)
+
+    read(frame(FrameKind.SYNC, []))
+    with pytest.raises(RefusedFrame, match=r"a gradient of torch\.bfloat16"):
+        read(frame(FrameKind.CONTRIBUTION, {"microbatches": {}}))
+    with pytest.raises(RefusedFrame, match=r"a gradient of torch\.float16"):
+        read(Frame(address=Address(FrameKind.SYNC, 0, 1, 3), epoch=1, tensors=(torch.zeros(3).half(),), payload=[]))
