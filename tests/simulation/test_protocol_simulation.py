@@ -145,10 +145,10 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: dict[str, bool], first: in
 )
 def test_nodes_are_lost_with_all_their_workers(kinds: dict[str, bool], first: int) -> None:
     """In one instant, in the middle of anything. Where faults leave copies of all they take, the job goes on."""
-    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 10)]
+    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 24)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
-    assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) > 5
+    assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) >= 5
 
 
 @pytest.mark.parametrize("seed", [0, 1, 218, 240])
