@@ -27,7 +27,7 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
 
     assert changed("topology", pipelines=1, lookahead=1) == changed("training", steps=200) == digest
     assert changed("training", nonFinite="Fail", maxConsecutiveSkips=7, evaluation={"everySteps": 3}) == digest
-    assert changed("training", deterministic=False) == digest
+    assert changed("training", deterministic=False) == changed("training", compile=False) == digest
     scaled = {"initialPower": 16, "growthInterval": 2000}
     assert changed("training", lossScale=scaled) == changed("training", lossScale=None)
     assert changed("training", gradientGroups=None) == digest  # as many as there are by default

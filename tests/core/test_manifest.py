@@ -106,6 +106,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             ),
             ema=0.99,
             deterministic=True,
+            compile=True,
             reproducible=True,
             gradient_groups=16,
         ),

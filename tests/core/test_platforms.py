@@ -1,10 +1,11 @@
 """Workers that would give other bits than the job's others are refused, unless the job allows them."""
 
+import dataclasses
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
@@ -13,10 +14,15 @@ from bamboo.coordinator.events import SpecChanged
 from bamboo.planning.plan import Cell
 from world import World, back, restarted
 
-A100 = Platform(data_plane=2, numerics=1, torch="2.9.0", cuda="12.8", device="NVIDIA A100-SXM4-80GB")
-H100 = Platform(data_plane=2, numerics=1, torch="2.9.0", cuda="12.8", device="NVIDIA H100 80GB HBM3")
-OTHER_TORCH = Platform(data_plane=2, numerics=1, torch="2.10.0", cuda="12.8", device="NVIDIA A100-SXM4-80GB")
-OTHER_WIRE = Platform(data_plane=3, numerics=1, torch="2.9.0", cuda="12.8", device="NVIDIA A100-SXM4-80GB")
+A100 = Platform(
+    data_plane=2, numerics=1, torch="2.9.0", cuda="12.8", driver="535.104.05", device="NVIDIA A100-SXM4-80GB",
+    capability="AVX2", threads=1, settings=("A",), compiler="g++ 12",
+)  # fmt: skip
+H100 = replace(A100, device="NVIDIA H100 80GB HBM3")
+OTHER_TORCH = replace(A100, torch="2.10.0")
+OTHER_DRIVER = replace(A100, driver="550.54.15")
+OTHER_WIRE = replace(A100, data_plane=3)
+OTHER_COMPILER = replace(A100, compiler="g++ 14")
 MIXED = {"allowMixedPlatforms": True}
 
 
@@ -43,17 +49,25 @@ def told(world: World) -> list[str]:
         (OTHER_TORCH, False, "torch 2.10.0 instead of 2.9.0"),
         (OTHER_WIRE, True, "data plane version 3 instead of 2"),
         (
-            Platform(data_plane=2, numerics=2, torch="2.9.0", device="x86_64"), False,
+            replace(A100, numerics=2, cuda="", device="x86_64"), False,
             "numerics version of Bamboo 2 instead of 1, CUDA an unknown one instead of 12.8,"
             " device x86_64 instead of NVIDIA A100-SXM4-80GB",
         ),
+        (replace(A100, driver="550.54.15"), False, "GPU driver 550.54.15 instead of 535.104.05"),
+        (replace(A100, capability="AVX512"), False, "torch's kernels on the processor for AVX512 instead of AVX2"),
+        (replace(A100, instructions=("avx2", "fma")), False, "vector instructions with avx2, fma"),
+        (replace(A100, threads=2), False, "number of torch's threads 2 instead of 1"),
+        (replace(A100, settings=("B", "C")), False, "settings with B, C and without A"),
+        (replace(A100, settings=tuple("ABCDEFGHI")), False, "settings with B, C, D, E, F, G, 2 more"),
+        (replace(A100, compiler="g++ 14"), False, "compiler g++ 14 instead of g++ 12"),
+        (replace(A100, compiler="", driver="1", threads=9), True, ""),
     ],
 )  # fmt: skip
 def test_what_workers_of_one_job_may_differ_in(platform: Platform, mixed: bool, why: str) -> None:
     assert conflicts(platform, A100, mixed=mixed) == why
 
 
-@pytest.mark.parametrize("other", [H100, OTHER_TORCH])
+@pytest.mark.parametrize("other", [H100, OTHER_TORCH, OTHER_DRIVER])
 def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked_for(other: Platform) -> None:
     world = world_of(A100, A100, other, A100)
     plan = world.state.plan
@@ -65,7 +79,7 @@ def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked
     assert len(world.state.plan.owned_by("w3")) == 1
     (message,) = told(world)
     assert message.startswith("w2 has ")
-    assert message.endswith("; spec.worker.allowMixedPlatforms: true allows it")
+    assert message.endswith(", unlike w0; spec.worker.allowMixedPlatforms: true allows it")
     assert world.state.misfit == ("w2", message)
     assert not world.state.plan.mixed
     assert world.state.preemptions == 1, "the refused one counts as no loss"
@@ -87,7 +101,7 @@ def test_where_it_is_allowed_states_are_not_compared_from_then_on() -> None:
 
 def test_workers_that_do_not_understand_each_other_are_refused_in_any_case() -> None:
     world = world_of(A100, A100, OTHER_WIRE, A100, standby=1, worker=MIXED)
-    assert told(world) == ["w2 has data plane version 3 instead of 2"]
+    assert told(world) == ["w2 has data plane version 3 instead of 2, unlike w0, w1"]
     assert world.state.workers.keys() == {"w0", "w1", "w3"}
 
 
@@ -117,7 +131,7 @@ def test_pipelines_of_different_platforms_may_end_differently() -> None:
         world = world_of(*platforms, stages=1, pipelines=2, worker={"allowMixedPlatforms": mixed}, steps=1)
         plan = world.state.plan
         assert plan is not None
-        world.state = replace(world.state, finished=(), step=1)
+        world.state = dataclasses.replace(world.state, finished=(), step=1)
         for pipeline in (0, 1):
             digest = f"{pipeline:064x}"
             done = protocol.CellFinished(cell=Cell(pipeline, 0), digest=digest)
@@ -142,8 +156,32 @@ def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
 def test_when_it_is_no_longer_allowed_those_with_a_part_stay() -> None:
     world = world_of(A100, H100, H100, A100, standby=1, worker=MIXED)
     assert world.state.workers.keys() == {"w0", "w1", "w2"}
-    world.tell(SpecChanged(replace(world.spec, worker=replace(world.spec.worker, allow_mixed_platforms=False))))
+    world.tell(
+        SpecChanged(
+            dataclasses.replace(world.spec, worker=dataclasses.replace(world.spec.worker, allow_mixed_platforms=False))
+        )
+    )
     world.settle()
     assert {"w0", "w1"} <= world.state.workers.keys()
     assert world.state.plan is not None
     assert world.state.plan.mixed
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) -> None:
+    """Owner and replica then run code of the same compiler. All others may have what they like, or none."""
+    world = world_of(A100, A100, OTHER_COMPILER, A100, compiled=compiled)
+    assert world.state.plan is not None
+    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    world.settle()
+    assert world.state.plan.owned_by("w3" if compiled else "w2")
+    assert [message.partition(", unlike")[0] for message in told(world)] == (
+        ["w2 has compiler g++ 14 instead of g++ 12"] if compiled else []
+    )
+    assert not world.state.plan.mixed
+
+
+def test_a_sentence_names_a_few_of_many_workers() -> None:
+    world = world_of(*[A100] * 5, H100, A100, stages=5, standby=1)
+    (message,) = told(world)
+    assert ", unlike w0, w1, w2 and 2 others;" in message

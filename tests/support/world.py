@@ -44,12 +44,13 @@ class World:
         platforms: dict[str, Platform] | None = None,
         sharded: bool = False,
         redundancy: dict[str, Any] | None = None,
+        compiled: bool = False,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
             "x",
             task={"entrypoint": "a.b:c"},
-            training=training(steps, 8, 1),
+            training=training(steps, 8, 1, compile=compiled),
             topology={"stages": stages, "pipelines": pipelines, "split": split, "shardOptimizer": sharded},
             standby={"workers": standby},
             elastic={**bounds, "minStages": stages if fewest is None else fewest, "stabilizationSeconds": 0},

@@ -9,10 +9,13 @@ import pytest
 import torch
 from test_engine import manifest
 
+from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
-from bamboo_trainer.memory.host_copies import host_copies
-from bamboo_trainer.memory.placement import use
+from bamboo_trainer.compilation.toolchain import toolchain
+from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
+from bamboo_trainer.memory.placement import release_cached, use
+from bamboo_trainer.worker.platform import this_platform
 from training_job import Fault, Job
 
 DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "")
@@ -29,12 +32,13 @@ def deterministic():
 
 
 def document(
-    precision: str = "fp32", pipelines: int = 1, placement: str = "Device", tied: bool = False
+    precision: str = "fp32", pipelines: int = 1, placement: str = "Device", tied: bool = False, compiled: bool = False
 ) -> dict[str, Any]:
     made = manifest(4 // pipelines, pipelines, mode="EagerForward", standby=1, tied=tied, steps=6)
     made["spec"]["training"]["precision"] = precision.partition(" ")[0]
     if precision == "bf16 parameters":
         made["spec"]["training"]["parameterPrecision"] = "bf16"
+    made["spec"]["training"]["compile"] = compiled
     made["spec"]["redundancy"]["placement"] = placement
     return made
 
@@ -66,6 +70,41 @@ def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, t
         assert not disturbed.faults, f"{fault} did not strike"
         assert disturbed.state.losses == calm.state.losses
         assert disturbed.digests == calm.digests
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.skipif(toolchain(gpu=DEVICE.startswith("cuda")).lacks != "", reason="nothing to compile with")
+@pytest.mark.parametrize("placement", ["Device", "Host"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_layers_have_the_same_bits_on_another_grid_and_after_a_loss(precision: str, placement: str) -> None:
+    calm = Job(document(precision, placement=placement, compiled=True), device=DEVICE, copies=COPIES).run()
+    fault = Fault("Backward", Cell(0, 1), 4, 1)
+    job = document(precision, 2, placement, compiled=True)
+    disturbed = Job(job, (fault,), device=DEVICE, copies=COPIES).run()
+    assert not disturbed.faults
+    assert disturbed.state.losses == calm.state.losses
+    assert add_digests(disturbed.digests) == add_digests(calm.digests)
+
+
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="a CPU has none of it")
+def test_a_gpu_says_what_decides_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAMBOO_DEVICE", DEVICE)
+    found = this_platform("w0")
+    assert found.device == torch.cuda.get_device_name(DEVICE)
+    assert all(character.isdigit() or character in ". forCUDA" for character in found.driver)
+    assert found.driver
+    assert found.cuda.startswith(str(torch.version.cuda))
+
+
+@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="a CPU pins nothing")
+def test_pinned_memory_ends_where_it_is_told_to_and_is_returned() -> None:
+    copies = CudaCopies(torch.device(DEVICE), lambda: None, pinned_bytes=3 << 20)
+    made = [copies.start([torch.ones(1 << 18, device=DEVICE)]).wait()[0] for _ in range(4)]
+    assert [copy.is_pinned() for copy in made] == [True, True, True, False]
+    del made
+    assert copies.start([torch.ones(1 << 18, device=DEVICE)]).wait()[0].is_pinned()
+    release_cached()
 
 
 @pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="a CPU's tensors are their own copies")

@@ -9,7 +9,7 @@ from test_engine import manifest
 
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
-from bamboo_trainer.memory.host_copies import AtOnce
+from bamboo_trainer.memory.host_copies import AtOnce, pinned_size
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.frames import Address, FrameKind
@@ -40,6 +40,10 @@ def test_host_memory_is_its_own_copy() -> None:
     copy = AtOnce().start([tensor])
     assert copy.ready()
     assert copy.wait()[0] is tensor
+
+
+def test_pinned_memory_counts_as_torch_takes_it() -> None:
+    assert [pinned_size(size) for size in (0, 1, 2, 3, 4096, 4097)] == [0, 1, 2, 4, 4096, 8192]
 
 
 def test_a_boundary_tensor_leaves_when_it_is_copied_and_none_overtakes_another() -> None:

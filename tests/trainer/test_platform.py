@@ -1,17 +1,30 @@
 """What a worker says of itself that decides its bits."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 import torch
 
 from bamboo.control.codec import decode_from_worker, encode
+from bamboo.control.platform import Platform, conflicts
 from bamboo.control.protocol import Hello
 from bamboo.names import DATA_PLANE_VERSION, NUMERICS_VERSION
-from bamboo_trainer.worker.platform import processor, this_platform
+from bamboo_trainer.compilation.toolchain import toolchain
+from bamboo_trainer.worker.platform import driver, instructions, processor, settings, this_platform
 
-XEON = {"processor": "0", "vendor_id": "GenuineIntel", "cpu family": "6", "model": "143", "cpu MHz": "2400.1"}
-GRAVITON = {"processor": "0", "BogoMIPS": "243.75", "CPU implementer": "0x41", "CPU part": "0xd40"}
+XEON = {"processor": "0", "vendor_id": "GenuineIntel", "cpu family": "6", "model": "143", "cpu MHz": "2400.1",
+        "flags": "fpu sse sse4_2 fma avx avx2 avx512f amx_tile rdrand"}  # fmt: skip
+GRAVITON = {
+    "processor": "0",
+    "BogoMIPS": "243.75",
+    "CPU implementer": "0x41",
+    "CPU part": "0xd40",
+    "Features": "fp asimd sve",
+}
 
 
 def test_it_says_what_torch_is_and_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +32,10 @@ def test_it_says_what_torch_is_and_where_it_computes(monkeypatch: pytest.MonkeyP
     found = this_platform("job-w0")
     assert (found.torch, found.cuda) == (torch.__version__, "")
     assert (found.data_plane, found.numerics) == (DATA_PLANE_VERSION, NUMERICS_VERSION)
-    assert found.device.endswith(torch.backends.cpu.get_cpu_capability())
+    assert found.capability == torch.backends.cpu.get_cpu_capability()
+    assert found.instructions
+    assert (found.threads, found.driver) == (1, "")
+    assert found.compiler == toolchain(gpu=False).version
     assert found == this_platform("job-w1")
     hello = Hello(worker="w", host="h", port=1, platform=found)
     assert decode_from_worker(encode(hello)) == hello
@@ -32,7 +48,7 @@ def test_a_device_that_is_not_there_is_for_others_to_report(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("info", "machine", "begins"),
-    [(XEON, "x86_64", "x86_64 GenuineIntel 6 143 "), (GRAVITON, "aarch64", "aarch64 0x41 0xd40 "), ({}, "s390x", "s")],
+    [(XEON, "x86_64", "x86_64 GenuineIntel 6 143"), (GRAVITON, "aarch64", "aarch64 0x41 0xd40"), ({}, "s390x", "s")],
 )
 def test_processors_of_one_kind_are_equal_whatever_their_clock_rate(
     info: Mapping[str, str], machine: str, begins: str
@@ -40,3 +56,65 @@ def test_processors_of_one_kind_are_equal_whatever_their_clock_rate(
     said = processor(info, machine)
     assert said.startswith(begins)
     assert said == processor({**info, "cpu MHz": "3100.0", "microcode": "0x2b0005c0"}, machine)
+
+
+def test_what_a_processor_computes_with_is_told() -> None:
+    assert instructions(XEON) == ("amx_tile", "avx", "avx2", "avx512f", "fma", "sse4_2")
+    assert instructions(GRAVITON) == ("asimd", "fp", "sve")
+    assert instructions({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15\nGCC version: 12", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (dvs)", "560.35.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.86.15  Release Build", "570.86.15"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_version_of_a_driver(said: str, version: str) -> None:
+    assert driver(said) == version
+
+
+def test_variables_that_change_how_libraries_compute_are_told() -> None:
+    plain = settings({"PATH": "/bin", "TORCHINDUCTOR_CACHE_DIR": "/tmp", "OMP_NUM_THREADS": "1"})
+    assert plain == settings({})
+    set_ = {"NVIDIA_TF32_OVERRIDE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "TORCHINDUCTOR_MAX_AUTOTUNE": "1"}
+    assert set(settings(set_)) - set(plain) == {f"{name}={value}" for name, value in set_.items()}
+
+
+SAY = (
+    "import msgspec, torch; torch.set_num_threads({threads}); {more}; "
+    "from bamboo_trainer.worker.platform import this_platform; "
+    "print(msgspec.json.encode(this_platform('w')).decode())"
+)
+
+
+def platform_of(environment: Mapping[str, str], threads: int = 1, more: str = "pass") -> Platform:
+    """What a process that is started so says of itself."""
+    code = SAY.format(threads=threads, more=more)
+    said = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "BAMBOO_DEVICE": "cpu", **environment}, check=True,
+        capture_output=True, timeout=120,
+    )  # fmt: skip
+    return msgspec.json.decode(said.stdout, type=Platform)
+
+
+def test_processes_that_would_compute_in_another_way_are_told_apart() -> None:
+    """Real ones: with kernels for other instructions, more threads, other settings, and without a compiler."""
+    common = platform_of({})
+    lesser = "default" if common.capability != "DEFAULT" else "avx2"
+    for other, why in (
+        (
+            platform_of({"ATEN_CPU_CAPABILITY": lesser}),
+            f"processor for {lesser.upper()} instead of {common.capability}",
+        ),
+        (platform_of({}, threads=2), "number of torch's threads 2 instead of 1"),
+        (platform_of({}, more="torch.use_deterministic_algorithms(True)"), "settings with deterministic algorithms"),
+        (platform_of({}, more="torch.set_float32_matmul_precision('high')"), "settings with fp32 products high"),
+        (platform_of({"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}), "settings with ONEDNN_DEFAULT_FPMATH_MODE=BF16"),
+        (platform_of({"CXX": "no-such-compiler"}), "compiler an unknown one instead of"),
+    ):
+        assert why in conflicts(other, common, mixed=False)
+    assert not conflicts(platform_of({"PYTHONHASHSEED": "7"}), common, mixed=False)

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch
+
 from bamboo.control.memory import Memory
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import layer_ranges
+from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.estimate import measure, worker_memory
@@ -25,6 +28,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     spec = parse_manifest(manifest)
     try:
         body_channel(spec.topology.transport, "check")
+        require_toolchain(spec.training, gpu=torch.cuda.is_available())
         task = settled(
             load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training)), spec.training.seed
         )

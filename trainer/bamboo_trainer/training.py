@@ -18,7 +18,7 @@ class TrainingConfig:
     """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept.
 
     loss_scale: of the losses that gradients are computed of; only with fp16. deterministic: look whether work that is
-    done twice gives the same bits. early: the evaluations that may end the job; None: none do.
+    done twice gives the same bits. early: the evaluations that may end the job; None: none do. compile: the layers.
     """
 
     seed: int
@@ -33,6 +33,7 @@ class TrainingConfig:
     boundary_precision: str = "fp32"  # | "bf16"; of what a layer gives to the next one
     gradient_precision: str = "fp32"  # | "bf16"; of the sum over a step's microbatches
     early: EvaluationSpec | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16", "fp16"):
@@ -68,6 +69,7 @@ class TrainingConfig:
             boundary_precision=training.boundary_precision.value,
             gradient_precision=training.gradient_precision.value,
             early=training.evaluation if training.evaluation and training.evaluation.patience else None,
+            compile=training.compile,
         )
 
     @property

@@ -2,32 +2,57 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Annotated, Final
 
 import msgspec
 
 from bamboo.planning.plan import Short, WorkerId
 
 UNKNOWN = "an unknown one"
+MOST_NAMES: Final = 64  # of a processor's instructions, or of settings
+MOST_NAMED: Final = 6  # of them in a sentence
+Names = Annotated[tuple[Short, ...], msgspec.Meta(max_length=MOST_NAMES)]
+
 _SAID = {
     "data_plane": "data plane version",
     "numerics": "numerics version of Bamboo",
     "torch": "torch",
     "cuda": "CUDA",
+    "driver": "GPU driver",
     "device": "device",
+    "capability": "torch's kernels on the processor for",
+    "instructions": "vector instructions",
+    "threads": "number of torch's threads",
+    "settings": "settings",
+    "compiler": "compiler",
 }
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """data_plane: the version of what workers say to each other. numerics: names.NUMERICS_VERSION.
 
-    cuda: with the version of cuDNN, "" without. device: the GPU's model, or the kind of processor.
+    cuda: with the version of cuDNN, "" without. driver: of the GPU. device: the GPU's model, or the kind of processor.
+    capability: the vector instructions that torch's own kernels use on the processor: AVX2, AVX512. instructions: all
+    that it has, which libraries and compilers choose by, where it is the device. settings: of this process that change
+    how torch computes. compiler: what makes machine code of compiled layers; "" if nothing can.
     """
 
     data_plane: int = 0
     numerics: int = 0
     torch: Short = ""
     cuda: Short = ""
+    driver: Short = ""
     device: Short = ""
+    capability: Short = ""
+    instructions: Names = ()
+    threads: int = 0
+    settings: Names = ()
+    compiler: Short = ""
+
+
+def deciding(platform: Platform, *, compiled: bool) -> Platform:
+    """Without what decides nothing in a job. compiled: its layers are."""
+    return platform if compiled or not platform.compiler else msgspec.structs.replace(platform, compiler="")
 
 
 def conflicts(platform: Platform, others: Platform, *, mixed: bool) -> str:
@@ -36,12 +61,20 @@ def conflicts(platform: Platform, others: Platform, *, mixed: bool) -> str:
     mixed: the job's workers may give different bits. They have to understand each other all the same.
     """
     names = ("data_plane",) if mixed else tuple(_SAID)
-    found = [
-        f"{_SAID[name]} {getattr(platform, name) or UNKNOWN} instead of {getattr(others, name) or UNKNOWN}"
-        for name in names
-        if getattr(platform, name) != getattr(others, name)
-    ]
-    return ", ".join(found)
+    pairs = ((_SAID[name], getattr(platform, name), getattr(others, name)) for name in names)
+    return ", ".join(_difference(*pair) for pair in pairs if pair[1] != pair[2])
+
+
+def _difference(what: str, own: object, others: object) -> str:
+    if isinstance(own, tuple) and isinstance(others, tuple):
+        found = {"with": set(own) - set(others), "without": set(others) - set(own)}
+        return f"{what} {' and '.join(f'{how} {_listed(sorted(names))}' for how, names in found.items() if names)}"
+    return f"{what} {own or UNKNOWN} instead of {others or UNKNOWN}"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join([*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
 def most_common(platforms: Mapping[WorkerId, Platform]) -> Platform:

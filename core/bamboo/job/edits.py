@@ -17,9 +17,9 @@ CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.repl
 )  # fmt: skip
 CHANGEABLE_INSIDE = {"topology": ("pipelines",), "redundancy": ("mode", "replicas")}
 # For how long; what becomes of steps that would otherwise end the job; what is only measured; whether kernels may add
-# in any order; and two by what follows from them, `groups`.
+# in any order, or are compiled; and two by what follows from them, `groups`.
 _NO_NUMBERS = (
-    "steps", "until", "non_finite", "max_consecutive_skips", "evaluation", "loggers", "deterministic",
+    "steps", "until", "non_finite", "max_consecutive_skips", "evaluation", "loggers", "deterministic", "compile",
     "reproducible", "gradient_groups",
 )  # fmt: skip
 MOST_NAMED = 10  # fields in one sentence

@@ -179,6 +179,7 @@ def _training(f: Fields) -> s.TrainingSpec:
             reproducible=f.flag("reproducible", default=True),
             gradient_groups=f.optional_integer("gradientGroups"),
             deterministic=f.flag("deterministic", default=True),
+            compile=f.flag("compile"),
             loss_scale=_loss_scale(f.child("lossScale")) if f.has("lossScale") else None,
         )
     )

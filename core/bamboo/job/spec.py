@@ -177,7 +177,7 @@ class TrainingSpec:
     skipped one after the other. ema: the decay of averages of the weights, kept beside them; None: none are.
     reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
     consecutive groups of microbatches, of which a pipeline runs whole ones. None: up to 16 of equal size.
-    deterministic: work that is done twice has to give the same bits; else nobody looks, and kernels may be faster.
+    deterministic: equal work gives equal bits; else nobody looks, and kernels may be faster. compile: the layers are.
     """
 
     steps: int
@@ -199,6 +199,7 @@ class TrainingSpec:
     until: Until | None = None  # None: `steps` is what was said
     deterministic: bool = True
     loss_scale: LossScaleSpec | None = None  # None: the default one, in fp16
+    compile: bool = False
 
     @property
     def known_steps(self) -> int | None:

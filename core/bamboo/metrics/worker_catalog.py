@@ -69,6 +69,13 @@ WORKER_MICROBATCH = _worker(
     "pass",
     unit="seconds",
 )
+WORKER_COMPILE = _worker(
+    "compile_seconds",
+    MetricKind.GAUGE,
+    "What compiling the layers of each stage that it holds took, before the stage was run; 0 without training.compile.",
+    "stage",
+    unit="seconds",
+)
 WORKER_COMPARED = _worker(
     "forwards_compared_total",
     MetricKind.COUNTER,

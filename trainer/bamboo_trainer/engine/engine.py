@@ -309,6 +309,11 @@ class Engine:
         """For each stage that is held here: is it run here? Any thread may ask."""
         return [state.owned for state in tuple(self.components.states.by_stage.values())] if self.components else []
 
+    def compile_seconds(self) -> dict[int, float]:
+        """What compiling the layers of each stage took that is held here. Any thread may ask."""
+        held = tuple(self.components.states.by_stage.items()) if self.components else ()
+        return {index: state.stage.compile_seconds for index, state in held if state.stage}
+
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""
         if self._beginning:

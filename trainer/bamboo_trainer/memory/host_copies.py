@@ -72,6 +72,11 @@ class _UnderWay:
         return self._parts
 
 
+def pinned_size(size: int) -> int:
+    """What torch takes of pinned memory for so many bytes: its allocator makes blocks of powers of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
 class CudaCopies:
     """told: called when a copy is ready, by a thread of its own, so that the engine need not ask all the time."""
 
@@ -95,10 +100,11 @@ class CudaCopies:
         return _UnderWay(parts, event)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        pinned = self._take(tensor.nbytes)
+        size = pinned_size(tensor.nbytes)
+        pinned = self._take(size)
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
         if pinned:
-            weakref.finalize(copy, self._give, tensor.nbytes)
+            weakref.finalize(copy, self._give, size)
         copy.copy_(tensor, non_blocking=pinned)
         tensor.record_stream(self._stream)
         return copy

@@ -59,9 +59,10 @@ def wait_for(device: torch.device) -> None:
 
 
 def release_cached() -> None:
-    """Give memory of a GPU that nobody uses any more back to whoever needs another size of it."""
+    """Give memory of a GPU, and pinned one, that nobody uses any more back to whoever needs another size of it."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+        torch.accelerator.empty_host_cache()
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer.compilation.compiled_layers import CompiledLayers
+from bamboo_trainer.compilation.forms import input_forms
 from bamboo_trainer.memory.placement import contexts_on_host
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
 from bamboo_trainer.memory.saved_tensors import is_cast
@@ -72,6 +74,15 @@ class ForwardRunner:
         self._first, self._end = min(layers), max(layers) + 1
         self._last = self._end == len(task.layers)
         self._checkpointed = checkpointed_layers(task)
+        self._compiled = CompiledLayers(layers, deterministic=config.deterministic) if config.compile else None
+        if self._compiled:
+            forms = input_forms(task, config, self._end)
+            self._compiled.compile_ahead(forms, device, lambda index, given: self._call(index, 0, given))
+
+    @property
+    def compile_seconds(self) -> float:
+        """That it took to compile the layers, before the first forward."""
+        return self._compiled.seconds if self._compiled else 0.0
 
     @property
     def repeats(self) -> bool:
@@ -126,11 +137,14 @@ class ForwardRunner:
     def _call(self, index: int, seed: int, given: Any) -> Any:
         seed_forward(self._device, seed)
         if self._config.precision not in REDUCED:
-            return call_layer(self._layers[index], given)
+            return self._layer(index, given)
         with autocast_and_keep(self._device, self._config.precision):
-            result = call_layer(self._layers[index], given)
+            result = self._layer(index, given)
         last = index == len(self._task.layers) - 1
         return result if last else passed_on(result, self._config.boundary_dtype)
+
+    def _layer(self, index: int, given: Any) -> Any:
+        return self._compiled.call(index, given) if self._compiled else call_layer(self._layers[index], given)
 
     def _stays(self, tensor: Tensor) -> bool:
         """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""

@@ -97,6 +97,10 @@ class Stage(SharedValues, EvaluatedState):
         self._parked, self._shared = False, frozenset[str]()
 
     @property
+    def compile_seconds(self) -> float:
+        return self._forwards.compile_seconds
+
+    @property
     def last(self) -> bool:
         return self._last
 

@@ -73,13 +73,18 @@ def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
 
 
 def call_layer(task_layer: nn.Module, given: Any) -> Any:
-    """Calls it with what the layer before it returned. A tuple is unpacked if the forward takes several arguments."""
+    """Calls it with what the layer before it returned."""
+    return task_layer(*arguments(task_layer, given))
+
+
+def arguments(task_layer: nn.Module, given: Any) -> tuple[Any, ...]:
+    """What it is called with. A tuple is unpacked if the forward takes several arguments."""
     if not isinstance(given, tuple):
-        return task_layer(given)
+        return (given,)
     takes_several = _TAKE_SEVERAL.get(task_layer)
     if takes_several is None:
         takes_several = _TAKE_SEVERAL[task_layer] = _takes_several(task_layer.forward)
-    return task_layer(*given) if takes_several else task_layer(given)
+    return given if takes_several else (given,)
 
 
 _TAKE_SEVERAL: Final[WeakKeyDictionary[nn.Module, bool]] = WeakKeyDictionary()  # to ask takes longer than small layers

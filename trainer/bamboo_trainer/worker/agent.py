@@ -55,6 +55,7 @@ from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
+from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.ports import Ports
@@ -63,7 +64,7 @@ from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.host_copies import Copied, host_copies
-from bamboo_trainer.memory.placement import DeviceError, choose_device, use
+from bamboo_trainer.memory.placement import choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
@@ -74,13 +75,12 @@ from bamboo_trainer.tasks.task_errors import where
 from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
-from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.control import Control
-from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
+from bamboo_trainer.worker.failure_reasons import OF_MACHINE, exit_code, failure_message, failure_reason
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
@@ -106,8 +106,7 @@ class WorkerSettings:
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
     signed the coordinator's certificate; "" for those that this machine trusts. metadata: the cloud's endpoint that is
-    watched for notices, if any. metrics_port: of that address, where the worker serves its own metrics. shared_log:
-    other workers write to the same file.
+    watched for notices, if any. metrics_port: of its own metrics. shared_log: others write to the same file.
     """
 
     host: str = "127.0.0.1"
@@ -163,7 +162,7 @@ class WorkerAgent:
         try:
             while self.exit_code is None:
                 self._turn()
-        except (DeviceError, TransportUnavailable) as error:
+        except tuple(OF_MACHINE) as error:
             self._fail(failure_reason(error), str(error))
         except Exception as error:
             logger.exception("the worker failed")
@@ -287,6 +286,7 @@ class WorkerAgent:
         reader = self.reader = BatchReader(task, config.samples)
         device = choose_device(self.worker)
         use(device, deterministic=training.deterministic)
+        require_toolchain(training, gpu=device.type == "cuda")
         self.device = str(device)
         if welcome.history:
             rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))

@@ -1,8 +1,10 @@
 """Why a worker ends, as the coordinator and a person hear it."""
 
 import logging
+from typing import Final
 
 from bamboo.names import EXIT_FAILED
+from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
@@ -10,13 +12,17 @@ from bamboo_trainer.transport.bodies import TransportUnavailable
 
 logger = logging.getLogger(__name__)
 
+OF_MACHINE: Final = {
+    DeviceError: "DeviceUnavailable",
+    TransportUnavailable: "TransportUnavailable",
+    CompilerUnavailable: "CompilerUnavailable",
+}  # what the manifest asks for and this machine does not have: the task is not to blame, and a traceback says nothing
+
 
 def failure_reason(error: Exception) -> str:
     """Of an error that ends the worker: the machine's, the task's, memory, or a bug."""
-    if isinstance(error, DeviceError):
-        return "DeviceUnavailable"
-    if isinstance(error, TransportUnavailable):
-        return "TransportUnavailable"
+    if of_machine := next((reason for kind, reason in OF_MACHINE.items() if isinstance(error, kind)), None):
+        return of_machine
     if ran_out_of_memory(error):
         return "OutOfMemory"
     if isinstance(error, NotDeterministic):

@@ -43,6 +43,8 @@ def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
     for stage, times in engine.timer.owned():
         page.add(table.WORKER_MICROBATCH, times.forward, str(stage), "forward")
         page.add(table.WORKER_MICROBATCH, times.backward, str(stage), "backward")
+    for stage, seconds in engine.compile_seconds().items():
+        page.add(table.WORKER_COMPILE, seconds, str(stage))
     page.add(table.WORKER_COMPARED, engine.compared)
     if (memory := engine.meter.latest) is not None:
         for kind, size in memory.by_kind().items():

@@ -1,22 +1,35 @@
 """What of this process and machine decides the bits of a worker's results."""
 
+import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 
-from bamboo.control.platform import Platform
+from bamboo.control.platform import MOST_NAMES, Platform
 from bamboo.names import DATA_PLANE_VERSION, NUMERICS_VERSION
+from bamboo_trainer.compilation.toolchain import toolchain
 from bamboo_trainer.memory.placement import DeviceError, choose_device
 
 CPU_INFO = Path("/proc/cpuinfo")
-_X86, _ARM = ("vendor_id", "cpu family", "model"), ("CPU implementer", "CPU part")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 LONGEST = 256  # characters
+
+_X86, _ARM = ("vendor_id", "cpu family", "model"), ("CPU implementer", "CPU part")
+_VECTORS: Final = ("avx", "amx", "fma", "f16c", "sse4")  # how the names of such flags begin on x86; on ARM all are told
+# Variables that change how torch, cuBLAS, cuDNN, MKL, oneDNN or the compiler compute, or which kernels they choose.
+_VARIABLES: Final = re.compile(
+    "NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|TORCH_BLAS_PREFER_.+|CUBLAS(LT)?_WORKSPACE_(CONFIG|SIZE)|"
+    "CUDNN_.+|MKL_(CBWR|ENABLE_INSTRUCTIONS|DEBUG_CPU_TYPE)|(ONEDNN|DNNL)_(MAX_CPU_ISA|DEFAULT_FPMATH_MODE|CPU_ISA_HINTS)|"
+    "TORCH_MKLDNN_MATMUL_MIN_DIM|TORCHINDUCTOR_(?!.*(CACHE|THREADS|WORKER)).+"
+)
 
 
 def this_platform(worker: str) -> Platform:
-    """Of the worker of that name. Not the number of threads, which is always one.
+    """Of the worker of that name.
 
     A device that is not there is left out: the worker says so itself, and ends.
     """
@@ -25,12 +38,19 @@ def this_platform(worker: str) -> Platform:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     except (DeviceError, RuntimeError):
         gpu = ""
+    info = _cpu_info()
     return Platform(
         data_plane=DATA_PLANE_VERSION,
         numerics=NUMERICS_VERSION,
         torch=str(torch.__version__)[:LONGEST],
         cuda=_cuda() if gpu else "",
-        device=(gpu or processor(_cpu_info(), platform.machine()))[:LONGEST],
+        driver=_driver() if gpu else "",
+        device=(gpu or processor(info, platform.machine()))[:LONGEST],
+        capability=torch.backends.cpu.get_cpu_capability(),
+        instructions=() if gpu else instructions(info),
+        threads=torch.get_num_threads(),
+        settings=settings(os.environ),
+        compiler=toolchain(gpu=bool(gpu)).version[:LONGEST],
     )
 
 
@@ -40,12 +60,50 @@ def processor(info: Mapping[str, str], machine: str) -> str:
     info: what Linux says of the first one.
     """
     named = [info[key] for key in (_X86 if "vendor_id" in info else _ARM) if key in info]
-    return " ".join([machine, *named, torch.backends.cpu.get_cpu_capability()])
+    return " ".join([machine, *named])
+
+
+def instructions(info: Mapping[str, str]) -> tuple[str, ...]:
+    """Those that it computes with. A virtual machine may hide some of its processor's."""
+    flags = info["flags"].split() if "flags" in info else []
+    found = [*(flag for flag in flags if flag.startswith(_VECTORS)), *info.get("Features", "").split()]
+    return tuple(sorted(set(found)))[:MOST_NAMES]
+
+
+def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Of torch and its libraries, as they are before the task's code is loaded, which is the same for all workers."""
+    flags = {
+        f"fp32 products {torch.get_float32_matmul_precision()}": True,
+        "TF32 in cuDNN": torch.backends.cudnn.allow_tf32,
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "no oneDNN": not torch.backends.mkldnn.enabled,
+    }
+    variables = [f"{name}={value}"[:LONGEST] for name, value in environment.items() if _VARIABLES.fullmatch(name)]
+    return tuple(sorted([*(flag for flag, on in flags.items() if on), *variables]))[:MOST_NAMES]
+
+
+def driver(text: str) -> str:
+    """The version in what NVIDIA's kernel module says of itself; "" if there is none."""
+    found = re.search(r"Kernel Module\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", text)
+    return found[1] if found else ""
+
+
+def _driver() -> str:
+    try:
+        named = driver(NVIDIA_DRIVER.read_text())
+    except OSError:
+        named = ""
+    if named or torch.version.hip:
+        return named
+    version = getattr(
+        torch._C, "_cuda_getDriverVersion", lambda: 0
+    )()  # of its interface, where the module does not say
+    return f"for CUDA {version // 1000}.{version % 1000 // 10}"
 
 
 def _cuda() -> str:
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return str(torch.version.cuda or "") + (f" with cuDNN {cudnn}" if cudnn else "")
+    return str(torch.version.cuda or torch.version.hip or "") + (f" with cuDNN {cudnn}" if cudnn else "")
 
 
 def _cpu_info() -> dict[str, str]:

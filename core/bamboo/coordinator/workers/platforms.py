@@ -1,13 +1,16 @@
 """Which workers are refused because they would give other bits than the job's other workers, or not understand them."""
 
-from bamboo.control.platform import Platform, conflicts, most_common
+from collections.abc import Iterable, Mapping
+
+from bamboo.control.platform import Platform, conflicts, deciding, most_common
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker
-from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.coordinator.state import CoordinatorState, Turn, WorkerRecord
 from bamboo.planning.plan import Plan, WorkerId
 from bamboo.text import count
 
 REASON = "PlatformMismatch"
 _HOW_TO_ALLOW = "; spec.worker.allowMixedPlatforms: true allows it"
+_NAMED = 3  # workers in a sentence
 
 
 def refuse_misfits(turn: Turn) -> None:
@@ -17,23 +20,36 @@ def refuse_misfits(turn: Turn) -> None:
     there are too few workers for its grid.
     """
     state, holders = turn.state, _holders(turn.state)
-    judged = {w: r.platform for w, r in state.workers.items() if w not in holders}
+    platforms = _platforms(state.workers, state)
     begins = state.phase in ("Pending", "Restoring")
     if holders:
-        common = most_common({w: state.workers[w].platform for w in sorted(holders)})
+        like = {w: platforms[w] for w in sorted(holders)}
     elif begins and len(state.ready) >= state.spec.topology.stages * state.spec.topology.pipelines:
-        common = most_common({w: r.platform for w, r in state.ready.items()})
+        like = {w: platforms[w] for w in state.ready}
     else:
         return
-    mixed = state.spec.worker.allow_mixed_platforms
-    for worker, platform in judged.items():
-        if why := conflicts(platform, common, mixed=mixed):
-            _dismiss(turn, worker, why + ("" if conflicts(platform, common, mixed=True) else _HOW_TO_ALLOW))
+    common, mixed = most_common(like), state.spec.worker.allow_mixed_platforms
+    unlike = _named(w for w, platform in like.items() if platform == common)
+    for worker, platform in platforms.items():
+        if worker not in holders and (why := conflicts(platform, common, mixed=mixed)):
+            allow = "" if conflicts(platform, common, mixed=True) else _HOW_TO_ALLOW
+            _dismiss(turn, worker, f"{why}, unlike {unlike}{allow}")
+
+
+def _named(workers: Iterable[WorkerId]) -> str:
+    names = sorted(workers)
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {count(more, 'other')}" if more > 0 else "")
+
+
+def _platforms(workers: Mapping[WorkerId, WorkerRecord], state: CoordinatorState) -> dict[WorkerId, Platform]:
+    """What decides their bits in this job."""
+    return {w: deciding(r.platform, compiled=state.spec.training.compile) for w, r in workers.items()}
 
 
 def fitting(state: CoordinatorState) -> set[WorkerId]:
     """The workers with which a job can begin: those that fit to what most of them are."""
-    ready = {w: r.platform for w, r in state.ready.items()}
+    ready = _platforms(state.ready, state)
     if not ready:
         return set()
     common, mixed = most_common(ready), state.spec.worker.allow_mixed_platforms
@@ -44,8 +60,8 @@ def is_mixed(plan: Plan, state: CoordinatorState) -> bool:
     """Have workers held its states that give different bits? Without `training.deterministic` any two may."""
     if not state.spec.training.deterministic:
         return True
-    platforms: set[Platform] = {state.workers[w].platform for w in plan.holders() & state.workers.keys()}
-    return plan.mixed or len(platforms) > 1
+    held = {w: state.workers[w] for w in plan.holders() & state.workers.keys()}
+    return plan.mixed or len(set(_platforms(held, state).values())) > 1
 
 
 def _holders(state: CoordinatorState) -> set[WorkerId]:

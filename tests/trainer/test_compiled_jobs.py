@@ -1,0 +1,92 @@
+"""Jobs whose layers are compiled: equal bits on every grid, with either schedule, and after kills."""
+
+import functools
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from manifest_kit import bamboojob, gpt_task, training
+from processes import run, run_with_faults
+from training_job import Fault, Job
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
+]
+STEPS = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+def manifest(stages: int, pipelines: int, *, mode: str = "EagerForward", **more: Any) -> dict[str, Any]:
+    schedule = more.pop("schedule", "1F1B")
+    return bamboojob(
+        task=gpt_task(dModel=16, context=8, blocks=2, **more.pop("task", {})),
+        training=training(STEPS, 8, 2, maxGradientNorm=1.0, **({"compile": True} | more)),
+        topology={"stages": stages, "pipelines": pipelines, "schedule": schedule},
+        redundancy={"mode": mode},
+    )
+
+
+@functools.cache
+def undisturbed(**more: Any) -> Job:
+    return Job(manifest(1, 1, **more)).run()
+
+
+def assert_same(job: Job, expected: Job) -> None:
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.losses == expected.state.losses
+    assert add_digests(job.digests) == add_digests(expected.digests)
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "more"),
+    [
+        (2, 1, {}),
+        (1, 2, {}),
+        (2, 2, {"mode": "EagerBackward"}),
+        (2, 2, {"schedule": "ZBH1"}),
+    ],
+)
+def test_the_grid_and_the_schedule_change_no_bit(stages: int, pipelines: int, more: dict[str, Any]) -> None:
+    assert_same(Job(manifest(stages, pipelines, **dict(more))).run(), undisturbed())
+
+
+def test_losses_are_those_of_layers_that_are_not_compiled() -> None:
+    assert list(undisturbed().state.losses.values()) == pytest.approx(
+        list(undisturbed(compile=False).state.losses.values()), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", ["Forward", "Backward", "SyncReplicas", "OptimizerStep"])
+def test_a_kill_changes_no_bit(name: str) -> None:
+    fault = Fault(name, Cell(0, 1), 2, 1 if name in ("Forward", "Backward") else 0)
+    job = Job(manifest(2, 2), (fault,)).run()
+    assert not job.faults, "it did not strike"
+    assert_same(job, undisturbed())
+
+
+def test_processes_train_to_the_same_bits_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, struck = tmp_path / "calm", tmp_path / "struck"
+    calm.mkdir()
+    struck.mkdir()
+    reference = run(manifest(2, 1), calm, seconds=300.0)
+    job = run_with_faults(manifest(2, 1), struck, monkeypatch, ("Backward", 0, 1, 2, 1, signal.SIGKILL))
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.losses == reference.state.losses
+    assert dict(job.state.finished) == dict(reference.state.finished)
+    log = (struck / "workers.log").read_text()
+    assert "are compiled, in" in log

@@ -1,0 +1,191 @@
+"""Compiled layers: equal bits wherever they run, all code made before the first forward, and no silent way out."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from bamboo_trainer.compilation.compiled_layers import MOST_FORMS
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Task, add_loss, contribute, track_buffers
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.training import TrainingConfig
+from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
+
+# Torch's own, when its compiler is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+COMPILED = replace(CONFIG, compile=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+def made() -> int:
+    """How many graphs there is code for in this process."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def trained(task: Task, split: Any, config: TrainingConfig, steps: int = 3) -> tuple[list[float], dict[str, Tensor]]:
+    stages = chain(task, split, config)
+    return [one_step(stages, k, config) for k in range(steps)], state_of(stages)
+
+
+PRECISIONS = {
+    "fp32": COMPILED,
+    "bf16": at("bf16", COMPILED),
+    "bf16 parameters": at("bf16", COMPILED, parameter_precision="bf16", boundary_precision="bf16"),
+    "fp16": at("fp16", COMPILED),
+}
+
+
+SLOW = pytest.mark.slow  # code is made for each precision
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", *(pytest.param(p, marks=SLOW) for p in PRECISIONS if p != "fp32")])
+def test_the_split_changes_no_bit(tmp_path: Path, precision: str, checkpoint: bool) -> None:
+    task, config = small_gpt(tmp_path, dropout=0.1, checkpoint=checkpoint), PRECISIONS[precision]
+    losses, state = trained(task, SPLITS[1], config)
+    for stages in (2, 4):
+        others, other = trained(task, SPLITS[stages], config)
+        assert others == losses
+        torch.testing.assert_close(other, state, rtol=0, atol=0)
+    plain, weights = trained(task, SPLITS[1], replace(config, compile=False))
+    tolerance = 1e-5 if precision == "fp32" else 2e-2
+    assert losses == pytest.approx(plain, rel=tolerance)
+    torch.testing.assert_close(state, weights, rtol=tolerance, atol=tolerance)
+
+
+def test_all_code_is_there_before_the_first_forward(tmp_path: Path) -> None:
+    """Then neither the first step nor a takeover waits for a compiler."""
+    before = made()
+    stages = chain(small_gpt(tmp_path, dropout=0.1), SPLITS[2], COMPILED)
+    ready = made()
+    assert ready == before + 4
+    assert all(stage.compile_seconds > 0 for stage in stages)
+    for k in range(3):
+        one_step(stages, k)
+    stages[1].rehearse(3, 0, microbatch(stages, [begin(s) for s in stages], 3, 0)[0])
+    assert made() == ready
+
+
+def test_a_repetition_has_the_same_bits_whatever_was_run_before(tmp_path: Path) -> None:
+    """By another holder, layer by layer, with contexts on the host, as a shadow and after another microbatch."""
+    task = small_gpt(tmp_path, dropout=0.2)
+    one, two = chain(task, SPLITS[2], COMPILED), chain(task, SPLITS[2], COMPILED)
+    first = microbatch(one, [begin(s) for s in one], 5, 1)
+    microbatch(two, [begin(s) for s in two], 5, 2)
+    works = [begin(s) for s in two]
+    second = microbatch(two, works, 5, 1)
+    for a, b in zip(first, second, strict=True):
+        assert a is not None
+        assert b is not None
+        assert all(map(torch.equal, a, b))
+    assert first[0] is not None
+    forwarding = two[1].start(5, 1, first[0], on_host=True)
+    while not forwarding.done:
+        with torch.no_grad():
+            two[1].advance(forwarding)
+    assert torch.equal(forwarding.parts[0], torch.tensor(works[1].losses[1]))
+
+
+class Marked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if float(x.detach().sum()) > 0 else self.inner(-x)
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+        track_buffers(self, ["seen"], lambda buffers, x: {"seen": buffers["seen"] + x})
+
+    def forward(self, x: Tensor) -> Tensor:
+        contribute(self, x.mean(0))
+        return x * 2
+
+
+def norm() -> nn.Module:
+    return nn.BatchNorm1d(3)
+
+
+@pytest.mark.parametrize("layer", [Marked, Running, norm])
+def test_what_must_not_be_compiled_runs_as_it_is(layer: Callable[[], nn.Module], caplog) -> None:
+    task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
+    with caplog.at_level("INFO"):
+        losses, state = trained(task, [(0, 2), (2, 3)], COMPILED)
+    assert any(message.startswith("layer 1 (") and "is not compiled, since" in message for message in caplog.messages)
+    others, other = trained(task, [(0, 3)], COMPILED)
+    assert losses == others
+    torch.testing.assert_close(state, other, rtol=0, atol=0)
+    plain, _ = trained(task, [(0, 3)], CONFIG)
+    assert losses == pytest.approx(plain, rel=1e-5)
+
+
+class Branches(nn.Module):
+    """Which way it takes depends on values: no one graph has both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if float(x.detach().sum()) > 0 else x
+
+
+class Prints(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        print(x.shape)
+        return x
+
+
+class Adds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        add_loss(x.square().mean())
+        return x
+
+
+@pytest.mark.parametrize("layer", [Branches, Prints, Adds])
+def test_a_layer_that_is_no_one_graph_is_refused_by_name(layer: type[nn.Module]) -> None:
+    task = replace(small_task(), layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
+    with pytest.raises(
+        TaskError, match=rf"^layer 1 \({layer.__name__}\) cannot be compiled \(spec\.training\.compile\)"
+    ) as caught:
+        Stage(task, 0, [(0, 3)], COMPILED).forward(begin(Stage(task, 0, [(0, 3)], CONFIG)), 0, 0, None)
+    assert str(caught.value).endswith("torch.compiler.disable around its forward leaves it as it is")
+
+
+def test_inputs_of_ever_new_forms_are_refused() -> None:
+    """Torch itself would run such a layer uncompiled from some call on, and so with other bits on who has run less."""
+    task = replace(small_task(), layers=(nn.Tanh, lambda: nn.Linear(2, 2)))
+    stage = Stage(task, 0, [(0, 1), (1, 2)], COMPILED)
+    compiled = stage._forwards._compiled
+    assert compiled is not None
+    for rows in range(3, 2 + MOST_FORMS):
+        compiled.call(0, torch.ones(rows, 2))
+    with pytest.raises(TaskError, match=rf"layer 0 \(Tanh\) .* inputs of more than {MOST_FORMS} forms"):
+        compiled.call(0, torch.ones(99, 2))
+
+
+def test_a_layer_that_cannot_take_zeros_is_compiled_with_its_first_inputs(caplog) -> None:
+    class Divides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x.T @ x + 0 * x.sum()) @ x.T
+
+    task = replace(small_task(), layers=(Divides, lambda: nn.Linear(2, 2)))
+    with caplog.at_level("INFO"):
+        stage = Stage(task, 0, [(0, 2)], replace(COMPILED, micro_batch_size=2))
+    assert any("layer 0 is compiled in its first forward" in message for message in caplog.messages)
+    before = made()
+    stage.forward(stage.begin([0], [0, 1]), 0, 0, None)
+    assert made() >= before
