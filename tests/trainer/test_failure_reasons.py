@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bamboo.names import EXIT_FAILED
+from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
@@ -27,6 +28,7 @@ from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, fa
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
         (DeviceError("no GPU"), "DeviceUnavailable"),
         (TransportUnavailable("no library"), "TransportUnavailable"),
+        (CompilerUnavailable("no compiler"), "CompilerUnavailable"),
         (RuntimeError("a bug"), "WorkerError"),
     ],
 )

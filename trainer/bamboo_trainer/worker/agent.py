@@ -162,7 +162,7 @@ class WorkerAgent:
         try:
             while self.exit_code is None:
                 self._turn()
-        except tuple(OF_MACHINE) as error:
+        except OF_MACHINE as error:
             self._fail(failure_reason(error), str(error))
         except Exception as error:
             logger.exception("the worker failed")

@@ -12,17 +12,18 @@ from bamboo_trainer.transport.bodies import TransportUnavailable
 
 logger = logging.getLogger(__name__)
 
-OF_MACHINE: Final = {
-    DeviceError: "DeviceUnavailable",
-    TransportUnavailable: "TransportUnavailable",
-    CompilerUnavailable: "CompilerUnavailable",
-}  # what the manifest asks for and this machine does not have: the task is not to blame, and a traceback says nothing
+# What the manifest asks for and this machine does not have: the sentence says all, and a traceback nothing.
+OF_MACHINE: Final = (DeviceError, TransportUnavailable, CompilerUnavailable)
 
 
 def failure_reason(error: Exception) -> str:
     """Of an error that ends the worker: the machine's, the task's, memory, or a bug."""
-    if of_machine := next((reason for kind, reason in OF_MACHINE.items() if isinstance(error, kind)), None):
-        return of_machine
+    if isinstance(error, DeviceError):
+        return "DeviceUnavailable"
+    if isinstance(error, TransportUnavailable):
+        return "TransportUnavailable"
+    if isinstance(error, CompilerUnavailable):
+        return "CompilerUnavailable"
     if ran_out_of_memory(error):
         return "OutOfMemory"
     if isinstance(error, NotDeterministic):
