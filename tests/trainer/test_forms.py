@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bamboo_trainer.compilation.forms import Form, input_forms
+from bamboo_trainer.compilation.forms import InputForm, input_forms
 from stage_kit import CONFIG, at, small_gpt, small_task
 
 
@@ -18,10 +18,10 @@ class Counts(nn.Module):
 
 
 def test_forms_are_those_of_a_real_forward(tmp_path: Path) -> None:
-    hidden = Form((2, 8, 16), "float32", needs=True)
+    hidden = InputForm((2, 8, 16), "float32", needs=True)
     task = small_gpt(tmp_path)
     assert input_forms(task, CONFIG, 4) == {
-        0: (Form((2, 8), "int64", needs=False),),
+        0: (InputForm((2, 8), "int64", needs=False),),
         1: (hidden,),
         2: (hidden,),
         3: (hidden,),
@@ -31,8 +31,8 @@ def test_forms_are_those_of_a_real_forward(tmp_path: Path) -> None:
     assert input_forms(task, rounded, 2)[1] == (replace_dtype(hidden, "bfloat16"),)
 
 
-def replace_dtype(form: Form, dtype: str) -> Form:
-    return Form(form.shape, dtype, form.needs)
+def replace_dtype(form: InputForm, dtype: str) -> InputForm:
+    return InputForm(form.shape, dtype, form.needs)
 
 
 def test_what_comes_after_a_layer_that_needs_data_is_not_known() -> None:
@@ -41,6 +41,6 @@ def test_what_comes_after_a_layer_that_needs_data_is_not_known() -> None:
 
 
 def test_zeros_have_the_form() -> None:
-    made = Form((2, 3), "bfloat16", needs=True).zeros(torch.device("cpu"))
+    made = InputForm((2, 3), "bfloat16", needs=True).zeros(torch.device("cpu"))
     assert (made.shape, made.dtype, made.requires_grad) == ((2, 3), torch.bfloat16, True)
     assert not made.any()

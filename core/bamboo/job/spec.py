@@ -173,11 +173,10 @@ class TrainingSpec:
     """Batch sizes are in samples; the global batch is a multiple of the microbatch.
 
     steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: what the user has said.
-    non_finite: what becomes of a step whose loss or gradient is not finite. max_consecutive_skips: at most so many are
-    skipped one after the other. ema: the decay of averages of the weights, kept beside them; None: none are.
-    reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
-    consecutive groups of microbatches, of which a pipeline runs whole ones. None: up to 16 of equal size.
-    deterministic: equal work gives equal bits; else nobody looks, and kernels may be faster. compile: the layers are.
+    non_finite: what becomes of a step whose loss or gradient is not. max_consecutive_skips: at most so many in a row.
+    ema: the decay of averages of the weights; None: none. reproducible: gradients are summed in an order that does not
+    depend on the number of pipelines: `gradient_groups` runs of microbatches, whole ones in each pipeline; None: up to
+    16. deterministic: equal work gives equal bits; else nobody looks, and kernels may be faster. compile: layers are.
     """
 
     steps: int

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from bamboo_trainer.compilation.forms import Form
+from bamboo_trainer.compilation.forms import InputForm
 from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.user_code import arguments, named_layer
@@ -67,7 +67,7 @@ class CompiledLayers:
             ) from error
 
     def compile_ahead(
-        self, forms: Mapping[int, tuple[Form, ...]], device: torch.device, call: Callable[..., Any]
+        self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
     ) -> None:
         """Before they are needed: with zeros of these forms. call: (layer, inputs), as in a forward.
 

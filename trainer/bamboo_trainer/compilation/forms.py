@@ -17,7 +17,7 @@ from bamboo_trainer.tasks.user_code import load_batch, run_layer
 from bamboo_trainer.training import TrainingConfig
 
 
-class Form(msgspec.Struct, frozen=True):
+class InputForm(msgspec.Struct, frozen=True):
     """Of a tensor. dtype: as torch calls it. needs: is a gradient computed for it?"""
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Form(msgspec.Struct, frozen=True):
         return made.requires_grad_(self.needs)
 
 
-def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[Form, ...]]:
+def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
     """Of the inputs of the layers up to that one, by layer; of fewer, if one cannot be run without data.
 
     In a child process, as what a layer's code remembers in passing would have no data.
@@ -37,16 +37,16 @@ def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple
     length = len(task.dataset)
     inputs, _ = load_batch(task, [i % length for i in range(config.micro_batch_size)])
     lines, _ = lines_of_child(msgspec.json.encode(forms).decode() for forms in _walk(task, config, inputs, end))
-    return {index: msgspec.json.decode(line, type=tuple[Form, ...]) for index, line in enumerate(lines)}
+    return {index: msgspec.json.decode(line, type=tuple[InputForm, ...]) for index, line in enumerate(lines)}
 
 
-def _walk(task: Task, config: TrainingConfig, inputs: Parts, end: int) -> Iterator[tuple[Form, ...]]:
+def _walk(task: Task, config: TrainingConfig, inputs: Parts, end: int) -> Iterator[tuple[InputForm, ...]]:
     """Raises whatever a layer raises because there are no data, or anyway."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         parts = tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in inputs)
     for index in range(end):
-        yield tuple(Form(tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad) for p in parts)
+        yield tuple(InputForm(tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad) for p in parts)
         layer = layer_without_values(task, index, mode)
         with mode, failing_quietly(), autocast(torch.device("cpu"), config.precision):
             given = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)

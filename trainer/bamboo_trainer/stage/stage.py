@@ -83,6 +83,7 @@ class Stage(SharedValues, EvaluatedState):
         self._weight_unit = loss_unit(task, config)
         load = partial(_load, self._reader, stage, self._device)
         self._forwards = ForwardRunner(task, config, self._layers, self._parameters, self._device, load)
+        self.compile_seconds = self._forwards.compile_seconds
         self._backwards = BackwardRunner(
             self._layers, self._parameters, self._device, config.microbatches, splits=not self._forwards.repeats
         )
@@ -95,10 +96,6 @@ class Stage(SharedValues, EvaluatedState):
         self._digest: str | None = None
         self.context: ContextSize | None = None  # once a forward has been run
         self._parked, self._shared = False, frozenset[str]()
-
-    @property
-    def compile_seconds(self) -> float:
-        return self._forwards.compile_seconds
 
     @property
     def last(self) -> bool:
