@@ -102,6 +102,22 @@ def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
         assert "it has prices for x-a, and none for nodes that say no zone; bamboo traces convert" in done.output
 
 
+@pytest.mark.parametrize("text", ["seconds,nodes\n", "zone,tick,usd_per_hour\na,0,0.5\n"])
+def test_a_recording_without_nodes_is_refused_by_all_that_need_some(files: Path, text: str) -> None:
+    """A simulation of it said that nothing was trained, in a row of zeros."""
+    path = str(files / "empty.csv")
+    Path(path).write_text(text)
+    job, profile = str(files / "job.yaml"), str(files / "profile.json")
+    commands = (
+        ["simulate", job, "--profile", profile],
+        ["simulate", "--strategy", "bamboo"],
+        ["simulate", "--model", "research"],
+    )
+    for done in (invoke(files, "--trace", path), *(CliRunner().invoke(app, [*c, "--trace", path]) for c in commands)):
+        told = f"bamboo: {path}: no node is in it; --trace needs a recording of nodes\n"
+        assert (done.exit_code, done.stderr) == (2, told)
+
+
 def test_only_as_many_standbys_as_are_asked_for(files: Path) -> None:
     done = invoke(files, *QUICK, "--standby", "1", "--stages", "2", "--pipelines", "1", "--output", "json")
     found = json.loads(done.stdout)

@@ -304,6 +304,19 @@ def test_a_kill_at_an_early_stop_changes_nothing(grid: tuple[int, int], mode: st
     assert {fault.name for fault in struck} == names
 
 
+def test_a_kill_at_an_early_stop_of_a_job_that_compares_its_results_is_no_difference() -> None:
+    """What is compared of the step that is given up is given up, too."""
+    expected, document = six_steps(), stopping(3, 1, mode="EagerForward")
+    document["spec"]["redundancy"]["verify"] = "Report"
+
+    def check(job: Job) -> None:
+        check_stopped(job, expected)
+        assert (job.state.verification.found, job.state.verification.corrupt) == ({}, ())
+
+    check(Job(document).run())
+    kill_at_each(document, lambda fault: fault.step == 6 and fault.name in ("Evaluate", "ReportReady"), check)
+
+
 def test_two_losses_at_an_early_stop_change_nothing() -> None:
     expected = six_steps()
     for after in (False, True):

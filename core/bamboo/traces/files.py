@@ -46,3 +46,11 @@ def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
     except NodeTraceError as error:
         together = f"{' and '.join(paths)} together: " if len(paths) > 1 else ""
         raise NodeTraceError(f"{together}{error}") from None
+
+
+def read_nodes(paths: Sequence[str]) -> Trace:
+    """The same for who needs nodes: also raises NodeTraceError if there are none, as in a file of prices."""
+    trace = read_traces(paths)
+    if not trace.changes:
+        raise NodeTraceError(f"{paths[0]}: no node is in it; --trace needs a recording of nodes")
+    return trace

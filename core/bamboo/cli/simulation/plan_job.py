@@ -27,7 +27,7 @@ from bamboo.sizing.space import Limits
 from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trials
 from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
 from bamboo.terminal.plan_table import PlanReport, document, plan_csv, plan_text
-from bamboo.traces.files import read_traces
+from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
 from bamboo.traces.trace import NodeTraceError, unpriced
@@ -142,9 +142,7 @@ def _machines(prices: PriceList | None, wanted: PlanRequest) -> dict[str, Machin
 
 def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
     if wanted.traces:
-        recording = read_traces(wanted.traces)
-        if not recording.changes:
-            raise NodeTraceError(f"{wanted.traces[0]}: no node is in it; --trace needs a recording of nodes")
+        recording = read_nodes(wanted.traces)
         if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
         return Market(recording=recording)

@@ -210,14 +210,14 @@ def simulate(
 def _traced(workload: "Workload", options: SimulateOptions) -> "list[Case]":
     from bamboo.simulation.figures import spread
     from bamboo.simulation.pool import simulate_trace
-    from bamboo.traces.files import read_trace
+    from bamboo.traces.files import read_nodes
 
     assert options.trace is not None
     if options.preempt_rate:
         usage("--preempt-rate: cannot be combined with --trace")
     if len(options.trace) > 1:
         usage("--trace: expected one with --model research")
-    trace = read_trace(options.trace[0])
+    trace = read_nodes(options.trace)
     wanted = _wanted(workload, options, trace.duration / 3600)
     return [(os.path.basename(options.trace[0]), spread([simulate_trace(workload, trace, wanted)]))]
 

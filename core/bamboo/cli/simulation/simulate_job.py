@@ -19,7 +19,7 @@ from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.simulation.job.worker_memory import memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
-from bamboo.traces.files import read_traces
+from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import NodeTraceError, make_trace, unpriced
 
@@ -55,7 +55,7 @@ def simulate(
         if warning := memory_warning(for_microbatch(run.profile, run.spec.training.micro_batch_size), run.spec):
             print(f"warning: {warning}", file=sys.stderr)
         if wanted.traces:
-            trace = read_traces(wanted.traces)
+            trace = read_nodes(wanted.traces)
             if wanted.price is None and (told := unpriced(trace, all_nodes=True)):
                 raise NodeTraceError(told)
             name = " + ".join(os.path.basename(path) for path in wanted.traces)

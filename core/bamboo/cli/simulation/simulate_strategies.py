@@ -11,7 +11,7 @@ from bamboo.simulation.figures import SimulationError, Spread
 from bamboo.simulation.strategies.choose import STRATEGIES, Workplace, strategy_result, workplace
 from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.summary import spread_of
-from bamboo.traces.files import read_traces
+from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import NodeTraceError, Trace
 
@@ -71,7 +71,7 @@ def _strategies(names: Sequence[str]) -> tuple[str, ...]:
 def _cases(wanted: Comparison, nodes: int) -> list[tuple[str, list[Trace]]]:
     if wanted.traces:
         name = ",".join(os.path.basename(path) for path in wanted.traces)
-        return [(name, [read_traces(wanted.traces)])]
+        return [(name, [read_nodes(wanted.traces)])]
     hours = wanted.hours or HOURS
     return [
         (
