@@ -45,6 +45,7 @@ class World:
         sharded: bool = False,
         redundancy: dict[str, Any] | None = None,
         compiled: bool = False,
+        per_node: int = 1,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
@@ -60,6 +61,7 @@ class World:
         document["spec"]["worker"] = worker or {}
         document["spec"]["redundancy"] = redundancy or {}
         self.platforms = platforms or {}  # of workers by name
+        self.per_node = per_node  # workers, in the order in which they come
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
         self.sent: list[tuple[str, Any]] = []  # of checkpoints and forwards in question, and to whom
         self.told: list[Emit] = []
@@ -104,8 +106,9 @@ class World:
                     for _ in range(here):
                         name, platform = f"w{self.count}", self.platforms.get(f"w{self.count}", Platform())
                         hello = protocol.Hello(
-                            worker=name, host="h", port=1, zone=f"z{self.count % 3}", platform=platform
-                        )
+                            worker=name, host="h", port=1, zone=f"z{self.count // self.per_node % 3}",
+                            node=f"n{self.count // self.per_node}" if self.per_node > 1 else "", platform=platform,
+                        )  # fmt: skip
                         self.pending.append(WorkerJoined(hello))
                         self.pending.append(Received(f"w{self.count}", protocol.WorkerReady()))
                         self.count += 1
