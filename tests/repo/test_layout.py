@@ -14,7 +14,8 @@ MOST_MODULES, MOST_LINES = 12, 400
 # Tests of what several modules do together, by what they are about; each other one is named after a module.
 SCENARIOS = {
     "core": {"checkpoint_s3", "coordinator_distrust", "coordinator_waiting", "fuzz", "kube_proxy", "manifest_fuzz",
-             "metrics_restart", "metrics_run", "replicas", "shipped_profiles", "storage_faults", "zone_costs"},
+             "lost_nodes", "metrics_restart", "metrics_run", "replicas", "shipped_profiles", "storage_faults",
+             "zone_costs"},
     "trainer": {"checkpoint_restore", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
                 "boundary_precision", "compiled_jobs", "gradient_precision", "model_library", "parameter_precision",
                 "random_jobs", "report", "sharded_optimizer", "silent_corruption", "skipped_steps", "slow_workers",

@@ -17,7 +17,9 @@ MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """nodes: at most at once. stages, pipelines, micro_batches, standby: only these; (): all that make sense."""
+    """nodes: at most at once, one for each worker. stages, pipelines, micro_batches, standby: only these; (): all that
+    make sense.
+    """
 
     nodes: int
     stages: tuple[int, ...] = ()

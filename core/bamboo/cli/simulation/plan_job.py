@@ -163,9 +163,11 @@ def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
     for size in wanted.micro_batches:
         if batch % size:
             usage(f"--micro-batch {size}: expected sizes of which training.globalBatchSize, {batch}, is a multiple")
-    most = summarize(market.recording).peak if market.recording is not None else 2 * wanted_workers(spec)
+    room, most = spec.spread.workers_per_node, 2 * wanted_workers(spec)
+    if nodes := wanted.nodes or (summarize(market.recording).peak if market.recording is not None else 0):
+        most = nodes * room
     return Limits(
-        nodes=wanted.nodes or most, stages=wanted.stages, pipelines=wanted.pipelines,
+        nodes=most, stages=wanted.stages, pipelines=wanted.pipelines,
         micro_batches=wanted.micro_batches, standby=wanted.standby,
     )  # fmt: skip
 
