@@ -14,6 +14,7 @@ import flipping_worker
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.coordinator.job_status import status
+from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
@@ -122,6 +123,38 @@ def test_a_flipped_bit_of_a_state_is_found_and_undone(worker: str, what: str) ->
     check_undone(job, worker)
     assert "ResultsDiffer" in job.told
     assert job.state.checkpoints.counts.restores
+
+
+@pytest.fixture
+def roomy_bubbles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time no bubble is measured: each layer fits into each."""
+    monkeypatch.setattr(BubbleBudget, "fits", lambda budget, slot, idle, stage, layer: True)
+
+
+@pytest.mark.usefixtures("roomy_bubbles")
+def test_eager_forwards_whose_workers_are_lost_are_no_difference() -> None:
+    """Shadows are killed as they begin with one; what they had done before is compared already."""
+    document = manifest("Replace", mode="EagerForward")
+    ahead = [fault for fault in Job(document).run().executed if fault.name == "RedundantForward"]
+    assert ahead, "nothing was computed in advance"
+    struck = 0
+    for fault in ahead[:: max(1, len(ahead) // 8)]:
+        job = Job(document, (fault,)).run()
+        struck += job.state.preemptions
+        assert job.finish is not None
+        assert job.finish.outcome is Outcome.COMPLETE, job.finish
+        assert add_digests(job.digests) == undisturbed()
+        assert (job.state.verification.found, job.state.verification.corrupt) == ({}, ())
+    assert struck
+
+
+@pytest.mark.usefixtures("roomy_bubbles")
+@pytest.mark.parametrize("worker", [OWNER, SHADOW])
+def test_a_wrong_forward_is_found_by_what_was_computed_in_advance(worker: str) -> None:
+    job = CorruptJob(manifest("Replace", mode="EagerForward"), worker, "forward")
+    job.run()
+    check_undone(job, worker)
+    assert job.state.verification.found == {"forward": 1}
 
 
 def test_a_wrong_forward_is_found_in_its_step_and_undone() -> None:
