@@ -220,8 +220,8 @@ class StepModel:
             owners = list(dict.fromkeys(plan.at(cell).owner for cell in cells))
             done = max(ends[cell] for cell in cells)
             if len(owners) > 1:
-                size = stages.final[s] + stages.gradients[s] * _nodes(layout)  # reduced chunks; sums of each pipeline
-                size *= (len(owners) - 1) / len(owners)
+                whole = stages.final[s] + stages.gradients[s] * _nodes(layout)  # reduced chunks; sums of each pipeline
+                size = whole * ((len(owners) - 1) / len(owners))
                 rate = min(network.flow * (len(owners) - 1), network.machine)
                 for owner in owners:
                     sent[owner] += round(size)
