@@ -110,10 +110,12 @@ def paced(profile: ModelProfile) -> ModelProfile:
 
 
 def on_demand_step(profile: ModelProfile) -> float:
-    """Seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` has it; one sum a pipeline."""
+    """Seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` has it; one sum a pipeline, one
+    connection a link.
+    """
     published = profile.published
     assert published is not None
-    grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines}
+    grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines, "flowsPerLink": 1}
     training = {"steps": 1, "globalBatchSize": published.batch, "microBatchSize": profile.samples}
     spec = _manifest("x:y", {}, {**training, "reproducible": False}, topology=grid, redundancy={"mode": "None"})
     stages, pipelines = layer_ranges(profile.costs, spec.topology), spec.topology.pipelines

@@ -13,7 +13,9 @@ from bamboo.traces.generate import Generation, generate
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: str) -> None:
-    """With the sum of gradients over the pipelines, which is not in the layers' times as well."""
+    """With the sum of gradients over the pipelines, which is not in the layers' times as well. It was published of a
+    system with one connection a link.
+    """
     profile = read_profile(name)
     published = profile.published
     assert published is not None
@@ -25,7 +27,9 @@ def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: s
                 "steps": 1, "globalBatchSize": published.batch, "microBatchSize": profile.samples,
                 "reproducible": False,
             },
-            "topology": {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines},
+            "topology": {
+                "stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines, "flowsPerLink": 1,
+            },
             "redundancy": {"mode": "None"},
         },
     })  # fmt: skip

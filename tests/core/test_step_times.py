@@ -48,6 +48,22 @@ def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:
     assert seconds(spec(2, 2, 8, "None"), profile(4, thin)) == pytest.approx(6 * 5 + 2)
 
 
+def test_large_frames_take_all_connections_of_a_link_and_no_more_than_the_machine_has() -> None:
+    """16 MiB of gradients a stage; what two pipelines sum up, and then the sums, are frames of 8 MiB each way."""
+    mib = 1 << 20
+
+    def reduction(flows: int, machine: float, gradients: int = 8 * mib) -> float:
+        job = parse_manifest(manifest(2, 2, 8, "None", topology={"stages": 2, "pipelines": 2, "flowsPerLink": flows}))
+        network = Network(flow=2.0 * mib, machine=machine * mib, latency=0.0)
+        return seconds(job, profile(4, network, gradients=gradients)) - 6 * 5
+
+    assert reduction(1, 100.0) == pytest.approx(8)
+    assert reduction(4, 100.0) == pytest.approx(2)
+    assert reduction(4, 5.0) == pytest.approx(16 / 5), "what a machine's connections carry together"
+    small = reduction(4, 100.0, gradients=mib // 2)
+    assert small == pytest.approx(0.5), "frames of half a MiB travel on one connection"
+
+
 def test_a_slow_link_cannot_hide_the_replicas() -> None:
     """200 bytes of gradients at 1 byte a second: a step takes 200 s, though its work takes 54 s."""
     thin = Network(flow=1.0, machine=1e15, latency=0.0)

@@ -9,6 +9,8 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from bamboo.names import LARGE_BODY
+
 T = TypeVar("T")
 FORMAT: Final = "bamboo-profile"
 VERSION: Final = 1
@@ -69,6 +71,10 @@ class Network(_Part, frozen=True, kw_only=True):
     flow: Rate
     machine: Rate
     latency: Seconds = 0.0
+
+    def link(self, size: float, flows: int) -> float:
+        """Bytes a second of a frame of that size between two workers whose links have so many connections."""
+        return min(self.machine, flows * self.flow) if size >= LARGE_BODY else self.flow
 
 
 class Storage(_Part, frozen=True, kw_only=True):

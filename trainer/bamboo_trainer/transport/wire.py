@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo.names import DATA_PLANE_VERSION
+from bamboo.names import DATA_PLANE_VERSION, LARGE_BODY
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, FrameKind
 
@@ -30,7 +30,7 @@ MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
-STRIPED_FROM: Final = 1 << 20  # bytes of a body; a smaller one is there as soon on one connection
+STRIPED_FROM: Final = LARGE_BODY  # a smaller one is there as soon on one connection
 
 # magic, version, kind, striped, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
 HEADER: Final = struct.Struct("<4sBB?qqiiqiiIQ")

@@ -1,6 +1,6 @@
 """Which worker holds which state in a simulated job, and how long it takes to bring one somewhere. Pure."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -23,11 +23,14 @@ class StateOnItsWay(NamedTuple):
 class HeldStates:
     """Stages that workers hold at the newest version, states on their way, and layers of a checkpoint in memory."""
 
-    def __init__(self, profile: ModelProfile, transfer_mbps: int) -> None:
-        self._profile = profile
-        self._rate = min(profile.network.flow, transfer_mbps * MEGABYTE)
+    def __init__(self, profile: ModelProfile, transfer_mbps: int, flows: int) -> None:
+        """transfer_mbps, flows: of a state that is sent, and connections of a link, as the job's manifest has them."""
+        self._profile, self._limit, self._flows = profile, transfer_mbps * MEGABYTE, flows
         self._held: dict[WorkerId, set[int]] = {}
         self._coming: dict[tuple[WorkerId, int], float] = {}  # when the state is there
+
+    def _link(self, size: int) -> float:
+        return self._profile.network.link(size, self._flows)
 
     def begin(self, plan: Plan) -> None:
         """Everybody has what the plan says."""
@@ -43,7 +46,7 @@ class HeldStates:
         An owner sends one state after the other.
         """
         wanted: dict[WorkerId, set[int]] = {}
-        busy: Counter[WorkerId] = Counter()
+        busy: defaultdict[WorkerId, float] = defaultdict(float)
         begun: list[StateOnItsWay] = []
         for cell in plan.cells():
             assignment = plan.at(cell)
@@ -60,8 +63,8 @@ class HeldStates:
                 if number in self._held[worker] or (worker, number) in self._coming:
                     continue
                 size = self.state_bytes(plan.state_layers[number])
-                busy[assignment.owner] += size
-                at = now + busy[assignment.owner] / self._rate + self._profile.network.latency
+                busy[assignment.owner] += size / min(self._link(size), self._limit)
+                at = now + busy[assignment.owner] + self._profile.network.latency
                 self._coming[worker, number] = at
                 transfer = Transfer(TrafficKind.STATES, assignment.owner, worker, size)
                 begun.append(StateOnItsWay(at, worker, number, transfer))
@@ -101,7 +104,7 @@ class HeldStates:
             return dict.fromkeys(plan.worker_ids(), 0.0), []
         transfers: list[Transfer] = []
         network, storage = self._profile.network, self._profile.storage
-        received: Counter[WorkerId] = Counter()
+        receives: defaultdict[WorkerId, float] = defaultdict(float)  # seconds
         sent: Counter[WorkerId] = Counter()
         read: Counter[WorkerId] = Counter()
         for worker in plan.worker_ids():
@@ -113,14 +116,14 @@ class HeldStates:
                 if holders:
                     source = min(holders, key=lambda holder: (sent[holder], holder))
                     sent[source] += size
-                    received[worker] += size
+                    receives[worker] += size / self._link(size)
                     transfers.append(Transfer(TrafficKind.STATES, source, worker, size))
                 else:
                     read[worker] += size
                     transfers.append(Transfer(TrafficKind.CHECKPOINTS, None, worker, size))
         slowest = max(sent.values(), default=0) / network.machine
         times = {
-            worker: max(received[worker] / network.flow, slowest if received[worker] else 0.0)
+            worker: max(receives[worker], slowest if receives[worker] else 0.0)
             + (read[worker] / storage.read + 2 * storage.latency if read[worker] else 0.0)
             for worker in plan.worker_ids()
         }

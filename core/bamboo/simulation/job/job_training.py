@@ -41,7 +41,7 @@ class SimulatedTraining:
     ) -> None:
         self._clock, self._model, self._spec, self._record = clock, model, spec, record
         self._tell, self._most = tell, most
-        self._held = HeldStates(model.profile, spec.redundancy.transfer_mbps)
+        self._held = self._no_states()
         self._latency = model.profile.network.latency
         self.step, self._furthest = 0, 0
         self.plan: Plan | None = None  # the newest that has arrived, unless it waits for its boundary
@@ -59,6 +59,10 @@ class SimulatedTraining:
         self._kept: list[CheckpointId] = []
         self._checkpoints = 0
         self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
+
+    def _no_states(self) -> HeldStates:
+        spec = self._spec
+        return HeldStates(self._model.profile, spec.redundancy.transfer_mbps, spec.topology.flows_per_link)
 
     # plans
 
@@ -80,7 +84,7 @@ class SimulatedTraining:
         self.plan, self._pending, self._carried, self._wish = plan, None, None, None
         times, transfers = self._held.beginning(plan)
         self._send(plan, transfers)
-        self._held = HeldStates(self._model.profile, self._spec.redundancy.transfer_mbps)
+        self._held = self._no_states()
         owners = [plan.at(cell).owner for cell in plan.cells()]
         for worker, seconds in times.items():
             self._clock.after(seconds, partial(self._applied, worker, plan))

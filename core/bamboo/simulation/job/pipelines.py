@@ -1,7 +1,7 @@
 """Forwards and backwards of a step in virtual time: the schedule's own program on every cell, frame by frame. Pure.
 
 A group of pipelines is executed at once if a worker runs cells of several of them; else each by itself. A worker does
-one thing at a time, the most urgent that is ready, as the engine does; frames travel on one connection for each pair of
+one thing at a time, the most urgent that is ready, as the engine does; frames travel on one link for each pair of
 workers, and share what a machine can send and receive. A worker may be lost on the way: then the one that takes its
 cells over runs their programs again, from what the others have in their logs.
 """
@@ -27,7 +27,7 @@ class Group:
     weight_share: of a backward, what its weight gradients take; profiles know only the whole, so half is assumed.
     busy: seconds until each worker can begin. mirrors: the worker that does a cell's work in advance as well (mode
     EagerBackward), [pipeline][stage], -1 for none. layers: how many each stage has; the shortest piece of a mirror's
-    work is the forward of one.
+    work is the forward of one. flows: connections of a link, for large frames.
     """
 
     forward: tuple[float, ...]
@@ -41,6 +41,7 @@ class Group:
     mirrors: tuple[tuple[int, ...], ...] = ()
     layers: tuple[int, ...] = ()
     weight_share: float = 0.5
+    flows: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ class _Execution:
         self._cells: dict[Place, _Cell] = {}
         self._mirrors: dict[Place, tuple[int, _Cell]] = {}
         self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
-        self._flows: dict[tuple[int, int], float] = {}
+        self._links: dict[tuple[int, int], float] = {}  # until when each is taken
         self._ends: dict[Place, float] = {}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []  # when, the how manyth, and what happens
         self._count = 0
@@ -265,11 +266,11 @@ class _Execution:
             return
         network, size = self._group.network, self._group.boundary[s - 1 if first else s]
         source, sink = self._workers[sender], self._workers[receiver]
-        begin = max(now, self._flows.get((sender, receiver), 0.0), source.sends)
-        self._flows[sender, receiver] = begin + size / network.flow
+        begin = max(now, self._links.get((sender, receiver), 0.0), source.sends)
+        self._links[sender, receiver] = sent = begin + size / network.link(size, self._group.flows)
         source.sends = begin + size / network.machine
         sink.receives = max(begin, sink.receives) + size / network.machine
-        at = max(begin + size / network.flow, sink.receives) + network.latency
+        at = max(sent, sink.receives) + network.latency
         self._push(at, partial(self._arrive, receiver, what))
 
     def _arrive(self, receiver: int, what: tuple[Place, Frame, bool], now: float) -> None:

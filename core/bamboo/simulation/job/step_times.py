@@ -204,7 +204,7 @@ class StepModel:
             group = Group(
                 forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
                 microbatches=tuple(len(layout.split[d]) for d in rows), order=StageOrder.of(self._spec.topology),
-                network=self.profile.network, busy=tuple(busy), mirrors=mirrors,
+                network=self.profile.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy), mirrors=mirrors,
                 layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
             )  # fmt: skip
             found.append(PlannedGroup(group, rows, names))
@@ -222,7 +222,7 @@ class StepModel:
             if len(owners) > 1:
                 whole = stages.final[s] + stages.gradients[s] * _nodes(layout)  # reduced chunks; sums of each pipeline
                 size = whole * ((len(owners) - 1) / len(owners))
-                rate = min(network.flow * (len(owners) - 1), network.machine)
+                rate = min(self._link(stages.gradients[s] / len(owners)) * (len(owners) - 1), network.machine)
                 for owner in owners:
                     sent[owner] += round(size)
                 done += 2 * network.latency + size / rate
@@ -247,11 +247,16 @@ class StepModel:
         if not others:
             return 0.0
         most = max(max(size * others, sum(sizes) - size) for size in owned.values())  # that one sends, or receives
-        return network.latency + max(max(owned.values()) / network.flow, most / network.machine)
+        largest = max(owned.values())
+        return network.latency + max(largest / self._link(largest), most / network.machine)
+
+    def _link(self, size: float) -> float:
+        """Bytes a second of a frame of that size, between two workers."""
+        return self.profile.network.link(size, self._spec.topology.flows_per_link)
 
     def _sync(self, size: float, receivers: int) -> float:
         network = self.profile.network
-        return network.latency + size / min(network.flow, network.machine / receivers)
+        return network.latency + size / min(self._link(size), network.machine / receivers)
 
     def _least(self, plan: Plan, layout: Layout, work: Mapping[WorkerId, float]) -> float:
         """What a step takes at least, whatever its schedule: a replica has to follow within one step, a machine to
