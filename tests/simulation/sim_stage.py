@@ -230,9 +230,13 @@ class StandIn:
             yield layer, [int(g) for g in gradient[start:end]]
             start = end
 
-    def squared_norms(self, gradient: Tensor) -> list[float]:
+    def squared_norms(self, gradient: Tensor) -> Tensor:
         parts = self._by_layer(gradient.tolist())
-        return [square for layer, part in parts for square in self._a.squared_norms(layer, part)]
+        squares = [square for layer, part in parts for square in self._a.squared_norms(layer, part)]
+        return torch.tensor(squares, dtype=torch.float64)
+
+    def bring(self, tensors: Iterable[Tensor]) -> Parts:
+        return tuple(tensors)
 
     def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
         """The oracle says which state is the last one."""

@@ -94,13 +94,14 @@ class SimCopy:
         return self._parts
 
 
-class SimCopies:
+class SimCopies(AtOnce):
     """Of a device: one is ready after a while, and its worker is told."""
 
     def __init__(self, node: "Node") -> None:
+        super().__init__()
         self._node = node
 
-    def start(self, tensors: Iterable[Tensor]) -> Copy:
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         around, parts = self._node.around, tuple(tensor.clone() for tensor in tensors)
         seconds = around.copy_seconds * around.rng.uniform(0.5, 2.0) if parts else 0.0
         if parts:

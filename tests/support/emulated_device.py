@@ -5,7 +5,7 @@ from itertools import cycle
 
 from torch import Tensor
 
-from bamboo_trainer.memory.host_copies import Copy, Parts
+from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts
 
 
 class LateCopy:
@@ -24,15 +24,16 @@ class LateCopy:
         return self._parts
 
 
-class LateCopies:
+class LateCopies(AtOnce):
     """questions: for each copy in turn. most: copies that were under way at once."""
 
     def __init__(self, questions: Sequence[int]) -> None:
+        super().__init__()
         self._questions = cycle(questions)
         self.started: list[LateCopy] = []
         self.most = 0
 
-    def start(self, tensors: Iterable[Tensor]) -> Copy:
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         self.started.append(LateCopy(tensors, next(self._questions)))
         under_way = [copy for copy in self.started[-16:] if copy.questions >= 0 and not copy.waited]
         self.most = max(self.most, len(under_way))

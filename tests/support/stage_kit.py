@@ -101,12 +101,13 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
     for index in range(config.microbatches):
         microbatch(stages, works, step, index)
     finals = reduce_tied(stages, [work.gradients.total() for work in works])
-    norm = math.sqrt(math.fsum(n for s, g in zip(stages, finals, strict=True) for n in s.squared_norms(g)))
+    norm = math.sqrt(math.fsum(n for s, g in zip(stages, finals, strict=True) for n in s.squared_norms(g).tolist()))
     for stage, gradient, work in zip(stages, finals, works, strict=True):
         if config.loss_scale and not math.isfinite(norm):
             stage.skip(finite=False)
             continue
         stage.apply(gradient, norm, *stage.folded(work.contributions))
+    works[-1].read(works[-1].figures())
     losses = works[-1].losses
     return sum(losses[i] for i in range(config.microbatches)) / config.microbatches
 

@@ -16,8 +16,10 @@ def one_step(stages: Any, step: int, config: TrainingConfig) -> Any:
     for index in range(config.microbatches):
         microbatch(stages, works, step, index)
     finals = reduce_tied(stages, [work.gradients.total() for work in works])
+    for work in works:
+        work.read(work.figures())
     reports = [
-        step_report(Cell(0, s), stage.squared_norms(final), work)
+        step_report(Cell(0, s), stage.squared_norms(final).tolist(), work)
         for s, (stage, final, work) in enumerate(zip(stages, finals, works, strict=True))
     ]
     result = combined(reports)

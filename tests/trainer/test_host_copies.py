@@ -1,6 +1,8 @@
-"""What is sent is copied to host memory while the engine goes on: the order of frames and the bits stay the same.
+"""What is sent is copied to host memory, and what is received to the device, while the engine goes on: the order of
+frames and the bits stay the same, and copies take no time of their own.
 
-On a device that is emulated; what a GPU does with streams and pinned memory has to be tried on one (test_gpu.py).
+On devices that are emulated, in virtual time; what a GPU does with streams and pinned memory has to be tried on one
+(test_gpu.py).
 """
 
 import pytest
@@ -14,6 +16,7 @@ from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.frames import Address, FrameKind
 from emulated_device import LateCopies
+from queued_device import QueuedJob, Speed
 from recording_transport import RecordingTransport
 from replica_kit import planned
 from training_job import Job
@@ -59,12 +62,25 @@ def test_a_boundary_tensor_leaves_when_it_is_copied_and_none_overtakes_another()
     assert outbox.log.get(activation(1)) is sent.frames[1][1]
 
 
+def test_a_large_frame_of_another_lane_holds_up_no_boundary_tensor_and_no_report() -> None:
+    outbox, sent, _ = box(100, 0, 0)
+    outbox.post("peer", Address(FrameKind.SYNC, 0, 1, 4), [torch.ones(2)], [])
+    outbox.emit(activation(0), [torch.ones(2)])
+    outbox.emit(Address(FrameKind.READY, 0, 2, 4), payload="report")
+    assert [frame.address.kind for _, frame in sent.frames] == [FrameKind.ACTIVATION, FrameKind.READY]
+    outbox.finish()
+    assert [peer for peer, _ in sent.frames][2:] == ["peer"]
+    assert outbox.log.get(Address(FrameKind.SYNC, 0, 1, 4)) is None
+
+
 @pytest.mark.parametrize("what", ["another kind", "a repetition", "the end"])
 def test_what_is_about_earlier_frames_waits_for_them(what: str) -> None:
     outbox, sent, copies = box(100)
     outbox.emit(activation(0), [torch.ones(2)])
     if what == "another kind":
-        outbox.emit(Address(FrameKind.RESULT, 0, 1, 4), [torch.ones(2)])
+        outbox.emit(Address(FrameKind.READY, 0, 2, 4))
+        assert sent.frames == []
+        outbox.finish()
     elif what == "a repetition":
         outbox.resend(Cell(0, 1))
     else:
@@ -96,3 +112,40 @@ def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines
         assert disturbed.finish.outcome is Outcome.COMPLETE
         assert disturbed.state.losses == here.state.losses
         assert disturbed.digests == here.digests
+
+
+def queued(mode: str, **more: float) -> QueuedJob:
+    """Two stages, eight microbatches of 8 and 16 ms."""
+    document = manifest(2, 1, mode=mode, steps=7)
+    document["spec"]["training"]["globalBatchSize"] = 16
+    return QueuedJob(document, Speed(forward=0.008, backward=0.016, **more))
+
+
+WAITED, ORDINARY = 1, 5  # a calibration step, and one that is none
+
+
+def test_copies_are_made_while_the_device_computes() -> None:
+    """A tensor takes 9 ms to the next stage instead of 1 ms. Nothing hides that at the step's begin and end, where the
+    copies of the first and the last tensor, of the targets and of what is reported take 24 ms and some of the host's
+    turns; without overlap each of eight microbatches would take as much (as in the calibration step).
+    """
+    fast, slow = queued("None").run(), queued("None", copy=0.004).run()
+    assert slow.state.losses == fast.state.losses
+    assert slow.digests == fast.digests
+    assert 8 * 0.024 <= fast.step_seconds(ORDINARY) <= 9 * 0.024 + 0.02
+    assert slow.step_seconds(ORDINARY) - fast.step_seconds(ORDINARY) <= 0.04
+    assert slow.step_seconds(WAITED) - fast.step_seconds(WAITED) >= 0.1
+
+
+def test_a_step_is_committed_before_its_gradients_are_copied_for_replicas() -> None:
+    fast, slow = queued("LazyForward").run(), queued("LazyForward", bulk=0.1).run()
+    assert slow.digests == fast.digests
+    assert slow.step_seconds(ORDINARY) - fast.step_seconds(ORDINARY) <= 0.003
+
+
+def test_the_engine_waits_for_the_device_only_where_it_measures() -> None:
+    job = queued("LazyForward", copy=0.004, bulk=0.02).run()
+    waits = {step: job.waits[step] - job.waits[step - 1] for step in (WAITED, ORDINARY)}
+    assert waits[WAITED] >= 2 * 8 * 2, "each forward and each backward is waited for in a calibration step"
+    by_layer = len(job.task.layers) + 2  # one forward of each stage, before it and after each of its layers
+    assert waits[ORDINARY] <= by_layer

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bamboo_trainer import reference
 from bamboo_trainer.stage.stage import Stage
@@ -62,7 +63,7 @@ def test_tied_stages_stay_equal_and_count_once(tmp_path):
     assert stages[0].tied_segments()[0].stages == {0, 3}
     ones = [torch.ones(s.size) for s in stages]
     assert (
-        sum(n for s, g in zip(stages, ones, strict=True) for n in s.squared_norms(g))
+        sum(n for s, g in zip(stages, ones, strict=True) for n in s.squared_norms(g).tolist())
         == sum(t.numel() for t in state_of(stages).values()) - 256 * 16
     )
     for k in range(3):
@@ -86,7 +87,32 @@ def test_a_repeated_microbatch_has_the_same_bits_on_another_holder(tmp_path, pre
         assert b is not None
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
     assert all(torch.equal(a.gradients.target, b.gradients.target) for a, b in zip(works, again, strict=True))
-    assert works[-1].losses == again[-1].losses
+    assert works[-1].figures() == again[-1].figures()
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a tensor's value is read, for which a device would have to be waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
+    stage = Stage(small_task(), 0, [(0, 3)], CONFIG)
+    work = begin(stage, 0, 1)
+    stage.forward(work, 0, 0, None)  # the first one of all is looked at
+    with Reads() as reads:
+        stage.forward(work, 0, 1, None)
+        stage.backward(work, 0, 0, None)
+        stage.backward(work, 0, 1, None)
+        assert (reads.count, work.losses) == (0, {})
+        work.read(work.figures())
+        assert reads.count == 2
+    assert sorted(work.losses) == [0, 1]
+    assert work.figures() == ()
 
 
 def test_the_gradient_given_to_apply_is_not_modified():

@@ -69,7 +69,7 @@ class RepeatedSteps:
         if number in self._states and self._states.version(number) > step:
             self._replicator.send_state(cell, worker)
         elif self._states.has_final(number, step):
-            self._outbox.send(worker, self._replicator.final_gradients(cell, step))
+            self._replicator.send_final(worker, cell, step)
         self._outbox.resend(cell, worker)
         for kind in ANSWERS_END:
             self._outbox.send(worker, self._outbox.frame(Address(kind, *cell, step), payload=list(since.items())))

@@ -11,7 +11,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Announce, RefusedFrame, StatePayload
+from bamboo_trainer.transport.payloads import Announce, Commits, RefusedFrame, StatePayload
 
 
 class Replicator:
@@ -68,17 +68,23 @@ class Replicator:
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
         if (cell, replica) in self.progress and self._states.has_final(self._states.number(cell), step):
-            self._outbox.send(replica, self.final_gradients(cell, step))
+            self.send_final(replica, cell, step)
 
     def final_gradients(self, cell: Cell, step: int) -> Frame:
-        """Those that are here, for somebody with a part in that cell.
+        """Those that are here, for somebody with a part in that cell."""
+        return self._outbox.frame(*self._final(cell, step))
 
-        With them go the commits that they follow from: a replica that is being filled may have missed those, and nobody
-        waits for it.
+    def send_final(self, worker: WorkerId, cell: Cell, step: int) -> None:
+        """The same, when it is copied."""
+        self._outbox.post(worker, *self._final(cell, step))
+
+    def _final(self, cell: Cell, step: int) -> tuple[Address, Parts, Commits]:
+        """With the gradients go the commits that they follow from: a replica that is being filled may have missed
+        those, and nobody waits for it.
         """
         final = self._states.final(self._states.number(cell), step)
         assert final is not None
-        return self._outbox.frame(Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest())
+        return Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest()
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, said: Announce) -> None:
         """A replica says which version it holds. epoch: of the plan that it obeys."""
@@ -114,7 +120,7 @@ class Replicator:
             self.send_state(cell, replica)
         for step in self._states.final_steps(self._states.number(cell)):
             self._unsent.pop((cell, replica, step), None)
-            self._outbox.send(replica, self.final_gradients(cell, step))
+            self.send_final(replica, cell, step)
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
         stage = self._states[self._states.number(cell)]

@@ -81,7 +81,7 @@ class Components:
             self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
             self.forward_sums,
             observer=ports.observer, clock=ports.clock, timer=timer, tell=ports.tell, steps=ports.steps,
-            order=ports.order, evaluations=ports.evaluations,
+            order=ports.order, copies=ports.copies, evaluations=ports.evaluations,
         )  # fmt: skip
 
     @property

@@ -1,13 +1,15 @@
-"""Copies of a device's tensors in host memory, from where they are sent: the engine does not wait for them.
+"""Copies between a device and host memory, from where tensors are sent: the engine does not wait for them.
 
-On a CPU a tensor is its own copy. On a GPU the copy has a stream of its own and pinned memory, so that it is made while
-the next instruction runs; whoever started it asks now and then whether it is there.
+On a CPU a tensor is its own copy. On a GPU copies have streams of their own and pinned memory, so that they are made
+while instructions run. Whoever started a copy to host memory asks now and then whether it is there; what is brought to
+the device is waited for by the device alone.
 """
 
+import math
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -16,7 +18,10 @@ from torch import Tensor
 
 PINNED_BYTES: Final = 4 << 30  # beyond it copies go to ordinary memory, and the engine waits for them
 
+CPU: Final = torch.device("cpu")
+
 Parts = tuple[Tensor, ...]
+Bring = Callable[[Iterable[Tensor]], Parts]  # as `HostCopies.bring`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,19 @@ class Copy(Protocol):
 
 
 class HostCopies(Protocol):
-    """Used by the engine's thread only."""
+    """Used by the engine's thread only, but for `buffer`."""
 
-    def start(self, tensors: Iterable[Tensor]) -> Copy: ...
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
+        """In host memory. bulk: what is not urgent, and so large that what is may not be behind it."""
+        ...
+
+    def bring(self, tensors: Iterable[Tensor]) -> Parts:
+        """The same on the device: what is started there from now on may use them."""
+        ...
+
+    def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory without values, for what will be brought to the device. Any thread may ask."""
+        ...
 
 
 class _There:
@@ -54,10 +69,19 @@ class _There:
 
 
 class AtOnce:
-    """Of tensors in host memory, which need none; all others are waited for."""
+    """For tensors in host memory, which need none; all others are waited for."""
 
-    def start(self, tensors: Iterable[Tensor]) -> Copy:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
         return _There(tuple([tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]))
+
+    def bring(self, tensors: Iterable[Tensor]) -> Parts:
+        return tuple([tensor.to(self._device) for tensor in tensors])
+
+    def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
 
 
 class _UnderWay:
@@ -82,32 +106,48 @@ class CudaCopies:
 
     def __init__(self, device: torch.device, told: Callable[[], None], pinned_bytes: int = PINNED_BYTES) -> None:
         self._device, self._told, self._room = device, told, pinned_bytes
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._inward, self._urgent, self._bulk = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]
         self._events: queue.SimpleQueue[torch.cuda.Event] = queue.SimpleQueue()
         self._lock = threading.Lock()  # over the room: tensors are freed by any thread
         threading.Thread(target=self._watch, name="host-copies", daemon=True).start()
 
-    def start(self, tensors: Iterable[Tensor]) -> Copy:
-        tensors = tuple(tensors)
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
+        tensors, stream = tuple(tensors), self._bulk if bulk else self._urgent
         if not tensors or all(tensor.is_cpu for tensor in tensors):
             return _There(tensors)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            parts = tuple(tensor if tensor.is_cpu else self._copy(tensor.detach()) for tensor in tensors)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            parts = tuple(tensor if tensor.is_cpu else self._copy(tensor.detach(), stream) for tensor in tensors)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
+            event.record(stream)
         self._events.put(event)
         return _UnderWay(parts, event)
 
-    def _copy(self, tensor: Tensor) -> Tensor:
-        size = pinned_size(tensor.nbytes)
-        pinned = self._take(size)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-        if pinned:
-            weakref.finalize(copy, self._give, size)
-        copy.copy_(tensor, non_blocking=pinned)
-        tensor.record_stream(self._stream)
+    def _copy(self, tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
+        copy = self.buffer(tensor.shape, tensor.dtype)
+        copy.copy_(tensor, non_blocking=copy.is_pinned())
+        tensor.record_stream(stream)
         return copy
+
+    def bring(self, tensors: Iterable[Tensor]) -> Parts:
+        tensors, current = tuple(tensors), torch.cuda.current_stream(self._device)
+        if all(tensor.device == self._device for tensor in tensors):
+            return tensors
+        with torch.cuda.stream(self._inward):
+            there = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
+        current.wait_stream(self._inward)
+        for tensor in there:
+            tensor.record_stream(current)
+        return there
+
+    def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """In pinned memory, as long as there is room."""
+        size = pinned_size(math.prod(shape) * dtype.itemsize)
+        pinned = self._take(size)
+        buffer = torch.empty(shape, dtype=dtype, pin_memory=pinned)
+        if pinned:
+            weakref.finalize(buffer, self._give, size)
+        return buffer
 
     def _take(self, size: int) -> bool:
         with self._lock:
@@ -127,4 +167,4 @@ class CudaCopies:
 
 def host_copies(device: torch.device, told: Callable[[], None]) -> HostCopies:
     """Those for that device."""
-    return CudaCopies(device, told) if device.type == "cuda" else AtOnce()
+    return CudaCopies(device, told) if device.type == "cuda" else AtOnce(device)

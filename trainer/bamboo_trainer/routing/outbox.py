@@ -14,23 +14,25 @@ from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport
-from bamboo_trainer.transport.frames import BOUNDARY, Address, Again, Frame, FrameKind
+from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Contributed, PartialSum
+from bamboo_trainer.transport.wire import Lane, lane_of
 
 
 class _Leaving(NamedTuple):
-    """What is sent when its tensors are copied."""
+    """What is sent when its tensors are copied. receiver: of what is for one worker; None: it is for a cell."""
 
     address: Address
     copy: Copy
     payload: Any
+    receiver: WorkerId | None
 
 
 class Outbox:
     """Finds the receiver by the plan in force. log: the frames to cells, until nobody can need them again.
 
-    A boundary tensor leaves when it is in host memory, and the engine goes on meanwhile; nothing that is emitted
-    overtakes it.
+    A frame leaves when its tensors are in host memory, and the engine goes on meanwhile; what is emitted or posted on
+    the same lane does not overtake it.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Outbox:
         """to_itself: takes the frames of this worker to itself, as when it owns two cells in a row."""
         self._plan, self._transport, self._to_itself = plan, transport, to_itself
         self._copies = copies or AtOnce()
-        self._leaving: deque[_Leaving] = deque()
+        self._leaving: dict[Lane, deque[_Leaving]] = {lane: deque() for lane in Lane}
         self.log = MessageLog()
 
     def connect(self) -> None:
@@ -52,7 +54,7 @@ class Outbox:
         self._transport.peers({p.worker: (p.host, p.port) for p in workers if p.worker != self._plan.worker})
 
     def frame(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> Frame:
-        """What is sent, and so the log, lives in host memory."""
+        """One that is sent at once: its tensors are waited for."""
         plan, there = self._plan.current, self._copies.start(tensors).wait()
         return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=there, payload=payload)
 
@@ -61,27 +63,42 @@ class Outbox:
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
-        copy = self._copies.start(tensors)
-        if address.kind not in BOUNDARY:
-            self.finish()
-        elif self._leaving or not copy.ready():
-            self._leaving.append(_Leaving(address, copy, payload))
-            return
-        self._leave(address, copy, payload)
+        self._leave_after(address, tensors, payload, None)
+
+    def post(self, worker: WorkerId, address: Address, tensors: Iterable[Tensor], payload: Any) -> None:
+        """To that worker, and not kept in the log."""
+        self._leave_after(address, tensors, payload, worker)
+
+    def _leave_after(
+        self, address: Address, tensors: Iterable[Tensor], payload: Any, receiver: WorkerId | None
+    ) -> None:
+        """Once the tensors are copied, and what came before has left."""
+        lane = lane_of(address.kind)
+        leaving = _Leaving(address, self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY), payload, receiver)
+        if self._leaving[lane] or not leaving.copy.ready():
+            self._leaving[lane].append(leaving)
+        else:
+            self._leave(leaving)
 
     def advance(self) -> None:
         """Send what is copied by now."""
-        while self._leaving and self._leaving[0].copy.ready():
-            self._leave(*self._leaving.popleft())
+        for queue in self._leaving.values():
+            while queue and queue[0].copy.ready():
+                self._leave(queue.popleft())
 
     def finish(self) -> None:
         """Send all that was emitted, and wait until it is copied: what follows is about what was sent before."""
-        while self._leaving:
-            self._leave(*self._leaving.popleft())
+        for queue in self._leaving.values():
+            while queue:
+                self._leave(queue.popleft())
 
-    def _leave(self, address: Address, copy: Copy, payload: Any) -> None:
+    def _leave(self, leaving: _Leaving) -> None:
+        address, copy, payload, receiver = leaving
         plan = self._plan.current
         frame = Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=copy.wait(), payload=payload)
+        if receiver is not None:
+            self.send(receiver, frame)
+            return
         self.log.add(frame)
         roles = plan.at(address.cell)
         self.send(roles.owner, frame)

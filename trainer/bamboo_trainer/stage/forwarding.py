@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.compilation.compiled_layers import CompiledLayers
 from bamboo_trainer.compilation.forms import input_forms
+from bamboo_trainer.memory.host_copies import Bring
 from bamboo_trainer.memory.placement import contexts_on_host
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
 from bamboo_trainer.memory.saved_tensors import is_cast
@@ -56,7 +57,7 @@ class Forwarding:
 class ForwardRunner:
     """Of the layers of a stage, which are given to it by number.
 
-    load: the inputs and targets of a step's microbatch, on the device. The bits of a forward depend on nothing but the
+    load: the inputs and targets of a step's microbatch. bring: to the device. The bits of a forward depend on nothing but the
     parameters, the seed, step, microbatch and inputs.
     """
 
@@ -68,8 +69,9 @@ class ForwardRunner:
         parameters: FlatParameters,
         device: torch.device,
         load: Callable[[int, int], tuple[Parts, Parts]],
+        bring: Bring,
     ) -> None:
-        self._task, self._config, self._load = task, config, load
+        self._task, self._config, self._load, self._bring = task, config, load, bring
         self._layers, self._parameters, self._device = layers, parameters, device
         self._first, self._end = min(layers), max(layers) + 1
         self._last = self._end == len(task.layers)
@@ -94,12 +96,11 @@ class ForwardRunner:
         assert (inputs is None) == (self._first == 0)
         targets = None
         if inputs is None:
-            leaves, read = self._load(step, microbatch)
-            targets = read if self._last else None
+            read, there = self._load(step, microbatch)
+            leaves, targets = self._bring(read), there if self._last else None
         else:
             parts, needed = split_needs(inputs)
-            there = (p.detach().to(self._device) for p in parts)
-            leaves = tuple(p.requires_grad_(need) for p, need in zip(there, needed, strict=True))
+            leaves = tuple(p.detach().requires_grad_(need) for p, need in zip(self._bring(parts), needed, strict=True))
         return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host)
 
     def advance(self, forwarding: Forwarding) -> None:
@@ -127,7 +128,7 @@ class ForwardRunner:
             f.capture.close()
             if self._last:
                 targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
-                f.measure(self._task, targets)
+                f.measure(self._task, self._bring(targets))
 
     def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
         """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
+from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.checksums import checksum
@@ -58,15 +59,20 @@ class Stage(SharedValues, EvaluatedState):
         config: TrainingConfig,
         device: torch.device | str = "cpu",
         reader: BatchReader | None = None,
+        copies: HostCopies | None = None,
         *,
         remembers: bool = True,
     ) -> None:
-        """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`)."""
+        """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`).
+
+        copies: bring what is received to the device.
+        """
         self.version = 0
         self._task, self._stage, self._config = task, stage, config
         self.gradient_dtype = config.gradient_dtype  # of the final gradient
         self._reader = reader or BatchReader(task, config.samples)
         self._device = torch.device(device)
+        self.bring = (copies or AtOnce(self._device)).bring
         self._first, self._end = stages[stage]
         self._last = stage == len(stages) - 1
         self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
@@ -81,11 +87,11 @@ class Stage(SharedValues, EvaluatedState):
             self._parameters, self._optimizer, ema, config.loss_scale, tuple(self._layers), config.early
         )
         self._weight_unit = loss_unit(task, config)
-        load = partial(_load, self._reader, stage, self._device)
-        self._forwards = ForwardRunner(task, config, self._layers, self._parameters, self._device, load)
+        load = partial(self._reader.batch, stage)
+        self._forwards = ForwardRunner(task, config, self._layers, self._parameters, self._device, load, self.bring)
         self.compile_seconds = self._forwards.compile_seconds
         self._backwards = BackwardRunner(
-            self._layers, self._parameters, self._device, config.microbatches, splits=not self._forwards.repeats
+            self._layers, self._parameters, self.bring, config.microbatches, splits=not self._forwards.repeats
         )
         snapshot.check(self._parameters, self._optimizer_state)
         self._running = RunningBuffers(self._layers)
@@ -242,14 +248,11 @@ class Stage(SharedValues, EvaluatedState):
             work.evaluated[batch] = found
         return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
 
-    def squared_norms(self, gradient: Tensor) -> list[float]:
+    def squared_norms(self, gradient: Tensor) -> Tensor:
         """Of each parameter's final gradient, unscaled, in fp64. A tied parameter is told by its lowest stage only."""
-        gradient = gradient.to(self._device)
         slots = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
-        if not slots:
-            return []
-        squares: list[float] = torch.stack([slot.of(gradient).double().square().sum() for slot in slots]).tolist()
-        return [square * self._unscale**2 for square in squares]
+        squares = [slot.of(gradient).double().square().sum() for slot in slots]
+        return torch.stack(squares) * self._unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
 
     @property
     def running_size(self) -> int:
@@ -277,8 +280,8 @@ class Stage(SharedValues, EvaluatedState):
         A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
         """
         self._constants.check()
-        gradient = gradient.to(self._device, torch.float32)
         used = self._parameters.used(gradient)
+        gradient = self.bring([gradient])[0].to(torch.float32)
         limit = self._config.max_gradient_norm
         scale *= self._unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
         self._parameters.bind_final(gradient * scale, used)  # a copy: an optimizer may write to its gradients
@@ -391,8 +394,3 @@ class Stage(SharedValues, EvaluatedState):
             for index, layer in self._layers.items()
             for name, tensor in layer.state_dict().items()
         }
-
-
-def _load(reader: BatchReader, stage: int, device: torch.device, step: int, microbatch: int) -> tuple[Parts, Parts]:
-    inputs, targets = reader.batch(stage, step, microbatch)
-    return tuple(p.to(device) for p in inputs), tuple(p.to(device) for p in targets)

@@ -237,7 +237,6 @@ class StageStates:
             stage.skip(finite=math.isfinite(commit.norm))
         else:
             stage.apply(gradient, commit.norm, *running, scale=commit.scale)
-        stage.wait()
 
     # states of others
 

@@ -1,5 +1,6 @@
 """What a cell has computed of a step so far, and what crosses the boundary between two stages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -35,6 +36,13 @@ class BackwardScale(NamedTuple):
         return self.mean if weight is None else self.total
 
 
+class Unread(NamedTuple):
+    """Of a forward: the names of what its layers add to the loss; their values, and behind them a last stage's loss."""
+
+    added: tuple[str, ...]
+    values: Parts
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to."""
@@ -42,6 +50,7 @@ class Work:
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has left
+    unread: dict[int, Unread] = field(default_factory=dict)  # what the forwards came to that is not in the next ones yet
     losses: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)  # of the losses, if these are sums
     metrics: dict[int, Metrics] = field(default_factory=dict)
@@ -59,15 +68,31 @@ class Work:
         self.contexts[m] = (forwarding.leaves, forwarding.parts)
         if added:
             self.added[m] = [value for _, value in added]
-            self.added_values[m] = [(name, float(value.detach())) for name, value in added]
+        if added or last:
+            losses = [value for _, value in added] + [forwarding.parts[0]] * last
+            self.unread[m] = Unread(tuple(name for name, _ in added), tuple(value.detach() for value in losses))
         if not last:
             return
-        weights = self.weights.keys() - {m}
-        if self.losses.keys() - {m} and bool(weights) != (forwarding.weight is not None):
+        weights, others = self.weights.keys() - {m}, (self.losses.keys() | self.unread.keys()) - {m}
+        if others and bool(weights) != (forwarding.weight is not None):
             raise TaskError("the loss is Weighted for some microbatches and a mean for others, expected one of the two")
-        self.losses[m], self.metrics[m] = float(forwarding.parts[0].detach()), forwarding.metrics
+        self.metrics[m] = forwarding.metrics
         if forwarding.weight is not None:
             self.weights[m] = forwarding.weight
+
+    def figures(self) -> Parts:
+        """What is not read yet: scalars where the stage computes."""
+        return tuple(value for one in self.unread.values() for value in one.values)
+
+    def read(self, there: Sequence[Tensor]) -> None:
+        """These are what `figures` was: their values are known from now on. In host memory, or they are waited for."""
+        values = iter([float(value) for value in there])
+        for m, one in self.unread.items():
+            if one.added:
+                self.added_values[m] = [(name, next(values)) for name in one.added]
+            if len(one.values) > len(one.added):
+                self.losses[m] = next(values)
+        self.unread = {}
 
     def ends(
         self, microbatch: int, gradients: Parts | None, microbatches: int, scale: BackwardScale

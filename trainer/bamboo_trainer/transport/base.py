@@ -1,8 +1,10 @@
 """The seam between the engine and the network."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import Frame
@@ -30,6 +32,12 @@ class Arrived:
 
 Event = LinkDown | LinkUp | Arrived
 Deliver = Callable[[Event], None]
+Buffer = Callable[[Sequence[int], torch.dtype], torch.Tensor]  # makes room in host memory for what arrives
+
+
+def ordinary(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory that needs no device's attention."""
+    return torch.empty(shape, dtype=dtype)
 
 
 class Transport(Protocol):

@@ -10,10 +10,9 @@ import threading
 import time
 from typing import Protocol
 
-import torch
-
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, stripes, wire
+from bamboo_trainer.transport.base import Buffer
 from bamboo_trainer.transport.bodies import BodyChannel, BodyReceiver
 from bamboo_trainer.transport.frames import Frame
 
@@ -44,14 +43,20 @@ class Inbound:
     """An accepted connection, and those that have joined it."""
 
     def __init__(
-        self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: Acceptor, channel: BodyChannel | None
+        self,
+        sock: socket.socket,
+        me: WorkerId,
+        secret: bytes,
+        acceptor: Acceptor,
+        channel: BodyChannel | None,
+        buffer: Buffer,
     ) -> None:
-        """channel: what large bodies travel over instead of the connection."""
+        """channel: what large bodies travel over instead of the connection. buffer: where tensors are read into."""
         self._sock = sock
         self._me = me
         self._secret = secret
         self._acceptor = acceptor
-        self._channel = channel
+        self._channel, self._buffer = channel, buffer
         self._body_receiver: BodyReceiver | None = None  # once the link stands
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
@@ -141,7 +146,7 @@ class Inbound:
             raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
         specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
         try:
-            tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in specs)
+            tensors = tuple([self._buffer(spec.shape, spec.dtype) for spec in specs])
         except RuntimeError as error:  # how torch says that memory is out
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
         if header.striped:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
-from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
+from bamboo_trainer.transport.base import Arrived, Buffer, Deliver, LinkDown, LinkUp, ordinary
 from bamboo_trainer.transport.bodies import BodyChannel
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.inbound import Inbound
@@ -36,6 +36,7 @@ class TcpTransport:
         self._me = worker
         self._secret = secret.encode()
         self._channel: BodyChannel | None = None
+        self._buffer: Buffer = ordinary
         self._capacities = {lane: LinkCapacity() for lane in wire.Lane}
         self._deliver = deliver
         self._news = threading.Lock()
@@ -57,14 +58,19 @@ class TcpTransport:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
     def trust(
-        self, secret: str, state_rate: float | None = None, flows: int = 1, channel: BodyChannel | None = None
+        self,
+        secret: str,
+        state_rate: float | None = None,
+        flows: int = 1,
+        channel: BodyChannel | None = None,
+        buffer: Buffer = ordinary,
     ) -> None:
         """Replace the job's secret, for links formed from now on.
 
         state_rate: whole states are limited to so many bytes a second. flows: connections of a link, for large frames.
-        channel: what large bodies travel over instead.
+        channel: what large bodies travel over instead. buffer: where tensors are read into.
         """
-        self._secret, self._channel = secret.encode(), channel
+        self._secret, self._channel, self._buffer = secret.encode(), channel, buffer
         self._capacities = {lane: LinkCapacity(flows, None, channel) for lane in wire.Lane}
         self._capacities[wire.Lane.STATE] = LinkCapacity(flows, state_rate, channel)
 
@@ -216,6 +222,6 @@ class TcpTransport:
                 if self._closed or len(self._accepted) - len(self._inbound) >= MAX_STRANGERS:
                     sock.close()
                     continue
-                link = Inbound(sock, self._me, self._secret, self, self._channel)
+                link = Inbound(sock, self._me, self._secret, self, self._channel, self._buffer)
                 self._accepted.add(link)
                 self._start(link.thread)

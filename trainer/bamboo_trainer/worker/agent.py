@@ -293,21 +293,20 @@ class WorkerAgent:
             loggers = LoggingThreads(made, facts_of(spec.name, welcome.history), welcome.history, self.control.send)
             self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
         channel = body_channel(spec.topology.transport, self.worker)
-        self.transport.trust(welcome.secret, spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link, channel)
+        copies = host_copies(device, partial(self.inbox.put, Copied()))
+        rate, flows = spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link
+        self.transport.trust(welcome.secret, rate, flows, channel, copies.buffer)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(welcome.secret), self.control.send)
 
-        def build(index: int, stages: Sequence[tuple[int, int]]) -> Stage:
-            return Stage(task, index, stages, config, device, reader)
-
-        def build_whole(stages: Sequence[tuple[int, int]]) -> Stage:
-            return Stage(task, 0, stages, config, device, reader, remembers=False)
+        def build(index: int, stages: Sequence[tuple[int, int]], *, remembers: bool = True) -> Stage:
+            return Stage(task, index, stages, config, device, reader, copies, remembers=remembers)
 
         self.engine = Engine(
             Ports(
                 worker=self.worker,
                 steps=training.steps,
                 build=build,
-                build_whole=build_whole,
+                build_whole=partial(build, 0, remembers=False),
                 restore=kept.restore,
                 keep=kept.keep,
                 unwritten=kept.unwritten,
@@ -324,7 +323,7 @@ class WorkerAgent:
                 host_memory=host_memory,
                 evaluations=evaluations,
                 verifies=spec.redundancy.verify is not VerifyMode.NONE,
-                copies=host_copies(device, partial(self.inbox.put, Copied())),
+                copies=copies,
             )
         )
         self.control.send(self._ready())

@@ -25,6 +25,7 @@ from bamboo.planning.schedule import (
 )
 from bamboo_trainer.engine.steps.frame_fit import check_fit
 from bamboo_trainer.engine.steps.schedule import needs
+from bamboo_trainer.memory.host_copies import Copy
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
@@ -92,6 +93,7 @@ class CellStep:
     ahead: what was computed in advance, before this worker had to run the cell.
     since: the step with which this worker began to run the cell. evaluations: instructions at the program's beginning
     that evaluate the state, before the step itself.
+    figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker. outer_backwards:
     the places of that before which most microbatches are in flight, and of the last one.
@@ -105,6 +107,7 @@ class CellStep:
     done: int = 0
     work: Work | None = None
     final: Tensor | None = None
+    figures: Copy | None = None
     contributions: dict[int, Recorded] = field(default_factory=dict)
     inbox: dict[Address, Frame] = field(default_factory=dict)
     consumed: set[Address] = field(default_factory=set)
@@ -139,7 +142,8 @@ class CellStep:
 
         tied_to: the other stages that share parameters with this one.
         """
-        self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
+        self.step, self.layout, self.done = stage.version, layout, 0
+        self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program, self.evaluations, self.outer_backwards = [], 0, ()
         if layout and active:

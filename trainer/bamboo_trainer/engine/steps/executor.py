@@ -27,6 +27,7 @@ from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
+from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -54,13 +55,14 @@ class Executor:
         tell: Callable[[Message], None],
         steps: int,
         order: StageOrder,
+        copies: HostCopies,
         evaluations: EvaluationSchedule | None = None,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer, self._tell = observer, clock, timer, tell
         self._wanted, self._order, self._evaluations = steps, order, evaluations
-        self._instructions = Instructions(plan, outbox, states, replicator, sums, steps=steps, clock=clock)
+        self._instructions = Instructions(plan, outbox, states, replicator, sums, copies, steps=steps, clock=clock)
         self.cells: dict[Cell, CellStep] = {}
         self._portions = PortionSteps(plan, states, committer.layout)
         self.handed_over: dict[Cell, Frame] = {}
@@ -244,6 +246,8 @@ class Executor:
 
     def _is_ready(self, cell_step: CellStep) -> bool:
         if isinstance(cell_step.next, ReportReady):
+            if cell_step.figures is not None and not cell_step.figures.ready():
+                return False
             strict = cell_step.step < self.steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
         return cell_step.has_inputs

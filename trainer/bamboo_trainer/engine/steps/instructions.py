@@ -31,6 +31,7 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.frame_fit import chunk
+from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.contributions import packed, unpacked
@@ -52,12 +53,13 @@ class Instructions:
         states: StageStates,
         replicator: Replicator,
         sums: ForwardSums,
+        copies: HostCopies,
         *,
         steps: int,
         clock: Callable[[], float],
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
-        self._sums, self._clock = sums, clock
+        self._sums, self._copies, self._clock = sums, copies, clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
             Forward: self._forward,
@@ -199,14 +201,13 @@ class Instructions:
         (d, s), layout = cell_step.cell, cell_step.layout
         pipelines, groups = layout.pipelines, len(layout.bounds) - 1
         own, piece = work.gradients.nodes(), chunk(stage.gradient_size, layout.pipelines, d)
-        device = own[0][1].device
         shares = {node: total[piece] for node, total in own}
         for e in range(pipelines):
             if e != d:
                 frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, 0, e))
                 nodes = nodes_of(share_of(layout.split[e], layout.bounds), groups)
                 theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
-                shares |= zip(nodes, (tensor.to(device) for tensor in theirs), strict=True)
+                shares |= zip(nodes, stage.bring(theirs), strict=True)
                 cell_step.contributions |= unpacked(frame.payload, data)
         total = tree_sum(shares, groups).to(stage.gradient_dtype)
         cell_step.final = torch.empty_like(own[0][1], dtype=stage.gradient_dtype)
@@ -216,12 +217,14 @@ class Instructions:
                 self._outbox.emit(Address(FrameKind.RESULT, e, s, cell_step.step, 0, d), (total,))
 
     def _gather(self, cell_step: CellStep, _: GatherGradients) -> None:
+        stage, _work = self._parts(cell_step)
         assert cell_step.layout is not None
         assert cell_step.final is not None
         (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
         for e in range(pipelines):
             if e != d:
-                share = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, 0, e)).tensors[0]
+                frame = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, 0, e))
+                (share,) = stage.bring(frame.tensors)
                 cell_step.final[chunk(cell_step.final.numel(), pipelines, e)] = share
 
     def _exchange_tied(self, cell_step: CellStep, _: ExchangeTied) -> None:
@@ -236,13 +239,13 @@ class Instructions:
         stage, _work = self._parts(cell_step)
         (d, s), final = cell_step.cell, cell_step.final_gradient()
         received = {
-            other: iter(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors)
+            other: iter(stage.bring(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors))
             for other in self._states.tied_to(cell_step.cell)
         }
         for segment in stage.tied_segments():
             own = iter(segment.places(s))
             pieces = (
-                final[next(own)] if use.stage == s else next(received[use.stage]).to(final.device)
+                final[next(own)] if use.stage == s else next(received[use.stage])
                 for use in segment.uses
             )
             total = next(pieces).to(torch.float32, copy=True)
@@ -254,14 +257,17 @@ class Instructions:
         stage, work = self._parts(cell_step)
         running = stage.folded(work.contributions | cell_step.contributions)
         final = (cell_step.final_gradient()[: stage.size], *running)
+        cell_step.figures = self._copies.start((stage.squared_norms(final[0]), *work.figures()))
         for number, part in self._states.finals(cell_step.cell, final):
             self._replicator.finalize(number, cell_step.step, part)
 
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
-        stage, work = self._parts(cell_step)
-        squares = []
-        if cell_step.step < self._steps:
-            squares = stage.squared_norms(cell_step.final_gradient()[: stage.size])
+        _stage, work = self._parts(cell_step)
+        squares: list[float] = []
+        if cell_step.figures is not None:
+            norms, *losses = cell_step.figures.wait()
+            squares = norms.tolist()
+            work.read(losses)
         report = step_report(cell_step.cell, squares, work)
         source = cell_step.cell.pipeline * self._plan.stages + cell_step.cell.stage
         self._outbox.emit(Address(FrameKind.READY, *ROOT, cell_step.step, 0, source), payload=report)

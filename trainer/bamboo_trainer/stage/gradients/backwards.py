@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from bamboo_trainer.memory.host_copies import Bring
 from bamboo_trainer.stage.gradients.weight_gradients import split
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradient
@@ -25,13 +26,13 @@ class BackwardRunner:
         self,
         layers: Mapping[int, nn.Module],
         parameters: FlatParameters,
-        device: torch.device,
+        bring: Bring,
         microbatches: int,
         *,
         splits: bool,
     ) -> None:
-        """microbatches: of a step. splits: may weight gradients be postponed? Not where layers are run once more."""
-        self._parameters, self._device, self._microbatches = parameters, device, microbatches
+        """bring: gradients to the device. microbatches: of a step. splits: may weight gradients be postponed? Not where layers are run once more."""
+        self._parameters, self._bring, self._microbatches = parameters, bring, microbatches
         self._named = f"layers {min(layers)} to {max(layers)}"
         self._first, self._splits, self._unwatched = min(layers) == 0, splits, WATCHED
         self._modules = {id(module) for layer in layers.values() for module in layer.modules()}
@@ -42,7 +43,8 @@ class BackwardRunner:
         """As `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes no bit."""
         step, microbatch = place
         leaves, given = work.ends(microbatch, gradients, self._microbatches, scale)
-        pairs = [(p, g.to(self._device)) for p, g in given if p.requires_grad and is_gradient(g)]
+        reached = [(p, g) for p, g in given if p.requires_grad and is_gradient(g)]
+        pairs = list(zip([p for p, _ in reached], self._bring([g for _, g in reached]), strict=True))
         if pairs:
             with in_task(f"the backward of {self._named}, at step {step}, microbatch {microbatch},"), keep_casts():
                 if not (postpone and self._postponed(work, microbatch, pairs, leaves)):

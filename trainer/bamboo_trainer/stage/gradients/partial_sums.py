@@ -8,6 +8,7 @@ from bamboo_trainer.transport.payloads import Contributed, PartialSum
 
 def packed_work(work: Work) -> tuple[PartialSum, Parts]:
     """What a frame says of finished work, and its tensors: the sums of its groups, then what was contributed."""
+    work.read(work.figures())
     contributed, data = packed(work.contributions)
     payload = PartialSum(
         losses=dict(work.losses),

@@ -142,6 +142,7 @@ class FlatParameters:
             self.gradient_size += _padded(slot.size)
         self._bound: Tensor | None = None
         self._marks = torch.tensor([place.mark for place in self._places], dtype=torch.int64, device=device)
+        self._slot_marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64)  # wherever a gradient is
         self._reached: dict[int, Tensor] = {}  # by number of the place, parameters to whose gradient a backward added
         for number, place in enumerate(self._places):
             note = partial(self._reached.__setitem__, number)  # holds nothing of the stage, which is freed at once
@@ -252,7 +253,7 @@ class FlatParameters:
 
     def used(self, gradient: Tensor) -> list[bool]:
         """Which slots any backward has reached whose sum this final gradient is."""
-        return [bool(mark) for mark in (gradient[self._marks[: len(self.slots)]] > 0).tolist()]
+        return [bool(mark) for mark in (gradient[self._slot_marks] > 0).tolist()]
 
     def unbind(self) -> None:
         for place in self._places:
