@@ -57,8 +57,8 @@ class Forwarding:
 class ForwardRunner:
     """Of the layers of a stage, which are given to it by number.
 
-    load: the inputs and targets of a step's microbatch. bring: to the device. The bits of a forward depend on nothing but the
-    parameters, the seed, step, microbatch and inputs.
+    load: the inputs and targets of a step's microbatch. bring: to the device. The bits of a forward depend on nothing
+    but the parameters, the seed, step, microbatch and inputs.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class Work:
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has left
-    unread: dict[int, Unread] = field(default_factory=dict)  # what the forwards came to that is not in the next ones yet
+    unread: dict[int, Unread] = field(default_factory=dict)  # by microbatch: what is to be in the next ones
     losses: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)  # of the losses, if these are sums
     metrics: dict[int, Metrics] = field(default_factory=dict)

@@ -204,8 +204,8 @@ class StepModel:
             group = Group(
                 forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
                 microbatches=tuple(len(layout.split[d]) for d in rows), order=StageOrder.of(self._spec.topology),
-                network=self.profile.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy), mirrors=mirrors,
-                layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
+                network=self.profile.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy),
+                mirrors=mirrors, layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
             )  # fmt: skip
             found.append(PlannedGroup(group, rows, names))
         return found

@@ -244,10 +244,7 @@ class Instructions:
         }
         for segment in stage.tied_segments():
             own = iter(segment.places(s))
-            pieces = (
-                final[next(own)] if use.stage == s else next(received[use.stage])
-                for use in segment.uses
-            )
+            pieces = (final[next(own)] if use.stage == s else next(received[use.stage]) for use in segment.uses)
             total = next(pieces).to(torch.float32, copy=True)
             for piece in pieces:
                 total += piece

@@ -31,7 +31,9 @@ class BackwardRunner:
         *,
         splits: bool,
     ) -> None:
-        """bring: gradients to the device. microbatches: of a step. splits: may weight gradients be postponed? Not where layers are run once more."""
+        """bring: gradients to the device. microbatches: of a step. splits: may weight gradients be postponed? Not where
+        layers are run once more.
+        """
         self._parameters, self._bring, self._microbatches = parameters, bring, microbatches
         self._named = f"layers {min(layers)} to {max(layers)}"
         self._first, self._splits, self._unwatched = min(layers) == 0, splits, WATCHED
