@@ -75,7 +75,8 @@ def test_the_first_copy_of_a_frame_counts_and_none_after_it_was_taken(stage: Sta
     assert one.take(first.address) is first
     one.accept(activation(0), stage)
     assert first.address not in one.inbox
-    one.drop(Address(FrameKind.ACTIVATION, *CELL, 0, 1))
+    one.done = one.program.index(Forward(1))
+    one.drop_inputs()
     one.accept(activation(1), stage)
     assert one.inbox == {}
 

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -30,6 +31,9 @@ MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
+PLAIN_METAS: Final = 64  # of frames without a payload that are remembered
+PLAIN_BYTES: Final = 256  # such a meta is no longer, to be remembered
+_NO_PAYLOAD: Final = b"\xc0"  # None, as msgpack has it
 STRIPED_FROM: Final = LARGE_BODY  # a smaller one is there as soon on one connection
 
 # magic, version, kind, striped, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
@@ -139,7 +143,7 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
         if size:
             views.append(byte_view(here))
             body_length += size
-    meta = msgspec.msgpack.encode(_Meta(specs, frame.payload))
+    meta = _plain_meta(tuple(specs)) if frame.payload is None else msgspec.msgpack.encode(_Meta(specs, frame.payload))
     if len(meta) > MAX_META or body_length > MAX_BODY:
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
     try:
@@ -149,6 +153,12 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
     return [header + meta, *views]
+
+
+@lru_cache(maxsize=PLAIN_METAS)
+def _plain_meta(specs: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
+    """Of a frame without a payload, as most are: of the same few forms of tensors, step by step."""
+    return msgspec.msgpack.encode(_Meta(list(specs), None))
 
 
 def is_striped(buffers: Sequence[Buffer]) -> bool:
@@ -184,15 +194,29 @@ def parse_header(raw: bytes | bytearray) -> Header:
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
     """What tensors the body holds, and the frame's payload. WireError also if they do not fill the body."""
+    short = len(raw) <= PLAIN_BYTES and raw.endswith(_NO_PAYLOAD)
+    specs, payload = _plain_specs(bytes(raw)) if short else None, None
+    if specs is None:
+        specs, payload = _decoded(raw)
+    size = sum([spec.size for spec in specs])
+    if size != body_length:
+        raise WireError(f"tensors of {size} bytes in a body of {body_length}")
+    return specs, payload
+
+
+@lru_cache(maxsize=PLAIN_METAS)
+def _plain_specs(raw: bytes) -> tuple[TensorSpec, ...] | None:
+    """Of a meta without a payload, as `_plain_meta` makes them; None if it has one."""
+    specs, payload = _decoded(raw)
+    return specs if payload is None else None
+
+
+def _decoded(raw: bytes | bytearray) -> tuple[tuple[TensorSpec, ...], Any]:
     try:
         meta = _META_DECODER.decode(raw)
     except _META_ERRORS as error:
         raise WireError(f"meta: {error}") from error
-    specs = tuple([_spec(name, shape) for name, shape in meta.tensors])
-    size = sum([spec.size for spec in specs])
-    if size != body_length:
-        raise WireError(f"tensors of {size} bytes in a body of {body_length}")
-    return specs, meta.payload
+    return tuple([_spec(name, shape) for name, shape in meta.tensors]), meta.payload
 
 
 def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:

@@ -242,10 +242,16 @@ class CellStep:
             return True
         return all(address in self.inbox for address in self.inputs[self.done])
 
-    def drop(self, address: Address) -> None:
-        """The frame is no longer needed, whether it has arrived or not."""
-        self.consumed.add(address)
-        self.inbox.pop(address, None)
+    def drop_inputs(self) -> None:
+        """The frames that the next instruction takes in are no longer needed, whether they have arrived or not."""
+        for address in self.inputs[self.done]:
+            self.consumed.add(address)
+            self.inbox.pop(address, None)
+
+    def take_input(self) -> Parts | None:
+        """Of the one frame that the next instruction takes in; None if it takes none."""
+        addresses = self.inputs[self.done]
+        return self.take(addresses[0]).tensors if addresses else None
 
     def take(self, address: Address) -> Frame:
         self.consumed.add(address)

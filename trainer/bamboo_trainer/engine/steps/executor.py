@@ -278,17 +278,16 @@ class Executor:
                 self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
             else:
                 cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
-        begun = self._clock()
+        begun, stage = self._clock(), self._states.run(cell_step.cell)
         self._redundant.end_wait(cell_step, begun)
         self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
         ordinary = self._is_ordinary(cell_step, instruction)
-        by_layer = ordinary and self._is_run_by_layer(cell_step, instruction)
+        by_layer = ordinary and self._is_run_by_layer(cell_step, stage)
         if by_layer and isinstance(instruction, Forward):
             self._instructions.forward_by_layer(cell_step, instruction, self._timer)
         else:
             self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
-        stage = self._states.run(cell_step.cell)
         timed = by_layer or stage is None or not stage.runs_ahead or self._is_waited_for(cell_step)
         if timed and stage:
             stage.wait()
@@ -315,9 +314,8 @@ class Executor:
             return False
         return cell_step.step > self._committer.log.newest
 
-    def _is_run_by_layer(self, cell_step: CellStep, instruction: Instruction) -> bool:
-        stage = self._states.run(cell_step.cell)
-        if not isinstance(instruction, Forward) or stage is None or stage.context is None:
+    def _is_run_by_layer(self, cell_step: CellStep, stage: Stage | None) -> bool:
+        if not isinstance(cell_step.next, Forward) or stage is None or stage.context is None:
             return False  # a stage's first forward is looked at as a whole
         return self._timer.begins_forward(cell_step.cell.stage)
 

@@ -70,6 +70,11 @@ class ForwardSums:
     def active(self) -> bool:
         return self._verifies and not self._plan.current.mixed
 
+    @property
+    def wanted(self) -> bool:
+        """May somebody want to know what a forward comes to?"""
+        return self._verifies or bool(self._questions)
+
     def is_asked(self, cell: Cell, step: int, microbatch: int) -> bool:
         return bool(self._questions) and ForwardPlace(cell, step, microbatch) in self._questions
 

@@ -85,7 +85,7 @@ class Instructions:
         stage, work = self._parts(cell_step)
         s, m = cell_step.cell.stage, instruction.microbatch
         stage.expect(self._coming(cell_step))
-        forwarding = stage.start(cell_step.step, m, self._given(cell_step, m))
+        forwarding = stage.start(cell_step.step, m, cell_step.take_input())
         stage.wait()  # for what was started before
         while not forwarding.done:
             layer, begun = forwarding.layer, self._clock()
@@ -100,33 +100,26 @@ class Instructions:
 
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
         stage, work = self._parts(cell_step)
-        (d, s), m = cell_step.cell, instruction.microbatch
+        m = instruction.microbatch
         stage.expect(self._coming(cell_step))
-        address = Address(FrameKind.ACTIVATION, d, s, cell_step.step, m)
         if cell_step.ahead and cell_step.is_ahead(instruction):
-            cell_step.drop(address)
+            cell_step.drop_inputs()
             outputs = cell_step.ahead.outputs.pop(m)
         elif cell_step.ahead and m in cell_step.ahead.forwardings:
-            cell_step.drop(address)
+            cell_step.drop_inputs()
             forwarding = cell_step.ahead.forwardings.pop(m)
             while not forwarding.done:
                 stage.advance(forwarding)
             outputs = stage.complete(work, forwarding)
         else:
-            outputs = stage.forward(work, cell_step.step, m, self._given(cell_step, m))
+            outputs = stage.forward(work, cell_step.step, m, cell_step.take_input())
         self._send_on(cell_step, m, outputs)
-
-    def _given(self, cell_step: CellStep, microbatch: int) -> Parts | None:
-        d, s = cell_step.cell
-        if s == 0:
-            return None
-        return cell_step.take(Address(FrameKind.ACTIVATION, d, s, cell_step.step, microbatch)).tensors
 
     def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
         d, s = cell_step.cell
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch), outputs)
-        if cell_step.work is not None and not cell_step.is_portion:
+        if cell_step.work is not None and self._sums.wanted and not cell_step.is_portion:
             self._sums.ran(cell_step.cell, cell_step.step, microbatch, outputs, cell_step.work)
             if not any(isinstance(coming, Forward) for coming in cell_step.program[cell_step.done + 1 :]):
                 self._sums.ran_all(cell_step.cell, cell_step.step)
@@ -134,8 +127,7 @@ class Instructions:
     def _evaluate(self, cell_step: CellStep, instruction: Evaluate) -> None:
         stage, work = self._parts(cell_step)
         (d, s), step, m = cell_step.cell, cell_step.step, instruction.microbatch
-        given = cell_step.take(Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED)).tensors if s > 0 else None
-        outputs = stage.evaluate(work, m, given)
+        outputs = stage.evaluate(work, m, cell_step.take_input())
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
 
@@ -154,14 +146,12 @@ class Instructions:
     def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
         stage, work = self._parts(cell_step)
         (d, s), m = cell_step.cell, instruction.microbatch
-        address = Address(FrameKind.GRADIENT, d, s, cell_step.step, m)
         if cell_step.ahead and cell_step.is_ahead(instruction):
-            cell_step.drop(address)
+            cell_step.drop_inputs()
             inputs = cell_step.ahead.gradients.pop(m)
         else:
-            given = cell_step.take(address).tensors if s < self._plan.stages - 1 else None
             postpone = isinstance(instruction, BackwardInput)
-            inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)
+            inputs = stage.backward(work, cell_step.step, m, cell_step.take_input(), postpone=postpone)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
 
