@@ -53,6 +53,17 @@ def test_of_checkpoints_at_most_two_are_held() -> None:
     assert said == [CopiesHeld(checkpoint=THREE, layers=(0, 3))]
 
 
+def test_the_newest_attempt_at_a_step_is_held_whatever_its_name() -> None:
+    """A worker whose channel was cut hears of two further attempts before it hears that others are given up."""
+    copies, said = made()
+    attempts = [CheckpointId(step=6, id=name) for name in ("f", "c", "a")]
+    for one in attempts:
+        copies.keep(one, states(one.step, 0))
+    assert copies.of(attempts[-1]).keys() == {0}
+    assert said[-1] == CopiesHeld(checkpoint=attempts[-1], layers=(0,))
+    assert sum(t.nbytes for t in copies.tensors()) == 2 * 12, "at most two are held"
+
+
 def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -77,8 +77,8 @@ class LayerCopies:
         if not self.has_room(checkpoint, states.values()):
             return
         self._held.setdefault(checkpoint, {}).update(states)
-        kept = sorted(one for one in self._held if one != self._cut)
-        self.drop(kept[:-MOST_CHECKPOINTS])
+        others = sorted(one for one in self._held if one not in (self._cut, checkpoint))
+        self.drop(others[: 1 - MOST_CHECKPOINTS])  # of one step there may be several attempts, in any order
         self._say(checkpoint, self._held[checkpoint])
 
     def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
