@@ -42,7 +42,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         normal = self.before(x)
         x = x + self.attention(normal, normal, normal, need_weights=False)[0]
-        return x + self.second(F.gelu(self.first(self.between(x))))
+        result: Tensor = x + self.second(F.gelu(self.first(self.between(x))))
+        return result
 
 
 def stage(width: int) -> nn.Sequential:
@@ -180,7 +181,7 @@ def main() -> None:
     for devices in map(int, arguments.devices.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             given = (devices, arguments.width, arguments.microbatches, str(Path(folder) / "store"))
-            mp.spawn(device, given, nprocs=devices)
+            mp.spawn(device, given, nprocs=devices)  # type: ignore[attr-defined, no-untyped-call]
 
 
 if __name__ == "__main__":
