@@ -74,14 +74,17 @@ class Taker:
             asyncio.get_running_loop().call_later(self.rng.random() * self._step_seconds(), self._strike)
 
     def _settled(self) -> bool:
-        """Is every stage on a worker of its own, with a replica in step?"""
+        """Is every stage on a worker of its own, with all its replicas in step, those on standby, too?"""
         state = self.job.state
         if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.applied:
             return False
         cells = state.plan.cells()
         owners = {state.plan.at(c).owner for c in cells}
         covered = all(is_protected(state.plan, state.synced, c) for c in cells)
-        return covered and len(owners) == len(cells)
+        level = all((c, w) in state.synced for c in cells for w in state.plan.at(c).replicas)
+        held = {c.stage for c in cells for w in state.plan.at(c).replicas if w not in owners}
+        wanted = min(state.spec.standby.stages, len(state.plan.stages))
+        return covered and level and len(owners) == len(cells) and len(held) >= wanted
 
     def _step_seconds(self) -> float:
         times = self.job.committed
@@ -144,8 +147,9 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
     assert d.applied is not None
     repeated = [x for x in done if x.worker != d.victim and x.cell == d.cell and x.name in WORK and x.end > d.planned]
     first = min((x.step for x in repeated), default=d.step)
-    before = {x.what for x in done if x.worker == d.victim and x.cell == d.cell and x.name in WORK and x.step >= first}
-    lost = [x for x in repeated if x.what in before]
+    victims = [x for x in done if x.worker == d.victim and x.cell == d.cell and x.name in WORK and x.step >= first]
+    before = {_work(x) for x in victims}
+    lost = [x for x in repeated if _work(x) in before]
     caught_up = max([d.applied, *(x.end for x in lost)])
     ends = [d.at, d.known, d.planned, d.applied, caught_up]
     phases = dict(zip(("detect", "decide", "reform", "recompute"), _gaps_ms(ends), strict=True))
@@ -155,6 +159,12 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
         "forwards": sum(x.name == "Forward" for x in lost), "backwards": sum(x.name in BACKWARDS for x in lost),
         **_steps(d, committed, at=d.at), **_told(d),
     }  # fmt: skip
+
+
+def _work(done: Done) -> tuple[str, Cell, int, int]:
+    """A backward that the victim ran as a whole its heir runs in two parts: the first one stands for it."""
+    name, *rest = done.what
+    return BACKWARDS[0] if name in BACKWARDS else name, *rest
 
 
 def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import TopologySpec
-from bamboo.planning.grid import layer_ranges, make_layout, split_layers
+from bamboo.planning.grid import Roles, layer_ranges, make_layout, split_layers, worker_roles
+from manifest_kit import minimal
 
 
 @pytest.mark.parametrize(
@@ -100,3 +102,17 @@ def test_microbatches_are_shared_out_exactly_once(microbatches: int, pipelines: 
     shares = make_layout(0, microbatches, pipelines, None).split
     assert [m for share in shares for m in share] == list(range(microbatches))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_worker_on_standby_has_the_roles_of_the_stages_that_it_keeps() -> None:
+    document = minimal()
+    document["spec"] |= {"topology": {"stages": 3}, "standby": {"workers": 1, "stages": 2}}
+    spec = parse_manifest(document)
+    calm, taken = (worker_roles(spec, 3, taken_over=over) for over in (False, True))
+    assert calm[0] == Roles(stage=0, owned=(0,), kept=(1,))
+    assert calm[3:] == [Roles(stage=None, owned=(), kept=(0, 1))]
+    assert taken[2] == Roles(stage=2, owned=(2, 0), kept=(1,), taken_over=(0,))
+    assert taken[3:] == [Roles(stage=None, owned=(s,), kept=(1 - s,), taken_over=(s,)) for s in range(2)]
+    assert (calm[0].shadowed, calm[3].shadowed) == (1, None)
+    document["spec"]["standby"] = {"workers": 0, "stages": 2}
+    assert len(worker_roles(parse_manifest(document), 3, taken_over=False)) == 3

@@ -1,10 +1,11 @@
 """The coordinator's state as a person sees it."""
 
+from dataclasses import replace
+
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.coordinator.events import (
-    Tick,
-)
+from bamboo.coordinator.events import Tick
+from bamboo.coordinator.job_status import WorkerState, status
 from world import World
 
 
@@ -18,3 +19,15 @@ def test_a_job_that_stands_still_says_who_waits_for_what() -> None:
     assert world.finish is not None
     assert world.finish.reason == "ProgressDeadlineExceeded"
     assert "w1 is waiting for rain" in world.finish.message
+
+
+def test_a_spare_worker_whose_replicas_are_in_step_is_on_standby() -> None:
+    world = World(3, 1, 1, standby_stages=3)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    (spare,) = world.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}
+    assert len(plan.replicated_by(spare)) == 3
+    assert dict(status(world.state, world.now).workers)[spare] is WorkerState.STANDBY
+    world.state = replace(world.state, synced=frozenset())
+    assert dict(status(world.state, world.now).workers)[spare] is WorkerState.SYNCING

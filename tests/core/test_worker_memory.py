@@ -18,3 +18,11 @@ def test_a_machine_that_is_too_small_is_told(files: tuple[str, str]) -> None:
     small = msgspec.structs.replace(one.profile, machine=Machine(memory=1200))
     told = "a worker needs about 0.0 GB while it runs a lost neighbour's stage, too, and a machine of the profile has"
     assert memory_warning(small, one.spec).startswith(told)
+
+
+def test_a_worker_on_standby_that_keeps_replicas_may_need_most() -> None:
+    """The states of all four stages, each with gradients, whether it runs one of them or none."""
+    ready, idle = (job(4, 1, standby={"workers": 1, "stages": stages}) for stages in (4, 0))
+    for taken_over in (False, True):
+        assert device_bytes(ready.profile, ready.spec, taken_over=taken_over) == 4 * (300 + 100)
+        assert device_bytes(idle.profile, idle.spec, taken_over=taken_over) < 4 * (300 + 100)

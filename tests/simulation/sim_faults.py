@@ -110,6 +110,7 @@ class Scenario:
     schedule: str = "1F1B"
     verifies: bool = False  # results that are there twice are compared
     per_node: int = 1  # workers
+    standby_stages: int = 0  # of which a worker on standby keeps replicas
     copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
 
     def manifest(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Scenario:
                 "schedule": self.schedule,
             },
             "redundancy": {"mode": self.mode, "replicas": self.replicas, "verify": self._verify},
-            "standby": {"workers": self.standby},
+            "standby": {"workers": self.standby, "stages": self.standby_stages},
         }
         if self.checkpoints:
             kept = {"everySteps": self.checkpoints, "keepInMemory": self.in_memory}
@@ -149,7 +150,7 @@ class Scenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
             f"groups {a.bounds}, {a.steps} steps, skipped {sorted(a.skipped)}, evaluated {a.evaluated}, "
-            f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
+            f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby} with {self.standby_stages}, ties {a.ties}, "
             f"{self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
@@ -178,6 +179,7 @@ def scenario(
     verify: bool = False,
     devices: bool = False,
     nodes: bool = False,
+    spares: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
@@ -186,6 +188,7 @@ def scenario(
     sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed. stops:
     an evaluation ends the job early. verify: results that are there twice are compared; none of them differ.
     devices: what is sent has to be copied from one. nodes: they have several workers, and are lost with all of them.
+    spares: a worker on standby keeps replicas of stages.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -222,6 +225,7 @@ def scenario(
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if zbh1 else made
     made = _with_replicas(made, several) if replicas else made
     made = _with_nodes(made, random.Random(f"{seed} nodes")) if nodes else made
+    made = _with_ready_spares(made, random.Random(f"{seed} spares")) if spares else made
     made = replace(made, verifies=verify)
     made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2)) if devices else made
     return _with_early_stop(made, random.Random(f"{seed} stops")) if stops else made
@@ -317,9 +321,25 @@ def _at_portion(rng: random.Random, fault: Fault) -> Fault:
 
 def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
     """Where a backward is hit it is one of its parts, now and then by a stage that does not split it."""
+    return replace(job, schedule="ZBH1", faults=tuple(_at_parts(rng, fault) for fault in job.faults))
+
+
+def _at_parts(rng: random.Random, fault: Fault) -> Fault:
+    """A kill at a forward or backward is one at a part of a backward, or at a whole one."""
+    when, _, name = fault.name.partition(" ")
     parts = ("Backward", "BackwardInput", "BackwardInput", "BackwardWeight", "BackwardWeight")
-    faults = (replace(f, name=rng.choice(parts)) if f.name in ("Forward", "Backward") else f for f in job.faults)
-    return replace(job, schedule="ZBH1", faults=tuple(faults))
+    return replace(fault, name=f"{when} {rng.choice(parts)}") if name in ("Forward", "Backward") else fault
+
+
+def _with_ready_spares(job: Scenario, rng: random.Random) -> Scenario:
+    """There is a spare worker with replicas, if there are several stages. Many losses befall a stage, or its heir."""
+    faults = [_at_parts(rng, fault) if fault.chained else fault for fault in job.faults]
+    faults = [replace(f, role=rng.choice(("owner", "heir"))) if f.what in KILLS else f for f in faults]
+    standby, stages = max(1, job.standby), job.arithmetic.stages
+    return replace(
+        job, faults=tuple(faults), standby=standby, standby_stages=rng.choice((1, stages, stages)),
+        mode="EagerForward" if job.mode == "None" else job.mode, capacity=job.capacity + standby - job.standby,
+    )  # fmt: skip
 
 
 def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:

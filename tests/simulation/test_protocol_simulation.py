@@ -96,6 +96,16 @@ def test_random_faults_while_tensors_are_copied_from_a_device(kinds: dict[str, b
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, devices=True, **kinds)}" for v in failed)
 
 
+@pytest.mark.parametrize(("kinds", "first"), [({}, 0), ({"restarts": True}, 100), ({"replicas": True}, 200)])
+def test_random_faults_of_jobs_whose_standby_workers_keep_replicas(kinds: dict[str, bool], first: int) -> None:
+    """They take stages over in the middle of a step, and are lost in turn."""
+    kinds = {**kinds, "spares": True}
+    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 10)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert sum(e.reason == "Takeover" for job in jobs for e in job.emitted) > 3
+
+
 @pytest.mark.parametrize(("kinds", "first"), [({}, 0), ({"checkpoints": True}, 100)])
 def test_random_faults_of_jobs_that_an_evaluation_ends(kinds: dict[str, bool], first: int) -> None:
     """Half of what befalls a certain step befalls the one that is given up, or the one before."""

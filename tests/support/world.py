@@ -46,6 +46,7 @@ class World:
         redundancy: dict[str, Any] | None = None,
         compiled: bool = False,
         per_node: int = 1,
+        standby_stages: int = 0,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
@@ -53,7 +54,7 @@ class World:
             task={"entrypoint": "a.b:c"},
             training=training(steps, 8, 1, compile=compiled),
             topology={"stages": stages, "pipelines": pipelines, "split": split, "shardOptimizer": sharded},
-            standby={"workers": standby},
+            standby={"workers": standby, "stages": standby_stages},
             elastic={**bounds, "minStages": stages if fewest is None else fewest, "stabilizationSeconds": 0},
         )
         if checkpoint is not None:

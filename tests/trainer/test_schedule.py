@@ -24,7 +24,7 @@ from bamboo_trainer.transport.frames import FrameKind
 stages = st.integers(1, 9)
 microbatches = st.integers(1, 20)
 lookaheads = st.integers(0, 4)
-orders = st.builds(StageOrder, st.sampled_from(PipelineSchedule), lookaheads)
+orders = st.builds(StageOrder, st.sampled_from(PipelineSchedule), lookaheads, st.booleans())
 
 
 def test_one_stage_in_the_middle() -> None:
@@ -58,6 +58,16 @@ def test_weight_gradients_are_postponed_by_more_in_later_stages() -> None:
     assert zb_h1(2, 3, [4, 7]) == [F(4), B(4), F(7), B(7), W(4), W(7)]
 
 
+def test_in_a_takeover_weight_gradients_come_after_the_next_input_gradients() -> None:
+    F, B, W = Forward, BackwardInput, BackwardWeight
+    order = StageOrder(lookahead=0).taken_over()
+    assert order.program(2, 3, [4, 7]) == [F(4), B(4), F(7), B(7), W(4), W(7)]
+    assert order.program(0, 2, range(3)) == [F(0), F(1), B(0), F(2), B(1), W(0), B(2), W(1), W(2)]
+    assert order.program(0, 1, range(2)) == one_f_one_b(0, 1, range(2)), "nobody waits"
+    postponed = StageOrder(PipelineSchedule.ZB_H1)
+    assert postponed.taken_over().program(1, 3, range(4)) == postponed.program(1, 3, range(4))
+
+
 @given(stages, microbatches, orders, st.data())
 def test_no_schedule_keeps_more_than_it_says(p: int, m: int, order: StageOrder, data: st.DataObject) -> None:
     """ZB-H1 keeps what the first stage keeps in 1F1B. Weight gradients come in order, each after its backward."""
@@ -85,6 +95,7 @@ def test_no_stage_waits_for_ever(p: int, m: int, lookahead: int) -> None:
     """Fill, work and drain, however fast the network is: as long as it takes without any waiting."""
     plain = StageOrder(PipelineSchedule.ONE_F_ONE_B, lookahead)
     assert _makespan(p, m, plain, forward=1, backward=2, way=0) == 3 * (m + p - 1)
+    assert _makespan(p, m, plain.taken_over(), forward=1, backward=2, way=0) <= 3 * (m + p - 1)
 
 
 @given(stages, microbatches, lookaheads)

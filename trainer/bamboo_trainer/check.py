@@ -51,5 +51,5 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _told(stage: int, memory: Memory) -> dict[str, Any]:
+def _told(stage: int | None, memory: Memory) -> dict[str, Any]:
     return {"stage": stage, "memory": memory.by_kind()}

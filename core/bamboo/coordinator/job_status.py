@@ -147,7 +147,8 @@ def _part(state: CoordinatorState, worker: WorkerId) -> WorkerState:
         return WorkerState.STARTING
     if state.plan.owned_by(worker):
         return WorkerState.TRAINING
-    return WorkerState.SYNCING if state.plan.replicated_by(worker) else WorkerState.STANDBY
+    behind = any((cell, worker) not in state.synced for cell in state.plan.replicated_by(worker))
+    return WorkerState.SYNCING if behind else WorkerState.STANDBY
 
 
 def _digests(state: CoordinatorState) -> tuple[str, ...]:

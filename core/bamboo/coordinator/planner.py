@@ -94,6 +94,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         pipelines=_pipelines(state, now),
         generation=state.generation,
         spread=state.spec.spread.policy,
+        on_standby=state.spec.standby.stages,
     )
 
 

@@ -282,7 +282,11 @@ def _redundancy(f: Fields) -> s.RedundancySpec:
 
 
 def _standby(f: Fields) -> s.StandbySpec:
-    return f.closed(s.StandbySpec(workers=f.integer("workers", 0, low=0, high=1024)))
+    return f.closed(
+        s.StandbySpec(
+            workers=f.integer("workers", 0, low=0, high=1024), stages=f.integer("stages", 0, low=0, high=1024)
+        )
+    )
 
 
 def _node_pool(f: Fields) -> placement.NodePool:

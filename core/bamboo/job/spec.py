@@ -311,7 +311,10 @@ class RedundancySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbySpec:
+    """stages: of how many one of the workers keeps replicas, beside those of the redundancy."""
+
     workers: int = 0
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

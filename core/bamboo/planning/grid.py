@@ -2,10 +2,11 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import RedundancySpec, TopologySpec, TrainingSpec
+from bamboo.job.spec import JobSpec, RedundancyMode, RedundancySpec, TopologySpec, TrainingSpec
 from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
 from bamboo.planning.ring import replicas_in, rows, share_nodes
@@ -151,3 +152,42 @@ def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId
         return ""
     lost = min(map(len, held)) - 1
     return f"; any {lost} of {known} zones may be lost at once" if lost else f"; none of {known} zones may be lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """What a worker holds of a pipeline of some number of stages. stage: its own; None: it is on standby.
+
+    owned: the stages that it runs; of these taken_over from others. kept: those whose replicas it keeps; of these it
+    computes one in advance, `shadowed`.
+    """
+
+    stage: int | None
+    owned: tuple[int, ...]
+    kept: tuple[int, ...]
+    taken_over: tuple[int, ...] = ()
+
+    @property
+    def shadowed(self) -> int | None:
+        return self.kept[0] if self.kept and self.stage is not None else None
+
+
+def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]:
+    """All that there may be: in calm, or while a worker runs as many lost stages as there are replicas of each."""
+    replicas = min(spec.redundancy.kept, stages - 1)
+    lost = max(1, replicas) if taken_over and stages > 1 else 0
+    found = []
+    for stage in range(stages):
+        ring = tuple((stage + ahead) % stages for ahead in range(stages))
+        kept = ring[1 + lost : 1 + lost + replicas]
+        found.append(Roles(stage=stage, owned=ring[: 1 + lost], kept=kept, taken_over=ring[1 : 1 + lost]))
+    ready = tuple(range(kept_on_standby(spec.standby.stages if spec.standby.workers else 0, spec.redundancy, stages)))
+    for stage in ready if lost else ():
+        owned, kept = ready[stage : stage + lost], (*ready[:stage], *ready[stage + lost :])
+        found.append(Roles(stage=None, owned=owned, kept=kept, taken_over=owned))
+    return [*found, *([] if lost or not ready else [Roles(stage=None, owned=(), kept=ready)])]
+
+
+def kept_on_standby(asked: int, redundancy: RedundancySpec, stages: int) -> int:
+    """Of how many stages a worker on standby keeps replicas. With one stage others share what is lost."""
+    return 0 if redundancy.mode is RedundancyMode.NONE or stages == 1 else min(asked, stages)

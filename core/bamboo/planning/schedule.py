@@ -12,7 +12,7 @@ while the stages before it still run their backwards, and all of those begin ear
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from bamboo.job.spec import PipelineSchedule, TopologySpec
@@ -145,25 +145,53 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int], lookahead: int =
     return program
 
 
+def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
+    """The same order of forwards and backwards; a whole backward's weight gradients come after the next input gradients.
+
+    For a cell that is taken over in the middle of a step: others wait for what it repeats, but for no weight gradient.
+    One more microbatch is in flight, with its weight gradients, than without.
+    """
+    found: list[Computed] = []
+    waiting: list[Computed] = []
+    for instruction in program:
+        if type(instruction) is not Backward:
+            found.append(instruction)
+            continue
+        found += [BackwardInput(instruction.microbatch), *waiting]
+        waiting = [BackwardWeight(instruction.microbatch)]
+    return [*found, *waiting]
+
+
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """In which order the forwards and backwards of a step run, on each stage."""
+    """In which order the forwards and backwards of a step run, on each stage. late_weights: see `with_late_weights`."""
 
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     lookahead: int = 1
+    late_weights: bool = False
 
     @classmethod
     def of(cls, topology: TopologySpec) -> Self:
         return cls(topology.schedule, topology.lookahead)
 
+    def taken_over(self) -> Self:
+        """Of a step of a cell that another worker goes on with."""
+        return replace(self, late_weights=True)
+
     def program(self, stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
         order = zb_h1 if self.schedule is PipelineSchedule.ZB_H1 else one_f_one_b
-        return [*order(stage, stages, microbatches, self.lookahead)]
+        found: list[Computed] = [*order(stage, stages, microbatches, self.lookahead)]
+        return with_late_weights(found) if self._postpones(stages) else found
 
     def in_flight(self, stage: int, stages: int, microbatches: int) -> int:
         """How many microbatches a stage keeps activations of at most."""
         postpones = self.schedule is PipelineSchedule.ZB_H1
-        return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * (1 + self.lookahead))
+        more = self._postpones(stages) and (not postpones or stage == 0)
+        return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * (1 + self.lookahead) + more)
+
+    def _postpones(self, stages: int) -> bool:
+        """With one stage nobody waits."""
+        return self.late_weights and stages > 1
 
 
 def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:

@@ -13,6 +13,7 @@ import msgspec
 
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec
+from bamboo.planning.grid import kept_on_standby
 from bamboo.planning.heirs import heirs_of, lost_runs
 from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
 from bamboo.planning.portions import Cells, is_settled, share_out
@@ -35,7 +36,8 @@ class PlanningView:
 
     live: in order of joining; leaving: those that have a notice; pipelines: how many there should be;
     generation: the newest layout that a step has been committed with (-1: none yet); reported: workers that say that
-    they hold a stage's state at a usable version, by stage.
+    they hold a stage's state at a usable version, by stage; on_standby: of how many stages a spare worker keeps
+    replicas, so that it can take one of them over.
     """
 
     plan: Plan
@@ -47,6 +49,7 @@ class PlanningView:
     generation: int
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
+    on_standby: int = 0
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
         """Of the stages of a pipeline with these workers, or of the shards of one-stage pipelines with these owners: as
@@ -188,15 +191,17 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 
 
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
-    """In-sync replicas, staying ones first; else owners of the same stage in other pipelines, or who has it. Of these
-    the ones first that are not where somebody has been lost.
+    """In-sync replicas: staying ones first, then those that are not where somebody has been lost, then spare workers, of
+    any pipeline. Else owners of the same stage in other pipelines, or who has it, in the same order of places.
     """
-    plan, doubtful = view.plan, view.doubtful()
+    plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
-    replicas.sort(key=lambda w: (w in view.leaving, view.domain(w) in doubtful))
+    alike = [cell] if plan.shards else [Cell(d, cell.stage) for d in range(plan.target.pipelines)]
+    idle = [w for one in alike for w in plan.at(one).replicas if w in spare and (one, w) in view.synced]
+    first = sorted((*idle, *replicas), key=lambda w: (w in view.leaving, view.domain(w) in doubtful))
     others = [w for w in (*_siblings(plan, cell), *view.reported.get(plan.state_of(cell), ())) if w in view.live]
     others.sort(key=lambda w: view.domain(w) in doubtful)
-    return list(dict.fromkeys((*replicas, *others)))
+    return list(dict.fromkeys((*first, *others)))
 
 
 def improve(view: PlanningView) -> Plan | None:
@@ -247,18 +252,26 @@ def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
         idle = [w for w in spare if w not in replicas]
         idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
-        target[cell] = (owners[cell], *replicas, *idle[: max(0, lacking)], *filled)
+        ready = spare[:1] if cell in _on_standby(view) else []
+        wanted = (owners[cell], *replicas, *idle[: max(0, lacking)], *filled, *ready)
+        target[cell] = tuple(dict.fromkeys(wanted))
     return target
+
+
+def _on_standby(view: PlanningView) -> tuple[Cell, ...]:
+    """Of which cells a spare worker keeps replicas, if there is one."""
+    return tuple(Cell(0, s) for s in range(kept_on_standby(view.on_standby, view.redundancy, len(view.plan.stages))))
 
 
 def _replacements(view: PlanningView) -> Workers:
     """Who should own the cells that need another owner: spare workers, else somebody who stays."""
     plan, spare = view.plan, view.spare()
     replacements: Workers = {}
+    kept_ready = set(_on_standby(view))
     for cell in _to_move(view):
         able = view.fittest(spare, cell, replacements)
         replacement = next((w for w in able if w in plan.at(cell).replicas), None) or next(
-            (w for w in able if not any(c != cell for c in plan.replicated_by(w))), None
+            (w for w in able if all(c == cell or c in kept_ready for c in plan.replicated_by(w))), None
         )
         if replacement:
             spare.remove(replacement)

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from bamboo.control.memory import Memory
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.gradient_groups import gradient_bytes
+from bamboo.planning.grid import Roles, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
 from bamboo_trainer.memory.recomputation import checkpointed_layers
@@ -187,15 +188,17 @@ def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> 
 
 def worker_memory(
     sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, *, taken_over: bool
-) -> tuple[int, Memory]:
-    """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too."""
-    shards = _shards(sizes, spec)
+) -> tuple[int | None, Memory]:
+    """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too.
+
+    None: a worker on standby.
+    """
+    shards, roles = _shards(sizes, spec), worker_roles(spec, len(stages), taken_over=taken_over)
     if shards:
-        whole = _account(sizes, stages, spec, 0, taken_over)
+        whole = _account(sizes, stages, spec, roles[0])
         return 0, max((_sharded(sizes, shards, spec, whole, at) for at in range(len(shards))), key=lambda m: m.total)
-    accounts = [_account(sizes, stages, spec, stage, taken_over) for stage in range(len(stages))]
-    most = max(range(len(stages)), key=lambda stage: accounts[stage].total)
-    return most, accounts[most]
+    accounts = [(one.stage, _account(sizes, stages, spec, one)) for one in roles]
+    return max(accounts, key=lambda found: found[1].total)
 
 
 def _shards(sizes: Sequence[LayerSize], spec: JobSpec) -> Sequence[tuple[int, int]]:
@@ -222,23 +225,19 @@ def _sharded(
     )
 
 
-def _account(
-    sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, stage: int, taken_over: bool
-) -> Memory:
+def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles) -> Memory:
     """Of a worker at its highest: the kinds are those of its account while it runs (`memory.account`)."""
     depth, pipelines = len(stages), spec.topology.pipelines
-    replicas = min(spec.redundancy.kept, depth - 1)
-    lost = max(1, replicas) if taken_over and depth > 1 else 0
-    ring = [(stage + ahead) % depth for ahead in range(depth)]
-    owned, kept = ring[: 1 + lost], ring[1 + lost : 1 + lost + replicas]
+    owned, kept = roles.owned, roles.kept
     microbatches = -(-spec.training.microbatches // pipelines)
-    eager = kept[:1] if spec.redundancy.mode in EAGER else []
+    eager = [roles.shadowed] if spec.redundancy.mode in EAGER and roles.shadowed is not None else []
 
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
 
     def contexts(s: int) -> int:
-        flying = StageOrder.of(spec.topology).in_flight(s, depth, microbatches)
+        order = StageOrder.of(spec.topology)
+        flying = (order.taken_over() if s in roles.taken_over else order).in_flight(s, depth, microbatches)
         first, end = stages[s]
         between = sum(size.outputs for size in sizes[first : end - 1])  # layers of the stage
         return flying * (sizes[first].inputs + between + total(lambda size: size.kept, s))

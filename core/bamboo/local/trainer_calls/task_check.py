@@ -69,10 +69,8 @@ def _memory(answer: dict[str, Any]) -> str:
     neighbours = answer["neighbours"]
     stages = "a lost neighbour's stage" if neighbours == 1 else f"the stages of {neighbours} lost neighbours"
     later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if neighbours else ""
-    return (
-        f"memory: about {size(sum(calm['memory'].values()))} for the worker of stage {calm['stage']} ({most})"
-        f"{later}; torch itself comes on top"
-    )
+    worker = "a worker on standby" if calm["stage"] is None else f"the worker of stage {calm['stage']}"
+    return f"memory: about {size(sum(calm['memory'].values()))} for {worker} ({most}){later}; torch itself comes on top"
 
 
 def _millions(parameters: int) -> str:

@@ -183,9 +183,10 @@ class _Execution:
         self._count += 1
         heapq.heappush(self._events, (at, self._count, happens))
 
-    def _own(self, place: Place, worker: int) -> _Cell:
+    def _own(self, place: Place, worker: int, *, taken_over: bool = False) -> _Cell:
         (d, s), group = place, self._group
-        cell = _Cell(place, group.order.program(s, self._stages, range(group.microbatches[d])))
+        order = group.order.taken_over() if taken_over else group.order
+        cell = _Cell(place, order.program(s, self._stages, range(group.microbatches[d])))
         self._owner[place], self._cells[place] = worker, cell
         self._workers[worker].cells.append(cell)
         return cell
@@ -295,7 +296,7 @@ class _Execution:
             self._ends.pop(place, None)
             known = self._mirrors.pop(place, None)
             self._workers[self._owner[place]].cells.remove(self._cells[place])
-            cell = self._own(place, heir)
+            cell = self._own(place, heir, taken_over=True)
             cell.advance = reused.get(place, 0)
             if known is not None:
                 self._workers[known[0]].cells.remove(known[1])

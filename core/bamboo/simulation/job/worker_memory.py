@@ -5,7 +5,7 @@ from typing import Final
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo.planning.gradient_groups import gradient_bytes
-from bamboo.planning.grid import layer_ranges
+from bamboo.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
 from bamboo.profiles.profile import ModelProfile
@@ -14,20 +14,17 @@ EAGER: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
 
 
 def device_bytes(profile: ModelProfile, spec: JobSpec, *, taken_over: bool) -> int:
-    """Of the worker that needs most, on its device: in calm, or while it runs the stages of lost neighbours, too.
+    """Of the worker that needs most, on its device: in calm, or while it runs the stages of lost workers, too.
 
     Raises ValueError if the layers cannot be split so.
     """
-    stages = len(layer_ranges(profile.costs, spec.topology))
-    return max(_of(profile, spec, stage, taken_over) for stage in range(stages))
+    roles = worker_roles(spec, len(layer_ranges(profile.costs, spec.topology)), taken_over=taken_over)
+    return max(_of(profile, spec, one) for one in roles)
 
 
-def _of(profile: ModelProfile, spec: JobSpec, stage: int, taken_over: bool) -> int:
+def _of(profile: ModelProfile, spec: JobSpec, roles: Roles) -> int:
     ranges = layer_ranges(profile.costs, spec.topology)
-    depth, replicas = len(ranges), min(spec.redundancy.kept, len(ranges) - 1)
-    lost = max(1, replicas) if taken_over and depth > 1 else 0
-    ring = [(stage + ahead) % depth for ahead in range(depth)]
-    owned, kept = ring[: 1 + lost], ring[1 + lost : 1 + lost + replicas]
+    depth, owned, kept = len(ranges), roles.owned, roles.kept
     microbatches = -(-spec.training.microbatches // spec.topology.pipelines)
     on_host = spec.redundancy.placement is ReplicaPlacement.HOST
 
@@ -37,12 +34,13 @@ def _of(profile: ModelProfile, spec: JobSpec, stage: int, taken_over: bool) -> i
 
     def in_flight(s: int) -> int:
         first = profile.layers[ranges[s][0] - 1].boundary if s else 0
-        flying = StageOrder.of(spec.topology).in_flight(s, depth, microbatches)
+        order = StageOrder.of(spec.topology)
+        flying = (order.taken_over() if s in roles.taken_over else order).in_flight(s, depth, microbatches)
         return flying * (first + each([s], "activations", "boundary"))
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
     gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
-    eager = kept[:1] if spec.redundancy.mode in EAGER and not on_host else []
+    eager = [roles.shadowed] if spec.redundancy.mode in EAGER and not on_host and roles.shadowed is not None else []
     redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
     remembered = _of_shards(profile, spec) if depth == 1 else None
     if remembered is None:

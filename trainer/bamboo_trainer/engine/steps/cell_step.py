@@ -91,8 +91,9 @@ class CellStep:
 
     inputs: of each of the program's instructions, the frames that it takes in.
     ahead: what was computed in advance, before this worker had to run the cell.
-    since: the step with which this worker began to run the cell. evaluations: instructions at the program's beginning
-    that evaluate the state, before the step itself.
+    since: the step with which this worker began to run the cell. in_midstep: it began in the middle of a step, so
+    others wait for what it repeats. evaluations: instructions at the program's beginning that evaluate the state,
+    before the step itself.
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker. outer_backwards:
@@ -115,6 +116,7 @@ class CellStep:
     takeover: TakeoverProgress | None = None
     finished: bool = False
     since: int = 0
+    in_midstep: bool = False
     ahead: Shadow | None = None
     evaluations: int = 0
     portions: tuple[Portion, ...] = ()
@@ -146,6 +148,8 @@ class CellStep:
         self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program, self.evaluations, self.outer_backwards = [], 0, ()
+        order = order.taken_over() if self.in_midstep else order
+        self.in_midstep = self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
             shared, tied = self._ranges(layout), bool(stage.tied_segments())

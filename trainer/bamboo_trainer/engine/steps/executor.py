@@ -114,6 +114,7 @@ class Executor:
         cell_step = self.cells[cell] = CellStep(cell)
         if old is not None and boundary and cell.pipeline < len(old.pipelines):
             cell_step.predecessor = old.at(cell).owner
+        cell_step.in_midstep = old is not None and not boundary
         self._begin(cell_step)
         first, last = self._left.pop(cell, (cell_step.step, -1))
         cell_step.since = (
