@@ -150,8 +150,8 @@ class Scenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
             f"groups {a.bounds}, {a.steps} steps, skipped {sorted(a.skipped)}, evaluated {a.evaluated}, "
-            f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby} with {self.standby_stages}, ties {a.ties}, "
-            f"{self.mode}, replicas {self.replicas}, "
+            f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby} with {self.standby_stages}, "
+            f"ties {a.ties}, {self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
             f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, work {self.work}, "

@@ -67,6 +67,21 @@ def test_the_heir_computes_weight_gradients_last() -> None:
     assert after.count("BackwardWeight") >= 6
 
 
+def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> None:
+    """In the step of the takeover alone, and whoever is lost then; the bits are those of an undisturbed run."""
+    document, lost = manifest(3, 1, schedule="1F1B"), Fault("Backward", Cell(0, 1), 2, 3)
+    expected = Job(document).run()
+    once = Job(document, (lost,)).run()
+    parts = ("BackwardInput", "BackwardWeight")
+    assert {(fault.cell, fault.step) for fault in once.executed if fault.name in parts} == {(Cell(0, 1), 2)}
+    assert once.digests == expected.digests
+    document["spec"]["standby"] = {"workers": 1, "stages": 3}
+    for part in parts:
+        twice = Job(document, (lost, Fault(part, Cell(0, 1), 2, 4))).run()
+        assert not twice.faults, "the worker that had been on standby was lost, too"
+        assert twice.digests == expected.digests
+
+
 def test_the_account_of_memory_counts_what_waits_for_weight_gradients() -> None:
     """The last of three stages has one microbatch in flight in 1F1B, and in ZB-H1 as many as the first one, five."""
     activations = []

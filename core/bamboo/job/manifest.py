@@ -282,11 +282,8 @@ def _redundancy(f: Fields) -> s.RedundancySpec:
 
 
 def _standby(f: Fields) -> s.StandbySpec:
-    return f.closed(
-        s.StandbySpec(
-            workers=f.integer("workers", 0, low=0, high=1024), stages=f.integer("stages", 0, low=0, high=1024)
-        )
-    )
+    workers, stages = (f.integer(name, 0, low=0, high=1024) for name in ("workers", "stages"))
+    return f.closed(s.StandbySpec(workers=workers, stages=stages))
 
 
 def _node_pool(f: Fields) -> placement.NodePool:

@@ -146,7 +146,7 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int], lookahead: int =
 
 
 def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
-    """The same order of forwards and backwards; a whole backward's weight gradients come after the next input gradients.
+    """The same order, but a whole backward's weight gradients come after the next backward's input gradients.
 
     For a cell that is taken over in the middle of a step: others wait for what it repeats, but for no weight gradient.
     One more microbatch is in flight, with its weight gradients, than without.
