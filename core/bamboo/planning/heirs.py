@@ -31,6 +31,14 @@ def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) 
     return [common[0] if common else names[0] if names else None for names in named]
 
 
+def home(owned: list[Cell], stages: int) -> Cell:
+    """The cell that a worker keeps: takeovers go to the predecessor, so it is the first of its arc of the ring."""
+    first = min(c.pipeline for c in owned)
+    mine = {c.stage for c in owned if c.pipeline == first}
+    starts = [s for s in sorted(mine) if (s - 1) % stages not in mine]
+    return Cell(first, starts[-1] if starts else min(mine))
+
+
 def heirs_may_differ(plan: Plan) -> bool:
     """Could as many nodes as there are replicas be lost so that adjacent stages of theirs have no common heir?
 

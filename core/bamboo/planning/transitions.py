@@ -14,7 +14,7 @@ import msgspec
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec
 from bamboo.planning.grid import kept_on_standby
-from bamboo.planning.heirs import heirs_of, lost_runs
+from bamboo.planning.heirs import heirs_of, home, lost_runs
 from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
 from bamboo.planning.portions import Cells, is_settled, share_out
 from bamboo.planning.ring import packed, replicas_in
@@ -191,8 +191,8 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
 
 
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
-    """In-sync replicas: staying ones first, then those that are not where somebody has been lost, then spare workers, of
-    any pipeline. Else owners of the same stage in other pipelines, or who has it, in the same order of places.
+    """In-sync replicas: staying ones first, then those that are not where somebody has been lost, then spare workers,
+    of any pipeline. Else owners of the same stage in other pipelines, or who has it, in the same order of places.
     """
     plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
@@ -303,17 +303,9 @@ def _to_move(view: PlanningView) -> list[Cell]:
         if worker in view.leaving:
             cells += owned
         elif len(owned) > 1:
-            home = _home(owned, len(plan.stages))
+            home = home(owned, len(plan.stages))
             cells += [c for c in owned if c != home]
     return cells
-
-
-def _home(owned: list[Cell], stages: int) -> Cell:
-    """The cell that a worker keeps: takeovers go to the predecessor, so it is the first of its arc of the ring."""
-    first = min(c.pipeline for c in owned)
-    mine = {c.stage for c in owned if c.pipeline == first}
-    starts = [s for s in sorted(mine) if (s - 1) % stages not in mine]
-    return Cell(first, starts[-1] if starts else min(mine))
 
 
 def drain(view: PlanningView) -> Plan | None:
