@@ -303,8 +303,8 @@ def _to_move(view: PlanningView) -> list[Cell]:
         if worker in view.leaving:
             cells += owned
         elif len(owned) > 1:
-            home = home(owned, len(plan.stages))
-            cells += [c for c in owned if c != home]
+            kept = home(owned, len(plan.stages))
+            cells += [c for c in owned if c != kept]
     return cells
 
 
