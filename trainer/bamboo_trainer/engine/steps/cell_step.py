@@ -94,9 +94,6 @@ class CellStep:
     since: the step with which this worker began to run the cell. in_midstep: it began in the middle of a step, so
     others wait for what it repeats. evaluations: instructions at the program's beginning that evaluate the state,
     before the step itself.
-    since: the step with which this worker began to run the cell. in_midstep: it began in the middle of a step, so
-    others wait for what it repeats. evaluations: instructions at the program's beginning that evaluate the state,
-    before the step itself.
     figures: what is reported of the step, once it is computed: the final gradient's squared norms, and the losses.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker. outer_backwards:
