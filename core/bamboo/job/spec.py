@@ -304,17 +304,14 @@ class RedundancySpec:
     verify: VerifyMode = VerifyMode.NONE
 
     @property
-    def kept(self) -> int:
-        """How many replicas there should be of each stage's state."""
+    def kept(self) -> int:  # replicas that there should be of each stage's state
         return 0 if self.mode is RedundancyMode.NONE else self.replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbySpec:
-    """stages: of how many one of the workers keeps replicas, beside those of the redundancy."""
-
     workers: int = 0
-    stages: int = 0
+    stages: int = 0  # of which one of them keeps replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
