@@ -163,8 +163,8 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
 
 def _work(done: Done) -> tuple[str, Cell, int, int]:
     """A backward that the victim ran as a whole its heir runs in two parts: the first one stands for it."""
-    name, *rest = done.what
-    return BACKWARDS[0] if name in BACKWARDS else name, *rest
+    name, cell, step, microbatch = done.what
+    return BACKWARDS[0] if name in BACKWARDS else name, cell, step, microbatch
 
 
 def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
