@@ -176,7 +176,8 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
         "refused": "the API server refuses its pod: unknown field spec.foo",
         "ends": "3 new workers have ended by themselves; tiny-w4",
         "late": "a new worker was not ready within 30 s: 1 worker(s) cannot start: ImagePullBackOff",
-        "platform": "tiny-w2 has torch 3 instead of an unknown one; spec.worker.allowMixedPlatforms: true allows it",
+        "platform": "tiny-w2 has torch 3 instead of an unknown one, unlike tiny-w0, tiny-w1;"
+        " spec.worker.allowMixedPlatforms: true allows it",
     }[how]
     assert record.stalled.startswith(expected)
     assert running.told().count("RolloutStalled") == 1
