@@ -34,6 +34,16 @@ def tell_states(world: World, version: int, sums: dict[str, str], stage: int = 1
         world.tell(Received(worker, StateSum(stage=stage, version=version, sum=found)))
 
 
+def told_by_three(*sums: str) -> tuple[World, tuple[str, ...]]:
+    """The middle stage's holders agreed at version 4, and tell these sums of version 8; they, the owner first."""
+    world = made(stages=4, replicas=2)
+    holders = plan_of(world).at(MIDDLE).holders
+    tell_states(world, 4, dict.fromkeys(holders, X))
+    train(world, 9)
+    tell_states(world, 8, dict(zip(holders, sums, strict=True)))
+    return world, tuple(holders)
+
+
 def kept(world: World, step: int) -> CheckpointId:
     """A checkpoint on whose states all holders agree."""
     for stage, holders in enumerate(world.state.certain_holders(plan_of(world))):
@@ -150,22 +160,14 @@ def test_of_states_that_of_the_version_itself_is_no_good_either() -> None:
 
 def test_a_copy_that_nobody_has_trained_with_is_replaced_and_nothing_is_repeated() -> None:
     """It was equal to the others under this very plan, and its worker runs none of the stage's cells."""
-    world = made(stages=4, replicas=2)
-    owner, *copies = plan_of(world).at(MIDDLE).holders
-    tell_states(world, 4, dict.fromkeys((owner, *copies), X))
-    train(world, 9)
-    tell_states(world, 8, {owner: X, copies[0]: X, copies[1]: Y})
-    assert corrupt(world) == (copies[1],)
+    world, holders = told_by_three(X, X, Y)
+    assert corrupt(world) == (holders[2],)
     assert "Restoring" not in reasons(world)
 
 
 def test_an_owner_whose_state_is_wrong_takes_the_job_back() -> None:
-    world = made(stages=4, replicas=2)
-    owner, *copies = plan_of(world).at(MIDDLE).holders
-    tell_states(world, 4, dict.fromkeys((owner, *copies), X))
-    train(world, 9)
-    tell_states(world, 8, {owner: Y, copies[0]: X, copies[1]: X})
-    assert corrupt(world) == (owner,)
+    world, holders = told_by_three(Y, X, X)
+    assert corrupt(world) == (holders[0],)
     assert "Restoring" in reasons(world)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bamboo.job.spec import LossScaleSpec
+from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage
@@ -114,3 +115,13 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
 
 def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
     return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+
+
+def check_rounds_as_plain_pytorch(task: Task, split: Any, rounding: TrainingConfig, exact: TrainingConfig) -> None:
+    """The chain trains as one process does, to the last bit, and not as it does without rounding. Four steps."""
+    losses, state = reference.train(task, rounding, 4)
+    parts = chain(task, split, rounding)
+    assert [one_step(parts, k, rounding) for k in range(4)] == losses
+    torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
+    wide, _ = reference.train(task, exact, 4)
+    assert wide != losses, "nothing was rounded"

@@ -8,14 +8,13 @@ import torch
 
 from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
-from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.mixed_precision import passed_on
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
-from stage_kit import SPLITS, at, chain, one_step, small_gpt, state_of
+from stage_kit import SPLITS, at, check_rounds_as_plain_pytorch, small_gpt
 from training_job import Fault, Job
 
 HALVED = replace(at("bf16", boundary_precision="bf16"), max_gradient_norm=None)
@@ -29,12 +28,7 @@ def test_it_trains_like_plain_pytorch_that_rounds_after_every_layer(
     task = replace(
         small_gpt(tmp_path, dropout=0.1, learningRate=1e-2, warmupSteps=2, steps=4), checkpointed=checkpointed
     )
-    losses, state = reference.train(task, HALVED, 4)
-    parts = chain(task, SPLITS[stages], HALVED)
-    assert [one_step(parts, k, HALVED) for k in range(4)] == losses
-    torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
-    wide, _ = reference.train(task, replace(HALVED, boundary_precision="fp32"), 4)
-    assert wide != losses, "nothing was rounded"
+    check_rounds_as_plain_pytorch(task, SPLITS[stages], HALVED, replace(HALVED, boundary_precision="fp32"))
 
 
 def manifest(stages: int, pipelines: int, boundary: str = "bf16", schedule: str = "1F1B") -> dict[str, Any]:

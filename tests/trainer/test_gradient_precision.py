@@ -10,12 +10,11 @@ from test_sharded_optimizer import ended_with
 
 from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
-from bamboo_trainer import reference
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import RefusedFrame, read
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
-from stage_kit import CONFIG, SPLITS, chain, one_step, small_gpt, state_of
+from stage_kit import CONFIG, SPLITS, check_rounds_as_plain_pytorch, small_gpt
 from training_job import Fault, Job
 
 HALVED = replace(CONFIG, gradient_precision="bf16", max_gradient_norm=None)
@@ -24,12 +23,7 @@ HALVED = replace(CONFIG, gradient_precision="bf16", max_gradient_norm=None)
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_it_trains_like_plain_pytorch_that_rounds_before_the_optimizer(tmp_path, stages: int) -> None:
     task = small_gpt(tmp_path, dropout=0.1, learningRate=1e-2, warmupSteps=2, steps=4)
-    losses, state = reference.train(task, HALVED, 4)
-    parts = chain(task, SPLITS[stages], HALVED)
-    assert [one_step(parts, k, HALVED) for k in range(4)] == losses
-    torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
-    wide, _ = reference.train(task, replace(HALVED, gradient_precision="fp32"), 4)
-    assert wide != losses, "nothing was rounded"
+    check_rounds_as_plain_pytorch(task, SPLITS[stages], HALVED, replace(HALVED, gradient_precision="fp32"))
 
 
 def manifest(stages: int, pipelines: int, *, gradients: str = "bf16", tied: bool = True, **changes: Any) -> Any:
