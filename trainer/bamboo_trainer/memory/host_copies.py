@@ -16,6 +16,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from bamboo_trainer.transport.base import ordinary
+
 PINNED_BYTES: Final = 4 << 30  # beyond it copies go to ordinary memory, and the engine waits for them
 
 CPU: Final = torch.device("cpu")
@@ -81,7 +83,7 @@ class AtOnce:
         return tuple([tensor.to(self._device) for tensor in tensors])
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
+        return ordinary(shape, dtype)
 
 
 class _UnderWay:
