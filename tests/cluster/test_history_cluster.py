@@ -9,6 +9,7 @@ import pytest
 from bamboo.history.files import find
 from bamboo.history.merge import curve, merged
 from bamboo.history.records import EventRecord, GapRecord
+from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import claimed, local_run, slowed, small
 from operator_process import Job, Operator
@@ -22,6 +23,12 @@ STEPS = 120
 def folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
     volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
     return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
+
+
+def owners(status: Json) -> list[str]:
+    """Of the only pipeline's stages. (A plan names those that were lost, too.)"""
+    row: list[str] = json.loads(status["plan"])["pipelines"][0]
+    return row
 
 
 def scalars(folder: Path) -> dict[int, float]:
@@ -45,9 +52,9 @@ def test_the_history_and_its_loggers_go_on_after_roots_pods_and_operator_are_los
     job = Job(installed.api, namespace, paced)
     job.step(3)
     for stage in (0, 1):  # of one pipeline: one of them is the root, and the other one after it
-        owner = json.loads(job.status()["plan"])["pipelines"][0][stage]
+        owner = owners(job.status())[stage]
         installed.signal(namespace, owner, signal.SIGKILL)
-        job.wait(lambda status, owner=owner: owner not in status["plan"] and status["state"] == "Running")
+        job.wait(lambda status, owner=owner: owner not in owners(status) and status["state"] == "Running")
         job.step(job.status()["training"]["step"] + 2)
     operator.kill()
     operator.start()
@@ -72,5 +79,5 @@ def test_the_history_and_its_loggers_go_on_after_roots_pods_and_operator_are_los
     assert scalars(kept / "history" / "told" / "tensorboard") == pytest.approx(expected)
 
 
-def without_storage(document: dict[str, dict[str, object]]) -> dict[str, object]:
+def without_storage(document: Json) -> Json:
     return {key: value for key, value in document["spec"].items() if key != "checkpoint"}
