@@ -11,6 +11,7 @@ from jsonschema import Draft4Validator, ValidationError
 
 from bamboo import names
 from bamboo.job import spec as s
+from bamboo.job import training_spec as t
 from bamboo.job.manifest import METADATA
 from bamboo.job.placement_spec import (
     Capacity,
@@ -47,13 +48,13 @@ CORE_CEL = {
     *("size", "matches", "@not_strictly_false"),
 }
 CHOICES: dict[str, type[StrEnum]] = {
-    "spec.training.precision": s.Precision,
-    "spec.training.parameterPrecision": s.ParameterPrecision,
-    "spec.training.boundaryPrecision": s.ParameterPrecision,
-    "spec.training.gradientPrecision": s.ParameterPrecision,
-    "spec.training.nonFinite": s.NonFinite,
-    "spec.training.evaluation.goal": s.Goal,
-    "spec.training.loggers[].type": s.LoggerType,
+    "spec.training.precision": t.Precision,
+    "spec.training.parameterPrecision": t.ParameterPrecision,
+    "spec.training.boundaryPrecision": t.ParameterPrecision,
+    "spec.training.gradientPrecision": t.ParameterPrecision,
+    "spec.training.nonFinite": t.NonFinite,
+    "spec.training.evaluation.goal": t.Goal,
+    "spec.training.loggers[].type": t.LoggerType,
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
     "spec.topology.schedule": s.PipelineSchedule,
     "spec.topology.transport": TransportType,

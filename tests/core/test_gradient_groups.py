@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.spec import TrainingSpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.gradient_groups import SumNode, group_bounds, halves, nodes_of, parent, share_of, tree_sum
 from bamboo.planning.grid import make_layout
 

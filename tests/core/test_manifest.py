@@ -8,6 +8,7 @@ import pytest
 
 from bamboo.job import placement_spec as placement
 from bamboo.job import spec as s
+from bamboo.job import training_spec as t
 from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
 from manifest_case_kit import ABSENT, changed
 from manifest_kit import MINIMAL, WHOLE, minimal, problems
@@ -62,7 +63,7 @@ def test_a_five_line_job_gets_the_defaults(tmp_path: Path) -> None:
     assert job == s.JobSpec(
         name="tiny",
         task=s.TaskSpec(entrypoint="m:build"),
-        training=s.TrainingSpec(steps=10, global_batch_size=8, micro_batch_size=2),
+        training=t.TrainingSpec(steps=10, global_batch_size=8, micro_batch_size=2),
         topology=s.TopologySpec(stages=2),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=1),
     )
@@ -88,21 +89,21 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         suspend=True,
         managed_by="kueue.x-k8s.io/multikueue",
         task=s.TaskSpec(entrypoint="a.b:build", config={"rate": 0.001, "sizes": [1, 2.5, None, {"deep": True}]}),
-        training=s.TrainingSpec(
+        training=t.TrainingSpec(
             steps=100,
             global_batch_size=256,
             micro_batch_size=8,
             seed=7,
-            precision=s.Precision.FP16,
-            loss_scale=s.LossScaleSpec(initial_power=10, growth_interval=500),
+            precision=t.Precision.FP16,
+            loss_scale=t.LossScaleSpec(initial_power=10, growth_interval=500),
             max_gradient_norm=1.0,
-            non_finite=s.NonFinite.SKIP,
+            non_finite=t.NonFinite.SKIP,
             max_consecutive_skips=4,
-            evaluation=s.EvaluationSpec(
-                every_steps=20, batches=5, metric="right", goal=s.Goal.MAX, patience=3, min_delta=0.5
+            evaluation=t.EvaluationSpec(
+                every_steps=20, batches=5, metric="right", goal=t.Goal.MAX, patience=3, min_delta=0.5
             ),
             loggers=(
-                s.LoggerSpec(name="own", type=s.LoggerType.CUSTOM, entrypoint="a.b:log", config={"folder": "/x"}),
+                t.LoggerSpec(name="own", type=t.LoggerType.CUSTOM, entrypoint="a.b:log", config={"folder": "/x"}),
             ),
             ema=0.99,
             deterministic=True,

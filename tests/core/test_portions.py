@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.job.spec import RedundancySpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
 from bamboo.planning.portions import is_settled, ranges

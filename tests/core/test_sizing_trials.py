@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bamboo.job.spec import TrainingSpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.sizing.candidate import as_the_job_is

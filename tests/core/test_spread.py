@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.job.spec import RedundancySpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo.planning.transitions import PlanningView, improve, takeover

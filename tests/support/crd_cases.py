@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from bamboo.job.spec import TrainingSpec
+from bamboo.job.training_spec import TrainingSpec
 from crd_kit import ABSENT, SCHEMA, defaulted, refusals
 from manifest_kit import WHOLE
 

@@ -1,6 +1,6 @@
 """Layers and workers for grids."""
 
-from bamboo.job.spec import TrainingSpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.plan import Peer
 
 

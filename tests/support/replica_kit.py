@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.job.spec import RedundancySpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.heirs import lost_runs
 from bamboo.planning.plan import Peer, Plan

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bamboo.job.spec import LossScaleSpec
+from bamboo.job.training_spec import LossScaleSpec
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt

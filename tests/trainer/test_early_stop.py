@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bamboo.control.evaluations import Course
-from bamboo.job.spec import EvaluationSpec, Goal
+from bamboo.job.training_spec import EvaluationSpec, Goal
 from bamboo_trainer.stage.state.early_stop import numbers, of_numbers
 
 SPEC = EvaluationSpec(every_steps=5, patience=3)

@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo.control.evaluations import best, course
-from bamboo.job.spec import EvaluationSpec, Goal
+from bamboo.job.training_spec import EvaluationSpec, Goal
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
 from bamboo.control.protocol import MOST_METRICS
-from bamboo.job.spec import LossScaleSpec
+from bamboo.job.training_spec import LossScaleSpec
 from bamboo.planning.plan import Cell
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.layer_state import LayerState

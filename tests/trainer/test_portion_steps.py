@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import torch
 
-from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.job.spec import RedundancySpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Cell, CheckpointId, Layout, Peer, Plan, Portion
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from bamboo.job.spec import EvaluationSpec, Goal
+from bamboo.job.training_spec import EvaluationSpec, Goal
 from bamboo.text import count
 
 Metrics = Mapping[str, float | None]

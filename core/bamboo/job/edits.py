@@ -8,7 +8,8 @@ from hashlib import sha256
 from typing import Any
 
 from bamboo.job.placement_spec import WorkerSpec
-from bamboo.job.spec import JobSpec, ParameterPrecision
+from bamboo.job.spec import JobSpec
+from bamboo.job.training_spec import ParameterPrecision
 
 CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.replicas
     "suspend", "elastic", "standby", "node_pools", "worker", "rollout", "clean_pod_policy",

@@ -12,6 +12,7 @@ from typing import Any
 
 from bamboo.job import placement_spec as placement
 from bamboo.job import spec as s
+from bamboo.job import training_spec as t
 from bamboo.job.fields import MAX_INT, MAX_INT64, Fields, ManifestError, Problem, UnknownField, join, show
 from bamboo.job.manifest_rules import check_rules
 from bamboo.job.misspelled_fields import causes_first
@@ -154,25 +155,25 @@ def _task(f: Fields) -> s.TaskSpec:
     return f.closed(s.TaskSpec(entrypoint=f.text("entrypoint", ENTRYPOINT), config=f.tree("config")))
 
 
-def _training(f: Fields) -> s.TrainingSpec:
+def _training(f: Fields) -> t.TrainingSpec:
     batch, until = f.integer("globalBatchSize"), _until(f.child("until")) if f.has("until") else None
     said, steps = f.has("steps"), f.optional_integer("steps") if until else f.integer("steps")
     if said and until:
         f.problem("", "expected exactly one of steps and until, got both")
     return f.closed(
-        s.TrainingSpec(
-            steps=s.training_steps(until, batch) if until else steps or 1,
+        t.TrainingSpec(
+            steps=t.training_steps(until, batch) if until else steps or 1,
             global_batch_size=batch,
             until=until,
             micro_batch_size=f.integer("microBatchSize"),
             seed=f.integer("seed", 0, low=0, high=MAX_INT64),
-            precision=f.choice("precision", s.Precision.FP32),
-            parameter_precision=f.choice("parameterPrecision", s.ParameterPrecision.FP32),
-            boundary_precision=f.choice("boundaryPrecision", s.ParameterPrecision.FP32),
-            gradient_precision=f.choice("gradientPrecision", s.ParameterPrecision.FP32),
+            precision=f.choice("precision", t.Precision.FP32),
+            parameter_precision=f.choice("parameterPrecision", t.ParameterPrecision.FP32),
+            boundary_precision=f.choice("boundaryPrecision", t.ParameterPrecision.FP32),
+            gradient_precision=f.choice("gradientPrecision", t.ParameterPrecision.FP32),
             max_gradient_norm=f.optional_positive("maxGradientNorm"),
-            non_finite=f.choice("nonFinite", s.NonFinite.FAIL),
-            max_consecutive_skips=f.integer("maxConsecutiveSkips", 10, high=s.MOST_SKIPS),
+            non_finite=f.choice("nonFinite", t.NonFinite.FAIL),
+            max_consecutive_skips=f.integer("maxConsecutiveSkips", 10, high=t.MOST_SKIPS),
             evaluation=_evaluation(f.child("evaluation")) if f.has("evaluation") else None,
             loggers=f.items("loggers", _logger, most=8),
             ema=_ema(f.child("ema")) if f.has("ema") else None,
@@ -185,24 +186,24 @@ def _training(f: Fields) -> s.TrainingSpec:
     )
 
 
-def _until(f: Fields) -> s.Until:
-    given: dict[s.Unit, int] = {}
-    for unit in s.Unit:
-        amount = f.optional_integer(unit, high=MAX_INT if unit is s.Unit.STEPS else MAX_INT64)
+def _until(f: Fields) -> t.Until:
+    given: dict[t.Unit, int] = {}
+    for unit in t.Unit:
+        amount = f.optional_integer(unit, high=MAX_INT if unit is t.Unit.STEPS else MAX_INT64)
         if amount is not None:
             given[unit] = amount
-    named = [unit for unit in s.Unit if f.has(unit)]
+    named = [unit for unit in t.Unit if f.has(unit)]
     if len(named) != 1:
         got = " and ".join(named) or "none"
-        f.problem("", f"expected exactly one of {', '.join(s.Unit)}, got {got}")
-    unit = next(iter(given), s.Unit.STEPS)  # one that does not fit is told already
-    return f.closed(s.Until(unit=unit, amount=given.get(unit, 1)))
+        f.problem("", f"expected exactly one of {', '.join(t.Unit)}, got {got}")
+    unit = next(iter(given), t.Unit.STEPS)  # one that does not fit is told already
+    return f.closed(t.Until(unit=unit, amount=given.get(unit, 1)))
 
 
-def _loss_scale(f: Fields) -> s.LossScaleSpec:
+def _loss_scale(f: Fields) -> t.LossScaleSpec:
     return f.closed(
-        s.LossScaleSpec(
-            initial_power=f.integer("initialPower", 16, low=0, high=s.MOST_SCALE_POWER),
+        t.LossScaleSpec(
+            initial_power=f.integer("initialPower", 16, low=0, high=t.MOST_SCALE_POWER),
             growth_interval=f.integer("growthInterval", 2000),
         )
     )
@@ -217,26 +218,26 @@ def _ema(f: Fields) -> float:
     return f.closed(decay if decay is not None and decay < 1 else 0.5)
 
 
-def _evaluation(f: Fields) -> s.EvaluationSpec:
+def _evaluation(f: Fields) -> t.EvaluationSpec:
     return f.closed(
-        s.EvaluationSpec(
+        t.EvaluationSpec(
             every_steps=f.integer("everySteps"),
             batches=f.optional_integer("batches"),
             metric=f.optional_text("metric", METRIC) or "loss",
-            goal=f.choice("goal", s.Goal.MIN),
+            goal=f.choice("goal", t.Goal.MIN),
             patience=f.optional_integer("patience"),
             min_delta=f.optional_positive("minDelta") or 0.0,
         )
     )
 
 
-def _logger(f: Fields) -> s.LoggerSpec:
-    name, kind = f.text("name", DNS_LABEL), f.choice("type", s.LoggerType.CUSTOM, required=True)
-    custom, said = kind is s.LoggerType.CUSTOM, f.has("entrypoint")
+def _logger(f: Fields) -> t.LoggerSpec:
+    name, kind = f.text("name", DNS_LABEL), f.choice("type", t.LoggerType.CUSTOM, required=True)
+    custom, said = kind is t.LoggerType.CUSTOM, f.has("entrypoint")
     entrypoint = f.optional_text("entrypoint", ENTRYPOINT)
-    if custom != said and f.get("type") in list(s.LoggerType):
+    if custom != said and f.get("type") in list(t.LoggerType):
         f.problem("entrypoint", "expected with type Custom, and only with it")
-    return f.closed(s.LoggerSpec(name=name, type=kind, entrypoint=entrypoint, config=f.tree("config")))
+    return f.closed(t.LoggerSpec(name=name, type=kind, entrypoint=entrypoint, config=f.tree("config")))
 
 
 def _topology(f: Fields) -> s.TopologySpec:

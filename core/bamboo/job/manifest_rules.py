@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from bamboo.job.fields import Problem, show
 from bamboo.job.placement_spec import VerifyMode
-from bamboo.job.spec import JobSpec, ParameterPrecision, Precision
+from bamboo.job.spec import JobSpec
+from bamboo.job.training_spec import ParameterPrecision, Precision
 
 Rule = Callable[..., None]  # (does it hold?, path, message, other fields that the rule reads)
 

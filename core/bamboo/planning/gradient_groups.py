@@ -13,7 +13,8 @@ from itertools import pairwise
 from operator import add
 from typing import NamedTuple, TypeVar
 
-from bamboo.job.spec import JobSpec, ParameterPrecision, TrainingSpec
+from bamboo.job.spec import JobSpec
+from bamboo.job.training_spec import ParameterPrecision, TrainingSpec
 
 T = TypeVar("T")
 

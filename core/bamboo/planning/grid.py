@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import JobSpec, RedundancyMode, RedundancySpec, TopologySpec, TrainingSpec
+from bamboo.job.spec import JobSpec, RedundancyMode, RedundancySpec, TopologySpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
 from bamboo.planning.ring import replicas_in, rows, share_nodes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bamboo.job.spec import TrainingSpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import CUT, model_of, simulate_job

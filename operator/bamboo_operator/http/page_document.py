@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from bamboo.coordinator.events import Status
-from bamboo.job.forecast import at_the_end
 from bamboo.job.placement_spec import NodePool
 from bamboo.job.spec import JobSpec, storage_place
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, history_fields, rows, state
+from bamboo.page.forecast import at_the_end
 from bamboo.page.history import JobHistory
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.job_view import JobView

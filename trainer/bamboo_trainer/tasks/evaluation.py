@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bamboo.control.protocol import MOST_METRICS
-from bamboo.job.spec import TrainingSpec
+from bamboo.job.training_spec import TrainingSpec
 from bamboo_trainer.task import Evaluation, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, sum_and_weight
 from bamboo_trainer.tasks.task_errors import TaskError, in_task

@@ -11,7 +11,8 @@ from bamboo.cli.dispatch import usage
 from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
-from bamboo.job.spec import UNKNOWN_STEPS, JobSpec, wanted_workers
+from bamboo.job.spec import JobSpec, wanted_workers
+from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.job.yaml_file import ManifestSource, read_manifest_source, source_of
 from bamboo.names import EXIT_FAILED
 from bamboo.profiles.files import read_profile

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bamboo.coordinator.protection import OFF
-from bamboo.job.forecast import at_the_end
 from bamboo.kube.resources import TakeoverStatus
+from bamboo.page.forecast import at_the_end
 from bamboo.remote.job_view.objects import CellIndex, RemoteJob
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
 from bamboo.text import count as count

@@ -26,7 +26,8 @@ from bamboo.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo.job.spec import UNKNOWN_STEPS, JobSpec, wanted_pipelines
+from bamboo.job.spec import JobSpec, wanted_pipelines
+from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.names import worker_name
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, WorkerId
