@@ -102,6 +102,64 @@ def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
         assert "it has prices for x-a, and none for nodes that say no zone; bamboo traces convert" in done.output
 
 
+def priced(folder: Path, **zones: float) -> None:
+    machine = {"spot": 1.0, "onDemand": 3.0, "profile": "profile.json"}
+    machine["zones"] = {zone: {"spot": price} for zone, price in zones.items()}
+    (folder / "prices.yaml").write_text(yaml.safe_dump({**PRICES, "machines": {"small": machine}}))
+
+
+def test_the_cheapest_zone_is_recommended_and_written(files: Path) -> None:
+    priced(files, b=0.2, c=0.6)
+    written = files / "planned.yaml"
+    done = invoke(files, *QUICK, "--write", str(written))
+    assert done.exit_code == 0, done.output
+    told = done.output.replace("\n", " ")
+    assert "all in zone b" in told
+    assert "A node in zone b costs 0.2 USD an hour (in c 0.6, a 1);" in told
+    assert "nodeSelector[topology.kubernetes.io/zone]: b" in told
+    planned = yaml.safe_load(written.read_text())["spec"]
+    assert planned["spread"]["policy"] == "SingleZone"
+    assert planned["worker"]["template"]["spec"]["nodeSelector"] == {"topology.kubernetes.io/zone": "b"}
+
+
+def test_a_job_that_names_its_zone_is_planned_there(files: Path) -> None:
+    priced(files, b=0.2, c=0.6)
+    document = yaml.safe_load((files / "job.yaml").read_text())
+    document["spec"]["worker"] = {"template": {"spec": {"nodeSelector": {"topology.kubernetes.io/zone": "c"}}}}
+    (files / "job.yaml").write_text(yaml.safe_dump(document))
+    found = json.loads(invoke(files, *QUICK, "--zones", "a,b,c", "--output", "json").stdout)
+    best = found["recommended"]
+    assert best["usd"] == pytest.approx(0.6 * best["mean"]["nodes"] * best["hours"], rel=0.1)
+    assert best["manifest"]["spec"]["worker"] == document["spec"]["worker"]
+    done = invoke(files, *QUICK, "--zones", "a,b")
+    told = "worker.template lets workers be in c only (topology.kubernetes.io/zone), and nodes are in a, b"
+    assert (done.exit_code, told in done.output) == (2, False), "the price file's zone comes first"
+    priced(files)
+    done = invoke(files, *QUICK, "--zones", "a,b")
+    assert (done.exit_code, told in done.output) == (2, True)
+
+
+def test_a_price_of_a_zone_without_nodes_is_refused(files: Path) -> None:
+    priced(files, **{"us-east-1a": 0.5})
+    (files / "nodes.csv").write_text("seconds,us-west-2a,us-west-2b\n0,4,4\n3600,4,2\n")
+    wrong = f"bamboo: {files}/prices.yaml: machines.small.zones: no node is in us-east-1a; nodes are in "
+    made_up, recorded = invoke(files, *QUICK), invoke(files, "--trace", str(files / "nodes.csv"))
+    assert (made_up.exit_code, made_up.stderr) == (2, f"{wrong}a, b, c (--zones names other ones)\n")
+    assert (recorded.exit_code, recorded.stderr) == (
+        2,
+        f"{wrong}us-west-2a, us-west-2b (bamboo traces convert --zone names a table's)\n",
+    )
+
+
+def test_a_job_with_pools_of_both_capacities_can_be_planned(files: Path) -> None:
+    """It ended with a TypeError."""
+    document = yaml.safe_load((files / "job.yaml").read_text())
+    pools = [{"name": "spot", "capacity": "Spot"}, {"name": "sure", "capacity": "OnDemand"}]
+    (files / "job.yaml").write_text(yaml.safe_dump({**document, "spec": {**document["spec"], "nodePools": pools}}))
+    done = invoke(files, *QUICK, "--stages", "2")
+    assert done.exit_code == 0, done.output
+
+
 @pytest.mark.parametrize("text", ["seconds,nodes\n", "zone,tick,usd_per_hour\na,0,0.5\n"])
 def test_a_recording_without_nodes_is_refused_by_all_that_need_some(files: Path, text: str) -> None:
     """A simulation of it said that nothing was trained, in a row of zeros."""

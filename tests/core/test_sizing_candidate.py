@@ -48,6 +48,22 @@ def test_each_field_of_a_plan_is_one_of_the_manifest(fields: Any, expected: Any)
     assert changes(manifest(2, 1, 6), **fields) == {("spec", *path): value for path, value in expected.items()}
 
 
+def test_the_zone_of_a_plan_is_what_the_pods_select() -> None:
+    place = "spec", "worker", "template", "spec", "nodeSelector", "topology.kubernetes.io/zone"
+    found = changes(manifest(2, 1, 6), spread=SpreadPolicy.SINGLE_ZONE, zone="b")
+    assert found == {("spec", "spread", "policy"): "SingleZone", place: "b"}
+    one = manifest(2, 1, 6, spread={"topologyKey": "rack"})
+    assert changes(one, zone="b") == {(*place[:-1], "rack"): "b"}
+
+
+def test_plans_have_an_order_with_and_without_nodes_on_demand() -> None:
+    """A search ended with a TypeError if the job had a pool of each capacity."""
+    one = as_the_job_is("m", parse_manifest(manifest(2, 1, 6)))
+    some = replace(one, on_demand=1, spread=SpreadPolicy.NONE)
+    assert sorted([some, one]) == [one, some]
+    assert sorted([replace(some, every_steps=5), some]) == [some, replace(some, every_steps=5)]
+
+
 def test_bounds_that_the_user_has_said_follow_the_grid() -> None:
     document = manifest(4, 2, 8, elastic={"minPipelines": 1, "maxPipelines": 3, "minStages": 3})
     found = changes(document, stages=2, pipelines=4, fewest=1)

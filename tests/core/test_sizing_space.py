@@ -8,7 +8,8 @@ from bamboo.job.spec import RedundancyMode
 from bamboo.planning.grid import make_layout
 from bamboo.sizing.candidate import PROTECTION, Candidate, as_the_job_is
 from bamboo.sizing.space import Limits, combined, grids, protections
-from bamboo.sizing.world import World
+from bamboo.sizing.world import Market, World
+from bamboo.traces.trace import Change, NodeChange, make_trace
 from job_simulation_kit import manifest
 from sizing_kit import layered, world
 
@@ -64,7 +65,7 @@ def test_a_protection_changes_one_thing() -> None:
     one = replace(like, pipelines=2, stages=3)
     ways = set(protections(found, Limits(nodes=9), one))
     changed = {name for way in ways for name in PROTECTION if getattr(way, name) != getattr(one, name)}
-    assert changed == set(PROTECTION)
+    assert changed == set(PROTECTION) - {"zone"}, "the zones are alike"
     for way in ways:
         differs = {name for name in Candidate.__slots__ if getattr(way, name) != getattr(one, name)}
         assert len(differs) <= 1 or differs == {"mode", "replicas"}
@@ -72,6 +73,21 @@ def test_a_protection_changes_one_thing() -> None:
     assert {way.replicas for way in ways} == {1, 2}, "one fewer than stages"
     assert {way.standby for way in ways} == {0, 1, 2}
     assert {way.on_demand for way in ways} == {None, 2, 3}
+
+
+def test_a_single_zone_of_a_recording_is_named_and_others_are_tried() -> None:
+    found, like = at()
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="abc"[i // 2]) for i in range(6)]
+    found = replace(found, market=Market(recording=make_trace(changes[:5], duration=3600.0)))
+    tried = {one.spread: one.zone for one in grids(found, Limits(nodes=2, stages=(2,), pipelines=(1,)), like)}
+    assert tried == {SpreadPolicy.INTERLEAVE: "", SpreadPolicy.SINGLE_ZONE: "a"}
+    inside = replace(like, spread=SpreadPolicy.SINGLE_ZONE, zone="a")
+    ways = set(protections(found, Limits(nodes=2), inside))
+    assert {way.zone for way in ways if way.spread is SpreadPolicy.SINGLE_ZONE} == {"a", "b", "c"}
+    outside = next(way for way in ways if way.spread is SpreadPolicy.INTERLEAVE)
+    assert outside == replace(like, zone="")
+    both = combined(inside, [replace(inside, zone="b"), outside])
+    assert (both.spread, both.zone) == (SpreadPolicy.INTERLEAVE, "")
 
 
 def test_what_has_no_sense_is_not_tried() -> None:

@@ -6,14 +6,16 @@ import msgspec
 import pytest
 
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import wanted_workers
 from bamboo.profiles.profile import Prices
+from bamboo.simulation.job.job_run import simulate_job
 from bamboo.sizing.calm import calm, least, memory_needed, node_usd
 from bamboo.sizing.candidate import Candidate, as_the_job_is
 from bamboo.sizing.prices import MachinePrice, ZonePrice
-from bamboo.sizing.world import Market, World, has_price, machine_of, packed
+from bamboo.sizing.world import Market, World, has_price, machine_of
 from bamboo.traces.generate import Generation
-from bamboo.traces.trace import PriceChange, make_trace
+from bamboo.traces.trace import Change, NodeChange, PriceChange, make_trace
 from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import layered, world
 
@@ -42,11 +44,34 @@ def test_nodes_are_made_up_for_as_many_workers_as_the_job_wants_and_where_it_may
     assert {c.zone for c in MADE_UP.trace(one, 1, 2, HOUR).changes} == {"a"}
 
 
-def test_whole_pipelines_are_packed_into_zones_in_turn() -> None:
-    spec = parse_manifest(manifest(2, 4, 8, spread={"policy": "ZonePerPipeline"}, standby={"workers": 1}))
-    assert packed(("a", "b", "c"), spec) == {"a": 5, "b": 2, "c": 2}
-    single = parse_manifest(manifest(2, 4, 8, spread={"policy": "SingleZone"}))
-    assert packed(("a", "b"), single) == {"a": 8}
+ZONES = {"b": ZonePrice(spot=0.25), "c": ZonePrice(spot=0.5)}
+
+
+def test_a_zone_is_worth_naming_only_if_zones_differ() -> None:
+    """Made-up ones differ by a price file alone; those of a recording by what they have, too."""
+    at = replace(world(manifest(2, 1, 6), layered(2)), market=MADE_UP)
+    assert at.zones_for("m", 2) == []
+    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
+    assert at.zones_for("m", 2) == ["b", "c", "a"]
+    assert [at.spot_usd("m", zone) for zone in ("a", "b", "c")] == [1.0, 0.25, 0.5]
+    assert at.spot_usd("m", "") == pytest.approx(1.75 / 3)
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="a" if i else "b") for i in range(3)]
+    at = replace(at, market=Market(recording=make_trace(changes, duration=HOUR)))
+    assert at.zones_for("m", 1) == ["b", "a"], "both have one node, and b is cheaper"
+    assert at.zones_for("m", 2) == ["a", "b"], "b has half of what is wanted"
+
+
+def test_a_plan_in_a_single_zone_pays_what_that_zone_costs() -> None:
+    """The cost was that of the first zone of the list, and the nodes might be in any."""
+    at = replace(world(manifest(2, 1, 6), layered(2)), market=MADE_UP)
+    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
+    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.SINGLE_ZONE, zone="b")
+    run = at.run(one, 1, HOUR)
+    assert run is not None
+    assert {change.zone for change in run.trace.changes} == {"b"}
+    figures = simulate_job(run).figures
+    assert figures.usd == pytest.approx(0.25 * figures.nodes * figures.hours)
+    assert node_usd(at, one) == pytest.approx(2 * 0.25 / 3600)
 
 
 def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it() -> None:

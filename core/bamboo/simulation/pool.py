@@ -7,12 +7,13 @@ from typing import TypeVar
 from bamboo.simulation.figures import Figures, SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, model_of, simulate_job
+from bamboo.simulation.job.job_zones import made_up
 from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.processes import in_processes
 from bamboo.simulation.research.cost_model import ResearchOptions, simulate
 from bamboo.simulation.research.research_events import Moment, ResearchHours
 from bamboo.simulation.research.research_workloads import Workload
-from bamboo.traces.generate import Generation, generate
+from bamboo.traces.generate import Generation
 from bamboo.traces.trace import Change, Trace
 
 CHUNK = 8  # runs that a process does before it gives them back
@@ -34,7 +35,7 @@ class ResearchRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSeed:
-    """One run of a job with made-up preemptions. run: its trace does not count."""
+    """One run of a job with made-up preemptions, of as many nodes as it wants. run: its trace does not count."""
 
     run: JobRun
     generation: Generation
@@ -97,8 +98,8 @@ def _simulate_seeds(runs: Sequence[JobSeed]) -> list[JobResult]:
 
 def _simulate_seed(one: JobSeed, model: StepModel) -> JobResult:
     """Raises SimulationError naming rate and seed."""
-    trace = generate(one.generation, one.seed)
     try:
+        trace = made_up(one.generation, one.run.spec, one.seed)
         return simulate_job(replace(one.run, trace=trace), model=model)
     except SimulationError as error:
         raise SimulationError(f"rate {one.generation.removal:g}, seed {one.seed}: {error}") from None

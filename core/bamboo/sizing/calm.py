@@ -8,13 +8,14 @@ from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, Plan
 from bamboo.profiles.profile import ModelProfile, for_microbatch
+from bamboo.simulation.job.job_zones import packed
 from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.job.worker_memory import device_bytes
 from bamboo.simulation.job.zone_traffic import step_traffic
 from bamboo.simulation.zone_price import traffic_usd
 from bamboo.sizing.candidate import Candidate, job_of
 from bamboo.sizing.pareto import Point
-from bamboo.sizing.world import World, packed
+from bamboo.sizing.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,9 @@ def calm(world: World, candidate: Candidate) -> Calm:
 
 
 def node_usd(world: World, candidate: Candidate) -> float:
-    """Of all its nodes, for a second. Recorded prices over time are not looked at: it is for comparisons."""
+    """Of all its nodes, for a second, at prices that are means over time and over the zones in which it may be."""
     prices = world.machines[candidate.machine].profile.prices
-    spot, on_demand = (prices.spot, prices.on_demand) if prices else (1.0, 1.0)
+    spot, on_demand = world.spot_usd(candidate.machine, candidate.zone), prices.on_demand if prices else 1.0
     dear, nodes = candidate.on_demand or 0, world.spec.spread.nodes
     return (nodes(candidate.workers - dear) * spot + nodes(dear) * on_demand) / 3600
 

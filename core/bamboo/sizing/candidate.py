@@ -15,14 +15,14 @@ from bamboo.job.spec import JobSpec, RedundancyMode
 Path = tuple[str | int, ...]
 Edits = Mapping[Path, Any]  # values by their places in the manifest
 # What may differ between candidates of one grid.
-PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread")
+PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread", "zone")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """machine: its name in the price file. fewest: pipelines with which it begins, and down to which it shrinks.
     every_steps: from one checkpoint to the next; None without checkpoints. on_demand: workers on nodes on demand; None:
-    pools are as the job has them.
+    pools are as the job has them. zone: the one that the manifest names, with SingleZone; "": none.
     """
 
     machine: str
@@ -36,6 +36,16 @@ class Candidate:
     every_steps: int | None
     on_demand: int | None
     spread: SpreadPolicy
+    zone: str = ""
+
+    def __lt__(self, other: "Candidate") -> bool:
+        """By the fields in their order; None comes first."""
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[Any, ...]:
+        values = (getattr(self, name) for name in Candidate.__slots__)
+        return tuple((value is not None, 0 if value is None else value) for value in values)
 
     @property
     def workers(self) -> int:
@@ -78,6 +88,8 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
         ("standby", "workers"): (candidate.standby, spec.standby.workers),
         ("spread", "policy"): (candidate.spread.value, spec.spread.policy.value),
     }
+    if candidate.zone:
+        wanted["worker", "template", "spec", "nodeSelector", spec.spread.topology_key] = candidate.zone, None
     if candidate.every_steps is not None and spec.checkpoint is not None:
         wanted["checkpoint", "everySteps"] = candidate.every_steps, spec.checkpoint.every_steps
     said, elastic = (document["spec"].get("elastic") or {}), spec.elastic

@@ -14,6 +14,7 @@ from bamboo.sizing.trials import Assessment
 from bamboo.sizing.world import HOUR, World
 from bamboo.text import count
 
+SHOWN_ZONES = 4
 PLACES = {
     SpreadPolicy.INTERLEAVE: "neighbours in different zones",
     SpreadPolicy.ZONE_PER_PIPELINE: "each pipeline in one zone",
@@ -62,7 +63,27 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
         parts.append(f"{one.standby} on standby")
     if one.on_demand is not None:
         parts.append(f"{one.on_demand} of {one.workers} on demand")
-    return ", ".join([*parts, PLACES[one.spread]] if several_zones else parts)
+    return ", ".join([*parts, _place(one)] if several_zones else parts)
+
+
+def _place(one: Candidate) -> str:
+    return f"all in zone {one.zone}" if one.zone else PLACES[one.spread]
+
+
+def single_zone(world: World, one: Candidate) -> str:
+    """What it means that the manifest names a zone, and what the others cost; "" if it names none."""
+    if not one.zone:
+        return ""
+    others = [zone for zone in world.zones_for(one.machine, one.workers) if zone != one.zone][:SHOWN_ZONES]
+    prices = ", ".join(f"{zone} {world.spot_usd(one.machine, zone):.3g}" for zone in others)
+    wanted, supplies = world.spec.spread.nodes(one.workers), world.market.supplies
+    has = (
+        f", and has {supplies[one.zone].mean(wanted):.1f} of {wanted} nodes on average" if one.zone in supplies else ""
+    )
+    return (
+        f" A node in zone {one.zone} costs {world.spot_usd(one.machine, one.zone):.3g} USD an hour (in {prices}){has};"
+        " the manifest names that zone for its pods (nodeSelector), so while it has no nodes the job waits for it."
+    )
 
 
 def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> str:
@@ -100,7 +121,8 @@ def reasons(
     several_zones: whether where nodes are is worth a word.
     """
     said = [_what(chosen, several_zones), _rule(chosen, bounds), _beside(chosen, front)]
-    said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "mode")]
+    said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "zone")]
+    said += [_without(chosen, simulated, "mode")]
     said += [_without(chosen, simulated, "standby"), _money(chosen) if several_zones else "", _sure(chosen)]
     return " ".join(part for part in said if part)
 
@@ -176,14 +198,14 @@ def _instead(best: Assessment, name: str) -> str:
 
 
 def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:
-    ignored = {name, "replicas"} if name == "mode" else {name}
+    ignored = {name, {"mode": "replicas", "spread": "zone"}.get(name, name)}
     same = (field for field in Candidate.__slots__ if field not in ignored)
     return getattr(one, name) != getattr(other, name) and all(getattr(one, f) == getattr(other, f) for f in same)
 
 
 def _value(one: Candidate, name: str) -> str:
-    if name == "spread":
-        return PLACES[one.spread]
+    if name in ("spread", "zone"):
+        return _place(one)
     if name == "standby":
         return f"{one.standby or 'no'} on standby"
     return f"redundancy.mode {one.mode.value}"

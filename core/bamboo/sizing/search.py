@@ -131,7 +131,7 @@ def _changed(world: World, limits: Limits, one: Candidate) -> list[Candidate]:
     """Other protections of a grid, without those whose undisturbed step already costs far more."""
     most = FAR_DEARER * calm(world, one).usd
     others = [other for other in protections(world, limits, one) if other != one and allowed(world, other)]
-    return [other for other in others if other.spread == one.spread or calm(world, other).usd <= most]
+    return [other for other in others if other.spread is one.spread or calm(world, other).usd <= most]
 
 
 def _front(ends: Sequence[Assessment], like: Candidate) -> list[Assessment]:
@@ -141,10 +141,11 @@ def _front(ends: Sequence[Assessment], like: Candidate) -> list[Assessment]:
 
 def _contrasts(world: World, limits: Limits, chosen: Candidate) -> list[Candidate]:
     """What a user would ask about: the same in other zones, with and without standbys, in another mode."""
-    asked = ("spread", "standby", "mode")
+    asked = ("spread", "zone", "standby", "mode")
     changed = [one for one in protections(world, limits, chosen) if one != chosen and allowed(world, one)]
     by_thing = {name: [one for one in changed if getattr(one, name) != getattr(chosen, name)] for name in asked}
-    return [*by_thing["spread"], *by_thing["standby"][:1], *by_thing["mode"][:1]]
+    elsewhere = [one for one in by_thing["zone"] if one.spread is chosen.spread]
+    return [*by_thing["spread"], *elsewhere[:1], *by_thing["standby"][:1], *by_thing["mode"][:1]]
 
 
 def told_apart(found: Iterable[Assessment], like: Candidate) -> list[Assessment]:

@@ -12,6 +12,7 @@ from bamboo.sizing.world import World
 
 SHARES: Final = (0.25, 0.5)  # of workers, on demand
 INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
+MOST_ZONES: Final = 4  # of a recording, in which a job of a single zone is tried
 MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
 
 
@@ -47,7 +48,7 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
                             like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch,
                             standby=standby, fewest=_fewest(world.spec, pipelines),
                         )  # fmt: skip
-                        yield from (replace(one, spread=spread) for spread in _spreads(world, one))
+                        yield from (_placed(world, one, spread) for spread in _spreads(world, one))
 
 
 def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
@@ -63,7 +64,10 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
         if cells + standby <= limits.nodes:
             yield _within_shares(replace(one, standby=standby))
     for spread in _spreads(world, one):
-        yield replace(one, spread=spread)
+        yield _placed(world, one, spread)
+    if one.zone and world.market.supplies:
+        for zone in world.zones_for(one.machine, one.workers)[:MOST_ZONES]:
+            yield replace(one, zone=zone)
     for fewest in sorted({1, one.pipelines}):
         yield replace(one, fewest=fewest)
     if one.every_steps is not None:
@@ -82,7 +86,16 @@ def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
         for name in PROTECTION:
             if getattr(other, name) != getattr(base, name):
                 found = replace(found, **{name: getattr(other, name)})
-    return _within_shares(found)
+    return _within_shares(found if found.spread is SpreadPolicy.SINGLE_ZONE else replace(found, zone=""))
+
+
+def _placed(world: World, one: Candidate, spread: SpreadPolicy) -> Candidate:
+    """With that policy; in a single zone in the one that suits it best, or where it has been."""
+    if spread is one.spread and (one.zone or spread is not SpreadPolicy.SINGLE_ZONE):
+        return one
+    single = spread is SpreadPolicy.SINGLE_ZONE
+    zones = world.zones_for(one.machine, one.workers) if single else []
+    return replace(one, spread=spread, zone=zones[0] if zones else "")
 
 
 def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:

@@ -1,26 +1,27 @@
 """What candidates are tried in: the job, the machines that are to be had, and how their nodes come and go. Pure."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
 
-from bamboo.job.placement_spec import Capacity, SpreadPolicy
-from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
+from bamboo.job.placement_spec import Capacity
+from bamboo.job.spec import JobSpec
 from bamboo.profiles.profile import ModelProfile
 from bamboo.profiles.profile import Prices as ProfilePrices
 from bamboo.simulation.job.job_run import JobRun
+from bamboo.simulation.job.job_zones import made_up
 from bamboo.sizing.candidate import Candidate, job_of
 from bamboo.sizing.prices import MachinePrice
-from bamboo.traces.generate import Generation, generate
+from bamboo.sizing.zone_supply import ZoneSupply, best_first, zone_price, zone_supplies
+from bamboo.traces.generate import Generation
 from bamboo.traces.summary import summarize
 from bamboo.traces.trace import PriceChange, Trace, make_trace
 from bamboo.traces.window import window
 
 HOUR: Final = 3600.0
-MOST_ZONES: Final = 1000  # for numbers of seeds only
 OTHER_SEED: Final = 1_000_000  # from a seed to the one that is taken in its place
 TRIES: Final = 3  # seeds that may be taken for one run
 
@@ -36,9 +37,12 @@ class MachineKind:
     price: MachinePrice | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Market:
-    """Nodes: either a recording, of which a seed is another place to begin, or made up. spot nodes only."""
+    """Nodes: either a recording, of which a seed is another place to begin, or made up. spot nodes only.
+
+    Both only in zones in which the job may be.
+    """
 
     recording: Trace | None = None
     generation: Generation | None = None
@@ -49,11 +53,21 @@ class Market:
             return tuple(sorted({change.zone for change in self.recording.changes}))
         return self.generation.zones if self.generation else ()
 
+    @cached_property
+    def supplies(self) -> Mapping[str, ZoneSupply]:
+        """Of a recording's zones; {} if nodes are made up, the same in all zones."""
+        return zone_supplies(self.recording) if self.recording is not None else {}
+
+    @cached_property
+    def _loss_rate(self) -> float:
+        """Of a node, in an hour."""
+        if self.recording is not None:
+            return summarize(self.recording).removals_per_node_hour
+        return self.generation.removal if self.generation else 0.0
+
     def losses_per_hour(self, workers: int) -> float:
         """Of so many nodes, about."""
-        if self.recording is not None:
-            return workers * summarize(self.recording).removals_per_node_hour
-        return workers * self.generation.removal if self.generation else 0.0
+        return workers * self._loss_rate
 
     @property
     def settled_hours(self) -> float:
@@ -73,32 +87,8 @@ class Market:
             place = (number % seeds + turn / TRIES) / seeds
             return window(self.recording, place * self.recording.duration, seconds)
         assert self.generation is not None
-        hours = max(0.01, seconds / HOUR)
-        if not spec.spread.policy.packs:
-            nodes = spec.spread.nodes(wanted_workers(spec))
-            made = generate(replace(self.generation, nodes=nodes, hours=hours), seed)
-            return make_trace(made.changes, made.prices, duration=seconds, source=made.source)
-        parts = [
-            generate(
-                replace(self.generation, nodes=spec.spread.nodes(count), hours=hours, zones=(zone,)),
-                seed * MOST_ZONES + number,
-            )
-            for number, (zone, count) in enumerate(packed(self.zones, spec).items())
-        ]
-        changes = [change for part in parts for change in part.changes]
-        prices = [price for part in parts for price in part.prices]
-        return make_trace(changes, prices, duration=seconds, source=parts[0].source)
-
-
-def packed(zones: Sequence[str], spec: JobSpec) -> dict[str, int]:
-    """How many workers a job asks for in each zone that it uses: all in the first one, or whole pipelines in turn."""
-    if spec.spread.policy is SpreadPolicy.SINGLE_ZONE:
-        return {zones[0]: wanted_workers(spec)}
-    count, wanted = wanted_pipelines(spec), wanted_workers(spec)
-    found: Counter[str] = Counter()
-    for number in range(count):
-        found[zones[number % len(zones)]] += wanted // count + (number < wanted % count)
-    return dict(found)
+        made = made_up(replace(self.generation, hours=max(0.01, seconds / HOUR)), spec, seed)
+        return make_trace(made.changes, made.prices, duration=seconds, source=made.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +108,27 @@ class World:
     @property
     def steps(self) -> int:
         return self.spec.training.steps
+
+    def spot_usd(self, machine: str, zone: str) -> float:
+        """Of a node in that zone for an hour, on average over time; of all zones, if it is "". 1 if it is not known."""
+        known = [one for one in self.market.zones if one]
+        if not zone and known:
+            return sum(self.spot_usd(machine, one) for one in known) / len(known)
+        kind = self.machines[machine]
+        recorded = self.market.supplies[zone].usd if zone in self.market.supplies else None
+        listed = zone_price(kind.price, zone)
+        usual = kind.profile.prices.spot if kind.profile.prices else 1.0
+        return next((price for price in (recorded, listed) if price is not None), usual)
+
+    def zones_for(self, machine: str, workers: int) -> list[str]:
+        """For a job in a single zone: those that its manifest should name, the best one first; [] if it makes no
+        difference in which one it is, or if nobody knows.
+        """
+        zones = [zone for zone in self.market.zones if zone]
+        prices = {zone: self.spot_usd(machine, zone) for zone in zones}
+        if len(zones) < 2 or (self.market.recording is None and len(set(prices.values())) == 1):
+            return []
+        return best_first(prices, self.market.supplies, self.spec.spread.nodes(workers))
 
     def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun | None:
         """None if the manifest's rules do not allow the candidate."""

@@ -77,7 +77,7 @@ def document(report: PlanReport) -> str:
         changes = edits(found.chosen.candidate, spec, report.world.document)
         chosen = _document(found.chosen) | {
             "why": report.told,
-            "changes": {".".join(map(str, path)): value for path, value in changes.items()},
+            "changes": {_path(path): value for path, value in changes.items()},
             "manifest": edited(report.world.document, changes),
         }
     return json.dumps(
@@ -114,7 +114,7 @@ def _fields(plan: Candidate) -> list[str]:
         plan.machine, f"{plan.stages} x {plan.pipelines}", str(plan.micro_batch), plan.mode.value,
         "" if plan.mode is RedundancyMode.NONE else str(plan.replicas), str(plan.standby), str(plan.fewest),
         "" if plan.on_demand is None else str(plan.on_demand),
-        "" if plan.every_steps is None else str(plan.every_steps), plan.spread.value,
+        "" if plan.every_steps is None else str(plan.every_steps), f"{plan.spread.value} {plan.zone}".rstrip(),
     ]  # fmt: skip
 
 
@@ -128,7 +128,9 @@ def _changes(report: PlanReport) -> str:
 
 
 def _path(path: Sequence[str | int]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
+    """As YAML's users write it; keys with a dot in brackets."""
+    steps = (f"[{step}]" if isinstance(step, int) or "." in step else f".{step}" for step in path)
+    return "".join(steps)[1:]
 
 
 def _looked_at(report: PlanReport) -> str:
@@ -166,7 +168,7 @@ def _document(one: Assessment) -> dict[str, Any]:
             "machine": plan.machine, "stages": plan.stages, "pipelines": plan.pipelines,
             "microBatchSize": plan.micro_batch, "mode": plan.mode.value, "replicas": plan.replicas,
             "standby": plan.standby, "minPipelines": plan.fewest, "everySteps": plan.every_steps,
-            "onDemand": plan.on_demand, "spread": plan.spread.value, "workers": plan.workers,
+            "onDemand": plan.on_demand, "spread": plan.spread.value, "zone": plan.zone or None, "workers": plan.workers,
         },
         "runs": len(one.outcomes),
         **{name: _finite(getattr(one, name)) for name in ("hours", "usd")},

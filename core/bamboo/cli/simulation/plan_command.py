@@ -61,7 +61,14 @@ class PlanOptions:
         str,
         typer.Option(metavar="NAME", help="How made-up nodes are taken away: hourly, zones (many at once) or diurnal."),
     ] = "hourly"
-    zones: Annotated[str, typer.Option(metavar="NAMES", help="Zones of made-up nodes, with commas.")] = "a,b,c"
+    zones: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Zones of made-up nodes, with commas.",
+            show_default="those that the job names, else a,b,c",
+        ),
+    ] = None
     notice: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Notice before made-up preemptions.", show_default="none"),
@@ -145,7 +152,8 @@ def plan(
     wanted = PlanRequest(
         job=job, prices=options.prices, profile=options.profile, traces=tuple(options.trace or ()),
         rate=options.preempt_rate, replace_rate=options.replace_rate, pattern=options.pattern,
-        zones=tuple(zone.strip() for zone in options.zones.split(",")), notice=options.notice,
+        zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
+        notice=options.notice,
         budget=options.budget, deadline=None if options.deadline is None else options.deadline / 3600,
         nodes=options.nodes, stages=_numbers(options.stages, "--stages"),
         pipelines=_numbers(options.pipelines, "--pipelines"),

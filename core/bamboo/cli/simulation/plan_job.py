@@ -18,15 +18,17 @@ from bamboo.names import EXIT_FAILED
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError
 from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
-from bamboo.sizing.choice import Bounds, choose, on_demand, reasons
+from bamboo.sizing.choice import Bounds, choose, on_demand, reasons, single_zone
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.prices import PriceError, PriceList, read_prices
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trials
 from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
+from bamboo.sizing.zone_supply import unknown_zones
 from bamboo.terminal.plan_table import PlanReport, document, plan_csv, plan_text
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, Pattern
@@ -34,6 +36,7 @@ from bamboo.traces.summary import summarize
 from bamboo.traces.trace import NodeTraceError, unpriced
 
 __all__ = ["PlanRequest", "plan_job"]
+ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,7 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
         document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
     prices = read_prices(wanted.prices) if wanted.prices is not None else None
     machines = _machines(prices, wanted)
-    market = _market(wanted, spec)
+    market = _market(wanted, spec, prices)
     for machine in machines.values():
         if not has_price(machine, spec, market):
             raise SimulationError(f"no price is known for {machine.name}; say it in a file for --prices")
@@ -141,22 +144,40 @@ def _machines(prices: PriceList | None, wanted: PlanRequest) -> dict[str, Machin
     return found
 
 
-def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
+def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Market:
+    """Nodes in the zones in which the job may be."""
     if wanted.traces:
         recording = read_nodes(wanted.traces)
         if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
-        return Market(recording=recording)
+        known = dict.fromkeys(change.zone for change in recording.changes)
+        _check_priced_zones(wanted, prices, tuple(known))
+        zones = allowed_zones(spec, known)
+        changes = [change for change in recording.changes if change.zone in zones]
+        return Market(recording=replace(recording, changes=tuple(changes)))
     patterns = [pattern.value for pattern in Pattern]
     if wanted.pattern not in patterns:
         usage(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
     assert wanted.rate is not None
+    made_in = wanted.zones or named_zones(spec) or ZONES
+    _check_priced_zones(wanted, prices, made_in)
     return Market(
         generation=Generation(
             pattern=Pattern(wanted.pattern), nodes=wanted_workers(spec), removal=wanted.rate,
-            addition=wanted.replace_rate, zones=wanted.zones, notice=wanted.notice,
+            addition=wanted.replace_rate, zones=allowed_zones(spec, made_in), notice=wanted.notice,
         )
     )  # fmt: skip
+
+
+def _check_priced_zones(wanted: PlanRequest, prices: PriceList | None, zones: tuple[str, ...]) -> None:
+    """Raises PriceError if the price file names a zone in which there are no nodes."""
+    for name, machine in prices.machines.items() if prices is not None else ():
+        if unknown := unknown_zones(machine, zones):
+            where = "--zones names other ones" if not wanted.traces else "bamboo traces convert --zone names a table's"
+            raise PriceError(
+                f"{wanted.prices}: machines.{name}.zones: no node is in {listed(unknown)}; nodes are in {listed(zones)}"
+                f" ({where})"
+            )
 
 
 def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
@@ -191,6 +212,7 @@ def _told(world: World, found: SearchResult, bounds: Bounds) -> str:
     if found.chosen is not None:
         several = len(world.market.zones) > 1
         why = reasons(found.chosen, found.front, found.ends, bounds, several_zones=several)
+        why += single_zone(world, found.chosen.candidate)
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
             why += " With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says."

@@ -116,9 +116,14 @@ class SimulateOptions:
         float | None,
         typer.Option(metavar="SECONDS", help="Of a job: notice before made-up preemptions.", show_default="none"),
     ] = None
-    zones: Annotated[str, typer.Option(metavar="NAMES", help="Of a job: zones of made-up nodes, with commas.")] = (
-        "zone-a"
-    )
+    zones: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Of a job: zones of made-up nodes, with commas.",
+            show_default="those that the job names, else zone-a",
+        ),
+    ] = None
     price: Annotated[
         float | None,
         typer.Option(
@@ -305,8 +310,8 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
         job=job, profile=options.profile, traces=tuple(options.trace or ()),
         rates=() if options.trace else tuple(_rates(options)), seeds=_seeds(options.seeds or "10"),
         hours=options.hours, steps=options.steps, replace_rate=options.replace_rate, notice=options.notice,
-        zones=tuple(zone.strip() for zone in options.zones.split(",")), price=options.price,
-        zone_price=options.zone_traffic_price, jobs=options.jobs,
+        zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
+        price=options.price, zone_price=options.zone_traffic_price, jobs=options.jobs,
     )  # fmt: skip
     say = (lambda line: print(line, file=sys.stderr)) if options.events else None
     results = simulate(wanted, say, lambda runs: RunProgress(runs, shown=not options.quiet))

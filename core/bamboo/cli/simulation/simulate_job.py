@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,17 +10,18 @@ from bamboo.cli.dispatch import usage
 from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
-from bamboo.job.spec import wanted_workers
+from bamboo.job.spec import JobSpec
 from bamboo.job.yaml_file import read_manifest_source
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.simulation.job.job_zones import allowed_zones, made_up, named_zones
 from bamboo.simulation.job.worker_memory import memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.traces.files import read_nodes
-from bamboo.traces.generate import Generation, generate
+from bamboo.traces.generate import Generation
 from bamboo.traces.trace import NodeTraceError, make_trace, unpriced
 
 HOURS = 24.0  # of made-up preemptions, if nobody says how long
@@ -40,7 +41,7 @@ class JobSimulation:
     steps: int | None
     replace_rate: float
     notice: float | None
-    zones: tuple[str, ...]
+    zones: tuple[str, ...]  # (): the job's, if it names any
     price: float | None
     zone_price: float
     jobs: int | None
@@ -58,13 +59,14 @@ def simulate(
             trace = read_nodes(wanted.traces)
             if wanted.price is None and (told := unpriced(trace, all_nodes=True)):
                 raise NodeTraceError(told)
+            allowed_zones(run.spec, dict.fromkeys(change.zone for change in trace.changes))
             name = " + ".join(os.path.basename(path) for path in wanted.traces)
             return [(name, [simulate_job(replace(run, trace=trace), say)])]
-        generations = [_generation(wanted, run, rate) for rate in wanted.rates]
+        generations = [_generation(wanted, run.spec, rate) for rate in wanted.rates]
         if say is not None:
             if len(wanted.rates) * len(wanted.seeds) != 1:
                 usage("--events: expected one run; give --trace, or one --preempt-rate and --seeds A:A")
-            trace = generate(generations[0], wanted.seeds[0])
+            trace = made_up(generations[0], run.spec, wanted.seeds[0])
             return [(f"{wanted.rates[0]:g}", [simulate_job(replace(run, trace=trace), say)])]
         runs = [JobSeed(run=run, generation=one, seed=seed) for one in generations for seed in wanted.seeds]
         with progress(len(runs)) as bar:
@@ -92,9 +94,9 @@ def _run(wanted: JobSimulation) -> JobRun:
     )  # fmt: skip
 
 
-def _generation(wanted: JobSimulation, run: JobRun, rate: float) -> Generation:
-    zones: Sequence[str] = wanted.zones or (ZONE,)
+def _generation(wanted: JobSimulation, spec: JobSpec, rate: float) -> Generation:
+    """Raises SimulationError if the job may be in none of the zones."""
+    zones = allowed_zones(spec, wanted.zones or named_zones(spec) or (ZONE,))
     return Generation(
-        nodes=run.spec.spread.nodes(wanted_workers(run.spec)), hours=wanted.hours or HOURS, removal=rate,
-        addition=wanted.replace_rate, zones=tuple(zones), notice=wanted.notice,
-    )  # fmt: skip
+        hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate, zones=zones, notice=wanted.notice
+    )

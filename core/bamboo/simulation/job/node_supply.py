@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy
 from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo.profiles.profile import Prices
+from bamboo.simulation.job.job_zones import named_zones, zone_allowed
 from bamboo.traces.trace import PriceChange, Trace, price_series
 
 
@@ -25,14 +26,16 @@ class SimulatedNode:
 class NodeSupply:
     """price: USD an hour of a spot node, whatever trace, pools and profile say.
 
-    Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule). With
-    several workers on a node, one that has room comes first.
+    Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule; zones
+    that `worker.template` names). With several workers on a node, one that has room comes first.
     """
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
         self._trace, self._prices, self._price = trace, prices, price
         self._spread, self._room, pools = spec.spread.policy, spec.spread.workers_per_node, spec.node_pools
-        self._zones = tuple(dict.fromkeys(change.zone for change in trace.changes)) or ("",)
+        zones = dict.fromkeys(change.zone for change in trace.changes)
+        self._allowed_zones = {zone for zone in zones if zone_allowed(spec, zone)}
+        self._zones = tuple(zone for zone in zones if zone in self._allowed_zones) or named_zones(spec) or ("",)
         count, wanted = wanted_pipelines(spec), wanted_workers(spec)
         self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
         spot = [pool for pool in pools if pool.capacity is Capacity.SPOT]
@@ -47,7 +50,9 @@ class NodeSupply:
         self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
 
     def came(self, name: str, zone: str) -> None:
-        self._there[name] = SimulatedNode(name=name, zone=zone)
+        """A node in a zone of the trace; of no use where the job may not be."""
+        if zone in self._allowed_zones:
+            self._there[name] = SimulatedNode(name=name, zone=zone)
 
     def noticed(self, name: str) -> None:
         """It will be taken away: nobody begins to use it any more."""
