@@ -147,6 +147,7 @@ class Job:
         self.look: Callable[[float, Event, Sequence[Command]], None] = lambda now, event, commands: None
         self.committed: dict[int, float] = {}  # when the coordinator heard of each step's commit
         self.losses: dict[int, float] = {}
+        self.norms: dict[int, float] = {}  # of the whole gradient
         self.finish: Finish | None = None
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self._token, self._url, self._started = secrets.token_hex(8), "", 0
@@ -199,8 +200,9 @@ class Job:
                     self.finish = command
         if isinstance(event, Received) and isinstance(event.message, StepCommitted):
             self.committed.setdefault(event.message.step, now)
-            loss = event.message.loss
-            self.losses.setdefault(event.message.step, float("nan") if loss is None else loss)
+            message = event.message
+            for told, figure in ((self.losses, message.loss), (self.norms, message.gradient_norm)):
+                told.setdefault(message.step, float("nan") if figure is None else figure)
         self.look(now, event, commands)
 
     def staff(self) -> None:

@@ -6,14 +6,21 @@ Layers, data, loss and optimizer come from the same task, and the split of layer
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import split_layers
@@ -23,6 +30,36 @@ from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 
+NORMS = 4  # steps whose gradients' norm is computed
+
+
+class TorchSchedule(StrEnum):
+    """ZB1P: ScheduleInterleavedZeroBubble with one stage a rank; it and ZBV have two of half the size."""
+
+    ONE_F_ONE_B = "1F1B"
+    ZB1P = "ZB1P"
+    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
+    ZBV = "ZBV"
+
+    def stages(self, rank: int, world: int) -> list[int]:
+        """Which ones that rank has, of all in the order of the layers."""
+        match self:
+            case TorchSchedule.INTERLEAVED_ZERO_BUBBLE:
+                return [rank, world + rank]
+            case TorchSchedule.ZBV:
+                return [rank, 2 * world - 1 - rank]
+            case _:
+                return [rank]
+
+    def made(self, stages: list[Any], microbatches: int, loss: Callable[[Tensor, Tensor], Any]) -> Any:
+        match self:
+            case TorchSchedule.ONE_F_ONE_B:
+                return Schedule1F1B(stages[0], microbatches, loss_fn=loss)
+            case TorchSchedule.ZBV:
+                return ScheduleZBVZeroBubble(stages, microbatches, loss_fn=loss)
+            case _:
+                return ScheduleInterleavedZeroBubble(stages, microbatches, loss_fn=loss)
+
 
 def run(
     manifest: dict[str, Any],
@@ -31,12 +68,13 @@ def run(
     folder: str,
     attempt: int = 0,
     every: int = 0,
-    zero_bubble: bool = False,
+    schedule: str = TorchSchedule.ONE_F_ONE_B,
 ) -> Any:
-    """Losses (of the last rank), the ends of the steps, the CPU time until then, and seconds for each checkpoint.
+    """Losses (none but of the last stage's rank), the ends of the steps, the CPU time until then, seconds for each
+    checkpoint, the squared norms of the first steps' gradients of this rank, and of how many microbatches it keeps
+    activations at most, in those of all its layers.
 
-    every: steps between checkpoints, 0 for none. zero_bubble: ScheduleInterleavedZeroBubble with one stage a rank
-    (ZB1P) instead of Schedule1F1B.
+    every: steps between checkpoints, 0 for none.
     Appends to FOLDER/progress-ATTEMPT-RANK: its pid, "ready", and the end of every step.
     """
     torch.set_num_threads(1)
@@ -45,13 +83,16 @@ def run(
     tell(progress, "pid", os.getpid())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{place}/meet-{attempt}", rank=rank, world_size=world)
-    mine = _built(manifest, rank, zero_bubble)
+    mine = _built(manifest, rank, TorchSchedule(schedule))
     begin = _load(place, rank, world, mine) if every and attempt else 0
     tell(progress, "ready", begin)
-    losses, ends, cpu, saving = [], [], [], []
+    losses, ends, cpu, saving, norms = [], [], [], [], []
     for step in range(begin, steps):
         mine.optimizer.zero_grad()
-        losses.append(_step(mine, step, rank, world))
+        losses += _step(mine, step)
+        if step < NORMS:
+            gradients = [p.grad for p in mine.module.parameters() if p.grad is not None]
+            norms.append(sum(float(gradient.double().square().sum()) for gradient in gradients))
         for group in mine.optimizer.param_groups:
             group["lr"] = mine.task.learning_rate(step)
         mine.optimizer.step()
@@ -61,7 +102,19 @@ def run(
             _save(place, rank, step + 1, mine)
             saving.append(time.monotonic() - ends[-1])
     dist.destroy_process_group()
-    return {"losses": losses, "ends": ends, "cpu": cpu, "saving": saving}
+    in_flight = _in_flight(mine.schedule.pipeline_order[rank]) / len(mine.stages)
+    return {
+        "losses": losses, "ends": ends, "cpu": cpu, "saving": saving, "norms": norms, "in_flight": in_flight,
+    }  # fmt: skip
+
+
+def _in_flight(order: Sequence[Any]) -> int:
+    """Of how many microbatches a rank keeps activations at most, summed over its stages."""
+    flying = most = 0
+    for action in filter(None, order):
+        flying += {"FORWARD": 1, "FULL_BACKWARD": -1, "BACKWARD_WEIGHT": -1}.get(action.computation_type.name, 0)
+        most = max(most, flying)
+    return most
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,45 +125,49 @@ class _Rank:
     config: TrainingConfig
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    stages: list[PipelineStage]
     schedule: Any
 
 
-def _built(manifest: dict[str, Any], rank: int, zero_bubble: bool) -> _Rank:
+def _built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> _Rank:
     spec = parse_manifest(manifest)
     training, world = spec.training, spec.topology.stages
     task = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(training))
-    first, end = split_layers(layer_costs(task, training.micro_batch_size), world)[rank]
-    layers = {i: build_layer(task, training.seed, i) for i in range(first, end)}
-    named = [(f"{i}.{name}", p) for i, layer in layers.items() for name, p in layer.named_parameters()]
-    module, optimizer = nn.Sequential(*layers.values()), task.optimizer(named)
-    stage = PipelineStage(module, rank, world, torch.device("cpu"))
+    numbers = schedule.stages(rank, world)
+    count = world * len(numbers)
+    split = split_layers(layer_costs(task, training.micro_batch_size), count)
+    layers = [{i: build_layer(task, training.seed, i) for i in range(*split[number])} for number in numbers]
+    named = [(f"{i}.{name}", p) for one in layers for i, layer in one.items() for name, p in layer.named_parameters()]
+    modules, optimizer = [nn.Sequential(*one.values()) for one in layers], task.optimizer(named)
+    stages = [
+        PipelineStage(module, number, count, torch.device("cpu"))
+        for number, module in zip(numbers, modules, strict=True)
+    ]
 
     def loss(out: Tensor, target: Tensor) -> Any:
         return task.loss((out,), (target,))
 
-    schedule: Any
-    if zero_bubble:
-        schedule = ScheduleInterleavedZeroBubble([stage], training.microbatches, loss_fn=loss)
-    else:
-        schedule = Schedule1F1B(stage, training.microbatches, loss_fn=loss)
-    return _Rank(task, replace(TrainingConfig.of(training), max_gradient_norm=None), module, optimizer, schedule)
+    config = replace(TrainingConfig.of(training), max_gradient_norm=None)
+    made = schedule.made(stages, training.microbatches, loss)
+    return _Rank(task, config, nn.ModuleList(modules), optimizer, stages, made)
 
 
-def _step(mine: _Rank, step: int, rank: int, world: int) -> float:
-    """Samples are drawn as Bamboo draws them: per microbatch, only where they are needed."""
+def _step(mine: _Rank, step: int) -> list[float]:
+    """The loss, where the last stage is. Samples are drawn as Bamboo draws them: per microbatch, only where needed."""
     arguments: list[Tensor] = []
     options: dict[str, Any] = {}
     losses: list[Tensor] = []
-    if rank in (0, world - 1):
+    first, last = any(stage.is_first for stage in mine.stages), any(stage.is_last for stage in mine.stages)
+    if first or last:
         task, config = mine.task, mine.config
         length = len(task.dataset)
         batches = [load_batch(task, config.samples(step, m, length)) for m in range(config.microbatches)]
-        if rank == 0:
+        if first:
             arguments = [torch.cat([inputs[0] for inputs, _ in batches])]
-        if rank == world - 1:
+        if last:
             options = {"target": torch.cat([targets[0] for _, targets in batches]), "losses": losses}
     mine.schedule.step(*arguments, **options)
-    return sum(float(loss.detach()) for loss in losses) / len(losses) if losses else 0.0
+    return [sum(float(loss.detach()) for loss in losses) / len(losses)] if last else []
 
 
 def tell(progress: Any, event: str, value: int) -> float:

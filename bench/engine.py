@@ -4,9 +4,10 @@
     python bench/engine.py --task emulated        # layers that sleep: shows the schedule
     python bench/engine.py --task emulated --zero-bubble        # and with weight gradients that are postponed, on both
 
-Both sides fork their processes from the same server, with one torch thread each, and train the same layers, split
-alike, on the same samples with the same optimizer, without clipping. Losses are compared step by step. The sides
-take turns, and their order is swapped from one repetition to the next; ratios are of runs next to each other.
+All sides fork their processes from the same server, with one torch thread each, and train the same layers, split
+alike (torch's interleaved schedules: into twice as many stages, two of them a rank), on the same samples with the same
+optimizer, without clipping. Losses are compared step by step, and the norm of all gradients in the first steps. The
+sides take turns, and their order is swapped from one repetition to the next; ratios are of runs next to each other.
 """
 
 import asyncio
@@ -19,24 +20,44 @@ from typing import Annotated, Any
 import typer
 
 from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, quantile, say, show, write_json
+from _pipelining import TorchSchedule
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.schedule import StageOrder
 
 PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"
 ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"
+TORCH_INTERLEAVED, TORCH_ZBV = "torch interleaved ZB", "torch ZBV"
+COMPARED = [
+    (PLAIN, TORCH), (LAZY, PLAIN), (LAZY, TORCH), (ZERO, TORCH), (ZERO, PLAIN), (ZERO, TORCH_ZERO),
+    (ZERO, TORCH_INTERLEAVED), (ZERO, TORCH_ZBV),
+]  # fmt: skip
 WARMUP = 4  # steps that do not count
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """ends: of the steps, in seconds, at stage 0, which is the last one to finish; cpu: of all processes, a step."""
+    """ends: of the steps, in seconds, at stage 0, which is the last one to finish; cpu: of all processes, a step.
+
+    norms: of the whole gradient, of the first steps at least. in_flight: of how many microbatches a worker keeps
+    activations at most, in those of all its layers.
+    """
 
     ends: list[float]
     losses: list[float]
     cpu: float
+    norms: list[float]
+    in_flight: float
 
     def facts(self, others: float) -> dict[str, float]:
         ends = self.ends[WARMUP - 1 :]
         mean = (ends[-1] - ends[0]) / (len(ends) - 1)
-        return {"median": median(gaps(ends)), "mean": mean, "cpu": self.cpu, "others": others}
+        facts = {"median": median(gaps(ends)), "mean": mean, "cpu": self.cpu, "others": others}
+        return facts | {"in_flight": self.in_flight}
+
+    def difference(self, other: "Result") -> float:
+        """The largest one of a loss or a gradient's norm, relative."""
+        pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=False)]
+        return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
 def per_step(times: list[float]) -> float:
@@ -48,23 +69,55 @@ async def bamboo(place: Lab, document: Any) -> Result:
     found = [json.loads(path.read_text()) for path in job.folder.glob("*.record")]
     ends = [[times for _, times in sorted((int(step), times) for step, times in one.items())] for one in found]
     cpu = sum(per_step([cpu for _, cpu in one]) for one in ends)
-    return Result([job.committed[k] for k in sorted(job.committed)], [job.losses[k] for k in sorted(job.losses)], cpu)
+    spec = parse_manifest(document)
+    stages, order = spec.topology.stages, StageOrder.of(spec.topology)
+    flying = max(order.in_flight(stage, stages, spec.training.microbatches) for stage in range(stages))
+    committed, losses, norms = ([told[k] for k in sorted(told)] for told in (job.committed, job.losses, job.norms))
+    return Result(committed, losses, cpu, norms, flying)
 
 
-async def pipelining(place: Lab, document: Any, *, zero_bubble: bool = False) -> Result:
+async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = TorchSchedule.ONE_F_ONE_B) -> Result:
     spec, folder = document["spec"], place.new_folder()
     steps = spec["training"]["steps"]
-    arguments = {"manifest": document, "steps": steps, "folder": str(folder), "zero_bubble": zero_bubble}
+    arguments = {"manifest": document, "steps": steps, "folder": str(folder), "schedule": str(schedule)}
     ranks = [
         place.pool.call("_pipelining:run", {**arguments, "rank": rank}, seconds=600.0)
         for rank in range(spec["topology"]["stages"])
     ]
     results = await asyncio.gather(*ranks)
-    return Result(results[0]["ends"], results[-1]["losses"], sum(per_step(r["cpu"]) for r in results))
+    losses = next(r["losses"] for r in results if r["losses"])
+    norms = [sum(squares) ** 0.5 for squares in zip(*(r["norms"] for r in results), strict=True)]
+    cpu, flying = sum(per_step(r["cpu"]) for r in results), max(r["in_flight"] for r in results)
+    return Result(results[0]["ends"], losses, cpu, norms, flying)
 
 
 async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
     """Rounds in which other processes took too much of the machine are kept apart and run again."""
+    sides = _sides(options, task, stages)
+    rounds: list[dict[str, Any]] = []
+    noisy: list[dict[str, Any]] = []
+    difference = 0.0
+    while len(rounds) < options.repeat and len(noisy) < 3 * options.repeat:
+        results: dict[str, Result] = {}
+        facts = {}
+        for side in list(sides)[:: -1 if (len(rounds) + len(noisy)) % 2 else 1]:
+            run, document = sides[side]
+            async with place.watched() as others:
+                results[side] = await run(place, document)
+            facts[side] = results[side].facts(others[0])
+        difference = max([difference, *(result.difference(results[TORCH]) for result in results.values())])
+        quiet = all(f["others"] <= options.quiet for f in facts.values())
+        (rounds if quiet else noisy).append(facts)
+        told = ", ".join(f"{side} {1e3 * f['median']:.0f} ms (others {f['others']:.2f})" for side, f in facts.items())
+        say(f"{task}, {stages} stages, {len(rounds)}/{options.repeat}{'' if quiet else ', noisy'}: {told}")
+    return {
+        "task": task, "stages": stages, "microbatches": options.microbatches, "steps": options.steps,
+        "slower": options.slower, "rounds": rounds, "noisy": noisy, "largest_difference": difference,
+    }  # fmt: skip
+
+
+def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
+    """What runs each of them, and its manifest."""
     steps = WARMUP + options.steps
     plain, lazy, split = (
         _slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
@@ -73,29 +126,13 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
     sides: dict[str, Any] = {PLAIN: (bamboo, plain), TORCH: (pipelining, plain), LAZY: (bamboo, lazy)}
     if options.zero_bubble:
         split["spec"]["topology"]["schedule"] = "ZBH1"
-        sides |= {ZERO: (bamboo, split), TORCH_ZERO: (partial(pipelining, zero_bubble=True), plain)}
-    rounds: list[dict[str, Any]] = []
-    noisy: list[dict[str, Any]] = []
-    difference = 0.0
-    while len(rounds) < options.repeat and len(noisy) < 3 * options.repeat:
-        losses: dict[str, list[float]] = {}
-        facts = {}
-        for side in list(sides)[:: -1 if (len(rounds) + len(noisy)) % 2 else 1]:
-            run, document = sides[side]
-            async with place.watched() as others:
-                result = await run(place, document)
-            losses[side], facts[side] = result.losses, result.facts(others[0])
-        for side in losses.keys() - {TORCH}:
-            pairs = zip(losses[side], losses[TORCH], strict=True)
-            difference = max([difference, *(abs(a - b) / abs(b) for a, b in pairs)])
-        quiet = all(f["others"] <= options.quiet for f in facts.values())
-        (rounds if quiet else noisy).append(facts)
-        told = ", ".join(f"{side} {1e3 * f['median']:.0f} ms (others {f['others']:.2f})" for side, f in facts.items())
-        say(f"{task}, {stages} stages, {len(rounds)}/{options.repeat}{'' if quiet else ', noisy'}: {told}")
-    return {
-        "task": task, "stages": stages, "microbatches": options.microbatches, "steps": options.steps,
-        "slower": options.slower, "rounds": rounds, "noisy": noisy, "largest_loss_difference": difference,
-    }  # fmt: skip
+        kinds = {
+            TORCH_ZERO: TorchSchedule.ZB1P, TORCH_INTERLEAVED: TorchSchedule.INTERLEAVED_ZERO_BUBBLE,
+            TORCH_ZBV: TorchSchedule.ZBV,
+        }  # fmt: skip
+        sides |= {ZERO: (bamboo, split)}
+        sides |= {side: (partial(pipelining, schedule=kind), plain) for side, kind in kinds.items()}
+    return sides
 
 
 def _slower(document: Any, task: TaskName, factor: int) -> Any:
@@ -114,24 +151,26 @@ def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> 
 def report(case: Any) -> None:
     batch, rounds = 4 * case["microbatches"], case["rounds"] or case["noisy"]
     rows = []
-    sides = [side for side in (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO) if side in rounds[0]]
+    order = (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO, TORCH_INTERLEAVED, TORCH_ZBV)
+    sides = [side for side in order if side in rounds[0]]
     for side in sides:
         step, cpu = median([r[side]["median"] for r in rounds]), median([r[side]["cpu"] for r in rounds])
         taken = median([r[side]["others"] for r in rounds])
-        rows.append([side, f"{batch / step:.1f}", f"{1e3 * step:.1f}", f"{1e3 * cpu:.1f}", f"{taken:.2f}"])
+        figures = [f"{batch / step:.1f}", f"{1e3 * step:.1f}", f"{1e3 * cpu:.1f}", f"{taken:.2f}"]
+        rows.append([side, *figures, f"{rounds[0][side]['in_flight']:.1f}"])
     title = f"{case['task']}, {case['stages']} stages, {case['microbatches']} microbatches of 4 samples"
     print(f"{len(case['rounds'])} rounds, and {len(case['noisy'])} that were too noisy")
-    show(title, ["", "samples/s", "median step, ms", "CPU a step, ms", "cores that others took"], rows)
+    columns = ["samples/s", "median step, ms", "CPU a step, ms", "cores that others took", "microbatches kept"]
+    show(title, ["", *columns], rows)
     rows = []
-    compared = [(PLAIN, TORCH), (LAZY, PLAIN), (LAZY, TORCH), (ZERO, TORCH), (ZERO, PLAIN), (ZERO, TORCH_ZERO)]
-    for over, under in [pair for pair in compared if set(pair) <= set(sides)]:
+    for over, under in [pair for pair in COMPARED if set(pair) <= set(sides)]:
         found = ratios(rounds, over, under, "median")
         others = [f"{median(ratios(rounds, over, under, figure)):.3f}" for figure in ("mean", "cpu")]
         spread = [_range(quantile(found, 0.25), quantile(found, 0.75)), _range(min(found), max(found))]
         rows.append([f"{over} / {under}", f"{median(found):.3f}", *spread, *others])
     columns = ["", "samples/s", "quartiles", "min to max", "by mean step", "by CPU time"]
     show("Ratios, round by round (more than 1: the first is faster)", columns, rows)
-    print(f"Losses differ by at most {case['largest_loss_difference']:.1e} of their value.\n")
+    print(f"Losses and gradients' norms differ by at most {case['largest_difference']:.1e} of their value.\n")
 
 
 def _range(low: float, high: float) -> str:
@@ -157,8 +196,8 @@ async def bench(
         for case in cases:
             report(case)
     write_json(output, {"machine": machine(), "cases": cases})
-    if (worst := max(case["largest_loss_difference"] for case in cases)) > tolerance:
-        raise RuntimeError(f"the two sides did not do the same work: losses differ by {worst:.1e}")
+    if (worst := max(case["largest_difference"] for case in cases)) > tolerance:
+        raise RuntimeError(f"the sides did not do the same work: losses or gradients' norms differ by {worst:.1e}")
 
 
 def command(
@@ -168,9 +207,9 @@ def command(
     steps: Annotated[int, typer.Option(help="Measured steps of each run.")] = 20,
     repeat: Annotated[int, typer.Option(help="Rounds; in each of them every side runs once.")] = 7,
     quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
-    zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's ZB1P, too.")] = False,
+    zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's zero-bubble schedules, too.")] = False,
     slower: Annotated[int, typer.Option(help="Emulated layers take so many times as long: for a busy machine.")] = 1,
-    tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 1e-3,
+    tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss or a norm.")] = 1e-3,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
