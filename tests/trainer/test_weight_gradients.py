@@ -77,6 +77,45 @@ class Twice(nn.Module):
         return self.inner(torch.tanh(self.inner(x)))
 
 
+class Partly(nn.Module):
+    """One of the two products with its weight has a bias, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[:1]) + x[1:] @ self.inner.weight
+
+
+class Experts(nn.Module):
+    """Each of them takes its rows, by its slices of the weights of all; one has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Parameter(torch.rand(4, 9, WIDTH)), nn.Parameter(torch.rand(4, WIDTH, 9))
+        self.bias = nn.Parameter(torch.rand(4, 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for expert in range(3):
+            rows = torch.arange(expert, len(x), 2)
+            inner = torch.tanh(nn.functional.linear(x[rows], self.into[expert], self.bias[expert]))
+            y = y.index_add(0, rows, inner @ self.out[expert].T)
+        return y
+
+
+class GroupedExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Parameter(torch.rand(3, 8, 16)), nn.Parameter(torch.rand(3, 16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = torch.tensor([2, 2, len(x)], dtype=torch.int32)
+        inner = torch.tanh(nn.functional.grouped_mm(x, self.into, offs=ends))
+        return nn.functional.grouped_mm(inner, self.out, offs=ends)
+
+
 class Custom(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,12 +170,15 @@ SPLIT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "a weight that is computed": (lambda: nn.Sequential(weight_norm(nn.Linear(WIDTH, 5)), nn.Tanh()), (4, WIDTH)),
     "hooks": (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Hooked(), nn.Tanh()), (4, WIDTH)),
     "a function of a weight": (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), ScaledWeight()), (4, WIDTH)),
+    "experts one by one": (lambda: nn.Sequential(Experts(), nn.Linear(WIDTH, WIDTH), Experts()), (7, WIDTH)),
+    "experts all at once": (lambda: nn.Sequential(nn.Linear(8, 8), GroupedExperts()), (7, 8)),
     "a frozen layer": (
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, WIDTH)), (4, WIDTH)
     ),
 }  # fmt: skip
 WHOLE: dict[str, Callable[[], nn.Module]] = {
     "a weight of two products": Twice,
+    "a weight of two products, of one also alone": Partly,
     "a custom function": Custom,
     "an operation that computes all at once": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.PReLU()),
     "a recurrent layer": lambda: nn.RNN(WIDTH, WIDTH, batch_first=True),

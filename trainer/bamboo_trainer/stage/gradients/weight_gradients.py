@@ -3,12 +3,15 @@
 The first part runs the graph from the outputs to the inputs alone. Operations on that way that also lead to parameters
 are the frontier, such as a product of the inputs with a weight; what reached them is kept. The second part goes on from
 there: each operation of the frontier is asked for the other half of its gradients, and only what leads from it to
-parameters runs. Every product is computed once and every kernel gets the same operands, so the gradients have the same
-bits as those of a whole backward. Where that is not certain nothing is split (`split`).
+parameters runs; at once for all that lead to the same ones, such as the products with slices of one weight, those of a
+layer's experts, so that they are summed in the same order. Every product is computed once and every kernel gets the
+same operands, so the gradients have the same bits as those of a whole backward. Where that is not certain nothing is
+split (`split`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -22,7 +25,7 @@ Ends = Sequence[tuple[Tensor, Tensor]]  # tensors with their gradients
 # Operations that compute, of their inputs' gradients, only those that are asked for, each by itself.
 SEPARABLE: Final = frozenset({
     "AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0", "AddbmmBackward0", "LinearBackward0",
-    "MvBackward0", "AddmvBackward0", "ConvolutionBackward0",
+    "MvBackward0", "AddmvBackward0", "ConvolutionBackward0", "GroupedMmBackward0",
     "NativeLayerNormBackward0", "NativeGroupNormBackward0", "NativeBatchNormBackward0", "FusedRmsNormBackward0",
     "AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "CatBackward0", "StackBackward0",
 })  # fmt: skip
@@ -42,52 +45,57 @@ class _Held:
             return None
         return self.gradients
 
+    def reached(self) -> Iterator[tuple[int, Tensor]]:
+        """By number of the operation's output."""
+        return ((i, gradient) for i, gradient in enumerate(self.gradients or ()) if gradient is not None)
+
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
     """Of one microbatch, those that are not computed yet. Holds its graph, and so all that its forward has kept."""
 
     leaves: Parts
-    _frontier: list[tuple[Node, _Held, list[Tensor]]] = field(default_factory=list)
+    _frontier: list[tuple[list[tuple[Node, _Held]], list[Tensor]]] = field(default_factory=list)
 
     def compute(self) -> None:
         """Adds them to the parameters' `grad`. Once."""
         while self._frontier:
-            node, held, parameters = self._frontier.pop(0)
-            reached = [(i, g) for i, g in enumerate(held.gradients or ()) if g is not None]
+            nodes, parameters = self._frontier.pop(0)
+            reached = [(GradientEdge(node, i), g) for node, held in nodes for i, g in held.reached()]
             if reached:
-                edges = [GradientEdge(node, i) for i, _ in reached]
-                torch.autograd.backward(edges, [g for _, g in reached], inputs=parameters)
+                torch.autograd.backward([edge for edge, _ in reached], [g for _, g in reached], inputs=parameters)
 
     def tensors(self) -> Iterator[Tensor]:
         """What it keeps beside the graph's own tensors."""
         yield from self.leaves
-        for _, held, _ in self._frontier:
-            yield from (g for g in held.gradients or () if g is not None)
+        for nodes, _ in self._frontier:
+            yield from (g for _, held in nodes for _, g in held.reached())
 
 
 def split(ends: Ends, leaves: Parts) -> WeightGradients | None:
     """Computes the inputs' gradients, `leaf.grad`, and returns the rest. None: it cannot be split, nothing was done.
 
-    So it is if there is nothing to split, or if a parameter is reached by several ways whose sum would be taken in
-    another order, from an operation that computes all gradients at once, or from a custom autograd function on the way
-    to the inputs, which may do anything.
+    So it is if there is nothing to split, or if a parameter is reached from an operation that computes all gradients at
+    once, from two of which one leads to the other, or from a custom autograd function on the way to the inputs, which
+    may do anything.
     """
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
     frontier = _frontier([tensor for tensor, _ in ends], inputs) if inputs else None
     if not frontier:
         return None
     postponed = WeightGradients(leaves)
-    for node, parameters in frontier.items():
-        held = _Held()
-        node.register_prehook(held.note)
-        postponed._frontier.append((node, held, parameters))
+    for nodes, parameters in frontier.items():
+        held = [(node, _Held()) for node in nodes]
+        for node, one in held:
+            node.register_prehook(one.note)
+        postponed._frontier.append((held, parameters))
     torch.autograd.backward([t for t, _ in ends], [g for _, g in ends], inputs=inputs, retain_graph=True)
     return postponed
 
 
-def _frontier(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[Node, list[Tensor]] | None:
-    """The operations that lead to inputs and to parameters, each with the parameters that it alone leads to.
+def _frontier(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[tuple[Node, ...], list[Tensor]] | None:
+    """The operations that lead to inputs and to parameters, with the parameters that they alone lead to: together those
+    that lead to the same ones.
 
     None if a parameter is reached in another way, or if one of them cannot be asked for a part of its gradients.
     """
@@ -100,19 +108,37 @@ def _frontier(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[Node,
             on_the_way.add(node)
     if any(isinstance(node, torch._C._FunctionBase) for node in on_the_way):
         return None
-    owners: dict[Node, Node | None] = dict.fromkeys((root for root in roots if root not in on_the_way), None)
-    frontier: dict[Node, list[Tensor]] = {}
+    owners: dict[Node, tuple[Node | None, ...]] = {root: (None,) for root in roots if root not in on_the_way}
+    frontier: dict[tuple[Node, ...], list[Tensor]] = {}
     for node in reversed(order):
         through = node in on_the_way
-        owner = node if through else owners[node]
+        own = (node,) if through else owners[node]
         for after in following[node]:
             if after not in on_the_way:
-                owners[after] = owner if owners.get(after, owner) is owner else None
+                others = owners.get(after, ())
+                owners[after] = (*others, *(one for one in own if one not in others))
         if not through and node.name() == _LEAF:
-            if owner is None or owner.name() not in SEPARABLE:
+            separable = tuple(one for one in own if one is not None and one.name() in SEPARABLE)
+            if separable != own:
                 return None
-            frontier.setdefault(owner, []).append(_variable(node))
-    return frontier
+            frontier.setdefault(separable, []).append(_variable(node))
+    return frontier if _are_apart(frontier, following) else None
+
+
+def _are_apart(together: Collection[tuple[Node, ...]], following: Mapping[Node, Sequence[Node]]) -> bool:
+    """Is each operation in one tuple only, and does none lead to another one of its tuple?"""
+    if len(set(chain.from_iterable(together))) < sum(map(len, together)):
+        return False
+    for nodes in (nodes for nodes in together if len(nodes) > 1):
+        behind, left = set[Node](), [after for node in nodes for after in following[node]]
+        while left:
+            node = left.pop()
+            if node not in behind:
+                behind.add(node)
+                left += following[node]
+        if not behind.isdisjoint(nodes):
+            return False
+    return True
 
 
 def _walk(roots: dict[Node, None]) -> tuple[list[Node], dict[Node, list[Node]]]:
