@@ -44,7 +44,10 @@ class Disturbance:
 
 @dataclass(slots=True)
 class Taker:
-    """Takes `count` workers: random stages, random moments of a step, each after the job has healed."""
+    """Takes `count` workers: random stages, random moments of a step, each after the job has healed.
+
+    One moment in each of as many equal parts of a step, in random order: no run has more late ones than another.
+    """
 
     job: Job
     count: int
@@ -54,6 +57,7 @@ class Taker:
     _calm_since: int | None = None  # the first undisturbed step
     _due: bool = False
     _stages: list[int] = field(default_factory=list)
+    _parts: list[int] = field(default_factory=list)
 
     def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         last = self.found[-1] if self.found else None
@@ -71,7 +75,9 @@ class Taker:
             self.job.stop()
         elif isinstance(event, Received):
             self._due = True
-            asyncio.get_running_loop().call_later(self.rng.random() * self._step_seconds(), self._strike)
+            self._parts = self._parts or self.rng.sample(range(self.count), self.count)
+            moment = (self._parts[-1] + self.rng.random()) / self.count
+            asyncio.get_running_loop().call_later(moment * self._step_seconds(), self._strike)
 
     def _settled(self) -> bool:
         """Is every stage on a worker of its own, with all its replicas in step, those on standby, too?"""
@@ -100,6 +106,7 @@ class Taker:
         if not self._stages:
             self._stages = self.rng.sample(range(len(plan.stages)), len(plan.stages))
         cell = Cell(0, self._stages.pop())
+        self._parts.pop()
         victim = plan.at(cell).owner
         calm, step, at = self._step_seconds(), len(self.job.committed), asyncio.get_running_loop().time()
         if self.notice:
@@ -141,7 +148,10 @@ async def disturb(place: Lab, document: Any, count: int, *, notice: bool, exits:
 
 
 def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
-    """caught up: the heir has finished the last forward or backward that the victim had finished, of the open steps."""
+    """caught up: the heir has finished the last forward or backward that the victim had finished, of the open steps.
+
+    work, idle: of the heir, from the plan on until it is done with the cell's step; tail: from then until the commit.
+    """
     assert d.known is not None
     assert d.planned is not None
     assert d.applied is not None
@@ -152,9 +162,14 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
     lost = [x for x in repeated if _work(x) in before]
     caught_up = max([d.applied, *(x.end for x in lost)])
     ends = [d.at, d.known, d.planned, d.applied, caught_up]
+    committed_at = min(time for time in committed.values() if time > d.at)
+    own = [x for x in done if x.worker == d.heir and x.name in WORK and d.planned < x.end < committed_at]
+    work = sum(x.end - max(x.start, d.planned) for x in own)
+    last = max((x.end for x in own if x.cell == d.cell), default=d.planned)
     phases = dict(zip(("detect", "decide", "reform", "recompute"), _gaps_ms(ends), strict=True))
     return {
         **phases, "pause": 1e3 * (caught_up - d.at), "without_recompute": 1e3 * (d.applied - d.at),
+        "work": 1e3 * work, "idle": 1e3 * (last - d.planned - work), "tail": 1e3 * (committed_at - last),
         "closed": None if d.closed is None else 1e3 * (d.closed - d.at),
         "forwards": sum(x.name == "Forward" for x in lost), "backwards": sum(x.name in BACKWARDS for x in lost),
         **_steps(d, committed, at=d.at), **_told(d),

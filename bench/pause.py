@@ -33,6 +33,7 @@ from _disturb import disturb
 from _restart import restart
 
 MANY = 1_000_000  # steps of a job that is stopped when everything is measured
+HEIR = ("work", "idle", "tail")
 TARGET_KILL, TARGET_NOTICE = 300.0, 100.0  # ms
 
 
@@ -78,6 +79,7 @@ def report(o: PauseOptions, found: dict[str, Any]) -> None:
         print(f"{what}; a loss is known {told}; {len(rows)} kills; others took {others:.2f} cores\n")
         names = ("detect", "decide", "reform", "without_recompute", "recompute", "pause", "calm", "affected", "delay")
         table(f"Without notice, ms (target: {TARGET_KILL:.0f} without_recompute)", rows, names)
+        table("The heir's time from the plan until its last instruction; then until the commit, ms", rows, HEIR)
         table(
             "Ratios to an undisturbed step, and work repeated", rows, ("ratio", "next_ratio", "forwards", "backwards")
         )
@@ -99,8 +101,9 @@ def table(title: str, rows: Sequence[dict[str, float]], names: Sequence[str]) ->
     for name in names:
         values = [row[name] for row in rows]
         digits = 2 if "ratio" in name else 1
-        lines.append([name, *(f"{quantile(values, q):.{digits}f}" for q in quantiles.values())])
-    show(title, ["", *quantiles], lines)
+        figures = [*(quantile(values, q) for q in quantiles.values()), sum(values) / len(values)]
+        lines.append([name, *(f"{figure:.{digits}f}" for figure in figures)])
+    show(title, ["", *quantiles, "mean"], lines)
 
 
 def command(
