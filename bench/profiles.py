@@ -30,6 +30,7 @@ from bamboo.profiles.profile import (
     ModelProfile,
     Network,
     Prices,
+    ProfiledTask,
     Published,
     Source,
     Storage,
@@ -165,6 +166,7 @@ def profile_of(workload: Workload) -> ModelProfile:
         machine=Machine(memory=16 * 10**9, host_memory=61 * 10**9),
         prices=Prices(spot=SPOT_USD, on_demand=ON_DEMAND_USD),
         published=_published(workload),
+        task=ProfiledTask(entrypoint=f"bamboo_trainer.models.{model}:build", config=config),
         sources=_sources(workload, samples),
     )  # fmt: skip
     return paced(profile)

@@ -19,6 +19,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "storage": {"write": 1e8, "read": 2e8},
         "times": {"start": 3.0, "detection": 0.5},
         "machine": {"memory": 1 << 30, "hostMemory": 1 << 31},
+        "task": {"entrypoint": "a:build"},
         "sources": {name: {"text": "measured"} for name in SOURCES},
         **changes,
     }

@@ -1,4 +1,5 @@
-"""Does a job's task load, and what would it need? For `bamboo validate --load` and `bamboo submit`."""
+"""Does a job's task load, and what would it need? For `bamboo validate --load` and `bamboo submit`; and for
+simulations, how many layers it has."""
 
 from typing import Any
 
@@ -49,6 +50,18 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True)),
         "neighbours": min(max(1, spec.redundancy.kept), len(stages) - 1),
     }
+
+
+def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
+    """`problem`: one sentence, or `layers`: how many the task has. Nothing of them is made."""
+    spec = parse_manifest(manifest)
+    try:
+        task = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
+    except ValueError as error:  # a TaskError
+        return {"problem": str(error)}
+    except (MemoryError, OSError) as error:
+        return {"problem": f"the task could not be tried: {type(error).__name__}: {error}"}
+    return {"layers": len(task.layers)}
 
 
 def _told(stage: int | None, memory: Memory) -> dict[str, Any]:

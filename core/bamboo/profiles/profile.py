@@ -5,7 +5,7 @@ says where it comes from. Times are seconds, sizes bytes, bandwidths bytes a sec
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -135,6 +135,16 @@ class Published(_Part, frozen=True, kw_only=True):
     steps: Whole | None = None
 
 
+class ProfiledTask(_Part, frozen=True, kw_only=True):
+    """What was measured: fields of the manifest under `task` and `training`."""
+
+    entrypoint: Name
+    config: dict[str, Any] = {}
+    precision: Name = "fp32"
+    parameter_precision: Name = "fp32"
+    boundary_precision: Name = "fp32"
+
+
 class Source(_Part, frozen=True, kw_only=True):
     """Where numbers come from. estimated: nobody has measured them; the text says how they were derived."""
 
@@ -145,7 +155,7 @@ class Source(_Part, frozen=True, kw_only=True):
 class ModelProfile(_Part, frozen=True, kw_only=True):
     """Use `parse_profile`, which checks it. name: of the model and the machine. samples: of a microbatch, for which the
     layers' seconds, activations and boundaries are. sources: by what they are the source of: SOURCES, and prices and
-    published if there are any.
+    published if there are any. task: None if it is not said of which one it is.
     """
 
     format: str = FORMAT
@@ -161,6 +171,7 @@ class ModelProfile(_Part, frozen=True, kw_only=True):
     sources: dict[Name, Source]
     prices: Prices | None = None
     published: Published | None = None
+    task: ProfiledTask | None = None
 
     @property
     def costs(self) -> tuple[float, ...]:

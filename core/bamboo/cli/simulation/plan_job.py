@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
@@ -123,6 +124,7 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
     for machine in machines.values():
         if not has_price(machine, spec, market):
             raise SimulationError(f"no price is known for {machine.name}; say it in a file for --prices")
+    check_profiles({one.profile.name: one.profile for one in machines.values()}, spec, document, wanted.job)
     return World(
         spec=spec, document=document, machines=machines, market=market, hours=wanted.hours, seeds=wanted.seeds,
         traffic_price=prices.network.between_zones if prices else ZONE_TRAFFIC_PRICE,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
@@ -87,8 +88,10 @@ def _run(wanted: JobSimulation) -> JobRun:
         usage(*map(str, error.problems))
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
+    profile = read_profile(wanted.profile)
+    check_profiles({wanted.profile: profile}, spec, dict(source.document), wanted.job)
     return JobRun(
-        spec=spec, manifest=source.document, profile=read_profile(wanted.profile), trace=make_trace(),
+        spec=spec, manifest=source.document, profile=profile, trace=make_trace(),
         seconds=None if wanted.hours is None else wanted.hours * 3600, price=wanted.price,
         zone_price=wanted.zone_price,
     )  # fmt: skip

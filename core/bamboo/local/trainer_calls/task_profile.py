@@ -11,6 +11,7 @@ from bamboo.local.pool import PoolError
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.profiles.profile import Layer, Machine, ModelProfile, Network, ProfileError, Source, Storage, Times
+from bamboo.simulation.profile_match import task_of
 
 PROFILE: Final = "bamboo_trainer.profiling:profile"
 PROFILE_SECONDS: Final = 3600.0
@@ -68,6 +69,7 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
             detection=HEARTBEAT_TIMEOUT_SECONDS if around.detection is None else around.detection,
         ),
         machine=Machine(memory=answer["memory"] or host, host_memory=host),
+        task=task_of(spec),
         sources={
             "layers.seconds": Source(text=measured),
             "layers.update": Source(text=f"median of optimizer steps on {device}, layer by layer"),

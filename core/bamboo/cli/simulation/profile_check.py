@@ -1,0 +1,29 @@
+"""Before a job is simulated: is the profile one of its model?"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bamboo.job.spec import JobSpec
+from bamboo.local.trainer_calls.task_check import module_folders
+from bamboo.local.trainer_calls.task_layers import count_layers
+from bamboo.profiles.profile import ModelProfile, ProfileError
+from bamboo.simulation.profile_match import doubt, mismatch, needs_layers
+
+
+def check_profiles(profiles: Mapping[str, ModelProfile], spec: JobSpec, manifest: dict[str, Any], job: Path) -> None:
+    """profiles: by the names that the user knows them by. What may be wrong is said on standard error; the task is
+    loaded only if a profile is not known to be of it. Raises ProfileError if one has another number of layers.
+    """
+    asked = any(needs_layers(profile, spec) for profile in profiles.values())
+    layers = count_layers(manifest, module_folders(job)) if asked else ""
+    for name, profile in profiles.items():
+        unknown = ""
+        if needs_layers(profile, spec):
+            if isinstance(layers, str):
+                unknown = layers
+            elif wrong := mismatch(name, profile, spec, layers):
+                raise ProfileError(f"{job}: {wrong}")
+        if told := doubt(name, profile, spec, unknown):
+            print(f"warning: {told}", file=sys.stderr)
