@@ -13,8 +13,8 @@ from _recorder import Done, read
 from bamboo.control.channel_events import ChannelClosed, Received
 from bamboo.control.protocol import PlanApplied, SendPlan, TakenOver
 from bamboo.coordinator.events import Command, Event, PreemptionNotice, Send
+from bamboo.planning.heirs import is_protected
 from bamboo.planning.plan import Cell, WorkerId
-from bamboo.planning.transitions import is_protected
 
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
 NOTICE_SECONDS = 30.0

@@ -38,8 +38,8 @@ from _restart import restart
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import StepCommitted
 from bamboo.coordinator.events import Command, Event, PreemptionNotice
+from bamboo.planning.heirs import is_protected
 from bamboo.planning.plan import Cell
-from bamboo.planning.transitions import is_protected
 
 MANY = 1_000_000  # steps of a job that is stopped when everything is measured
 CALM = 8  # undisturbed steps before and after

@@ -44,9 +44,7 @@ def test_the_history_and_its_loggers_go_on_after_roots_pods_and_operator_are_los
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorboard")
-    document = small(
-        "told", STEPS, standby=1, checkpoint={"storage": claimed(installed, namespace), "everySteps": 20}
-    )
+    document = small("told", STEPS, standby=1, checkpoint={"storage": claimed(installed, namespace), "everySteps": 20})
     document["spec"]["training"]["loggers"] = [{"name": "tensorboard", "type": "TensorBoard"}]
     paced, slow = slowed(document, tmp_path)
     job = Job(installed.api, namespace, paced)

@@ -9,7 +9,7 @@ from bamboo.coordinator.events import (
     Outcome,
     PreemptionNotice,
 )
-from bamboo.planning.transitions import is_protected
+from bamboo.planning.heirs import is_protected
 from world import World
 
 actions = st.lists(

@@ -5,7 +5,10 @@ import random
 import msgspec
 import pytest
 
-from bamboo.coordinator.events import PreemptionNotice
+from bamboo.control.channel_events import Received
+from bamboo.control.protocol import Hello, WorkerReady
+from bamboo.coordinator.events import PreemptionNotice, WorkerJoined
+from bamboo.coordinator.job_status import status
 from bamboo.job.spec import RedundancySpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan
@@ -49,6 +52,9 @@ def assert_apart(world: World) -> None:
     for cell in plan.cells():
         same = [c for c in plan.cells() if plan.state_of(c) == plan.state_of(cell)]
         assert len({nodes(plan)[w] for c in same for w in plan.at(c).holders}) > 1, cell
+    seen = status(world.state, world.now)
+    assert not seen.unprotected
+    assert seen.nodes is not None and seen.nodes > 1
 
 
 @pytest.mark.parametrize(("stages", "pipelines", "per_node"), GRIDS)
@@ -139,3 +145,31 @@ def test_the_heir_of_a_lost_or_leaving_worker_is_on_another_node_than_it_if_ther
     left = drain(looking(plan, placed(w0="a", w1="b", w2="a", w3="b"), {"w0": Urgency.NOW}))
     assert left is not None
     assert left.at(Cell(0, 0)).owner == "w3"
+
+
+def test_stages_whose_holders_are_all_on_one_node_get_a_replica_on_a_spare_one() -> None:
+    """It has room for one more than usual, so of three such stages it takes two."""
+    here = placed(w0="a", w1="a", w2="a")
+    plan = initial_plan(list(here.values()), tuple((s, s + 1) for s in range(3)), 1, TRAINING, RedundancySpec())
+    assert improve(looking(plan, here)) is None
+    copied = improve(looking(plan, {**here, **placed(x="b")}))
+    assert copied is not None
+    assert [cell.stage for cell in copied.replicated_by("x")] == [0, 1]
+    both = improve(looking(plan, {**here, **placed(x="b", y="c")}))
+    assert both is not None
+    assert [len({"x", "y"} & set(both.at(Cell(0, stage)).replicas)) for stage in range(3)] == [1, 1, 1]
+
+
+def test_a_job_of_one_node_is_not_protected_until_another_one_is_there() -> None:
+    """Each stage has two holders all the time."""
+    world = World(2, 1, 0, per_node=2)
+    world.settle()
+    seen = status(world.state, world.now)
+    assert (seen.replicas, seen.nodes, len(seen.unprotected)) == (1, 1, 2)
+    assert [held for row in seen.grid for _, held in row] == [False, False]
+    for name in ("late-0", "late-1"):
+        world.tell(WorkerJoined(Hello(worker=name, host="h", port=1, node="late")))
+        world.tell(Received(name, WorkerReady()))
+    world.settle()
+    seen = status(world.state, world.now)
+    assert (seen.nodes, seen.unprotected) == (2, ())

@@ -23,6 +23,7 @@ from operator_kit import NOW, job, said
 
 BARE = ((("w0", False), ("w1", True)),)
 OFF = {"redundancy": {"mode": "None"}}
+PAIRS = {"spread": {"workersPerNode": 2}}
 FILLED = {"grid": BARE, "replicating": ("pipeline 0 stage 0",)}
 ALONE = {"grid": ((("w0", False), ("w0", False)),), "workers": (("w0", WorkerState.TRAINING),)}
 CASES: list[tuple[dict[str, Any], dict[str, Any], bool, str, str]] = [
@@ -39,6 +40,11 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], bool, str, str]] = [
         "WorkersMissing",
         "no",
     ),
+    ({"replicas": 1, "nodes": 2}, PAIRS, True, "InStep", "yes"),
+    ({"grid": BARE}, PAIRS, False, "WorkersMissing", "no"),
+    ({"grid": BARE, "replicas": 1}, PAIRS, False, "OneNode", "no"),  # another worker there holds it, too
+    ({**FILLED, "replicas": 1}, PAIRS, False, "Replicating", "no"),
+    ({"grid": BARE, "replicas": 1}, PAIRS | OFF, False, "RedundancyOff", "off"),
 ]
 
 
@@ -99,3 +105,26 @@ def test_a_long_list_is_cut() -> None:
     message = protection(said(grid=grid), job()).message
     assert message.startswith("6 of 8 stages held by one worker only: pipeline 0 stage 2, pipeline 0 stage 3, ")
     assert "pipeline 0 stage 4 and 3 more; " in message
+
+
+@pytest.mark.parametrize(
+    ("replicas", "nodes", "spec", "told"),
+    [
+        (1, 2, PAIRS, "by two workers or more, in step, on two nodes or more"),
+        (1, 3, PAIRS, "by two workers or more, in step, on two nodes or more"),
+        (2, 2, PAIRS | {"redundancy": {"replicas": 2}}, "by three workers or more, in step, on two nodes or more"),
+        (2, 3, PAIRS | {"redundancy": {"replicas": 2}}, "by three workers or more, in step, on three nodes or more"),
+        (1, 2, {}, "by two workers or more, in step"),
+        (1, 1, {}, "by two workers or more, in step, but of some on one node only"),
+    ],
+)
+def test_the_sentence_counts_nodes_where_they_have_several_workers(
+    replicas: int, nodes: int, spec: dict[str, Any], told: str
+) -> None:
+    found = protection(said(replicas=replicas, nodes=nodes), job(**spec))
+    assert (found.reason, found.message) == ("InStep", f"the state of every stage is held {told}")
+
+
+def test_a_stage_on_one_node_only_is_named() -> None:
+    found = protection(said(grid=BARE, replicas=1, nodes=1), job(**PAIRS))
+    assert found.message.startswith("1 of 2 stages held on one node only: pipeline 0 stage 0; ")

@@ -12,9 +12,8 @@ from bamboo.coordinator.events import SpecChanged
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.protection import protection
 from bamboo.job.spec import RedundancySpec
-from bamboo.planning.heirs import heirs_may_differ
+from bamboo.planning.heirs import copies, heirs_may_differ
 from bamboo.planning.plan import Cell, Plan, plan_problems
-from bamboo.planning.transitions import copies
 from operator_kit import job, said
 from replica_kit import adjacent_heirs_differ, after_loss, planned
 from world import World

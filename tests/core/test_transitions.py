@@ -8,16 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.job.spec import RedundancyMode, RedundancySpec
-from bamboo.planning.heirs import heirs_may_differ
+from bamboo.planning.heirs import copies, heirs_may_differ, is_protected
 from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
 from bamboo.planning.transitions import (
     PlanningView,
     StageLost,
     Urgency,
-    copies,
     drain,
     improve,
-    is_protected,
     switch_mode,
     takeover,
 )

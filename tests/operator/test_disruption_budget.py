@@ -17,6 +17,7 @@ pytest_plugins = ["pod_controller_fixtures"]
 FOUR = {"topology": {"stages": 4, "pipelines": 1}}
 ROW = tuple((f"w{n}", True) for n in range(4))
 HALF = (*ROW[:3], ("w3", False))
+PAIRS = {"spread": {"workersPerNode": 2}}
 TRAINING = WorkerState.TRAINING
 
 
@@ -30,6 +31,7 @@ def workers(**states: WorkerState) -> Any:
         ({"grid": (ROW,)}, FOUR, 4, 3),
         ({"grid": (ROW,)}, FOUR | {"standby": {"workers": 1}}, 5, 4),
         ({"grid": (HALF,)}, FOUR, 4, 4),  # the next one could be the only holder
+        ({"grid": (HALF,), "replicas": 1}, FOUR | PAIRS, 4, 3),  # on one node only, but one worker may leave it
         ({"grid": (ROW,), "workers": workers(w1=WorkerState.LEAVING)}, FOUR, 3, 3),  # one at a time
         ({"grid": (ROW,)}, FOUR, 3, 2),  # fewer than wanted, for want of nodes, but protected again
         ({"grid": (), "phase": "Pending"}, FOUR, 4, None),

@@ -55,6 +55,7 @@ class World:
             training=training(steps, 8, 1, compile=compiled),
             topology={"stages": stages, "pipelines": pipelines, "split": split, "shardOptimizer": sharded},
             standby={"workers": standby, "stages": standby_stages},
+            spread={"workersPerNode": per_node},
             elastic={**bounds, "minStages": stages if fewest is None else fewest, "stabilizationSeconds": 0},
         )
         if checkpoint is not None:

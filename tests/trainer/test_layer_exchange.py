@@ -12,7 +12,7 @@ from torch import nn
 
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
-from bamboo.planning.transitions import is_protected
+from bamboo.planning.heirs import is_protected
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task

@@ -238,7 +238,11 @@ class Differences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The job as a person sees it; made by `job_status.status`."""
+    """The job as a person sees it; made by `job_status.status`.
+
+    protected: the stage's state is held by several workers, in step, and on several nodes where these are lost with
+    several workers (`spread.workersPerNode`).
+    """
 
     phase: str
     epoch: int
@@ -276,3 +280,4 @@ class Status:
     differences: Differences | None = None  # if results are compared
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count
+    nodes: int | None = None  # that hold, in step, the stage which the fewest hold

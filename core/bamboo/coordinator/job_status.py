@@ -4,13 +4,13 @@ from bamboo.control.evaluations import best
 from bamboo.control.verification import ForwardPlace
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
-from bamboo.coordinator.protection import cell_name
+from bamboo.coordinator.protection import cell_name, counts_nodes
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.verification.evidence import StatePlace
 from bamboo.coordinator.verification.settled import is_on
 from bamboo.job.spec import storage_place
-from bamboo.planning.plan import Cell, WorkerId
-from bamboo.planning.transitions import copies, is_protected
+from bamboo.planning.heirs import copies, domains_of, level_holders
+from bamboo.planning.plan import Cell, Plan, WorkerId
 
 
 def status(state: CoordinatorState, now: float) -> Status:
@@ -18,9 +18,10 @@ def status(state: CoordinatorState, now: float) -> Status:
     seconds = state.usual_step
     last, stop = state.spec.training.known_steps, state.early_stop
     losses = tuple(state.losses[k] for k in sorted(state.losses))
+    plan = state.plan
     return Status(
         phase=state.phase,
-        epoch=state.plan.epoch if state.plan else 0,
+        epoch=plan.epoch if plan else 0,
         step=state.step,
         steps=stop.wanted_steps if stop else last,
         stopped_early=stop.why if stop else "",
@@ -31,14 +32,15 @@ def status(state: CoordinatorState, now: float) -> Status:
         step_seconds=seconds,
         samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
         eta_seconds=(last - state.step) * seconds if seconds and last is not None else None,
-        grid=_grid(state),
+        grid=_grid(state, plan) if plan else (),
         workers=tuple((w, _part(state, w)) for w in state.workers),
         preemptions=state.preemptions,
         notices=state.notices,
         takeovers=state.takeovers,
-        unprotected=tuple(map(_named, _unprotected(state))),
-        replicating=tuple(_named(c) for c in _unprotected(state) if state.plan and state.plan.at(c).replicas),
-        replicas=_replicas(state),
+        unprotected=tuple(map(_named, _unprotected(state, plan))) if plan else (),
+        replicating=tuple(map(_named, _replicating(state, plan))) if plan else (),
+        replicas=_replicas(state, plan) if plan else None,
+        nodes=_nodes(state, plan) if plan else None,
         slow=_slow(state),
         differences=_differences(state),
         digests=_digests(state),
@@ -93,14 +95,29 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
     return CheckpointWrite(step=c.writing.step, seconds=now - c.since, written=len(c.parts), layers=layers)
 
 
-def _unprotected(state: CoordinatorState) -> list[Cell]:
-    plan = state.plan
-    return [c for c in plan.cells() if not is_protected(plan, state.synced, c)] if plan else []
+def _lost_together(state: CoordinatorState, plan: Plan) -> dict[WorkerId, str]:
+    """With what each holder is lost: its node, if that has several workers, else by itself."""
+    return domains_of(plan) if counts_nodes(state.spec) else {w: w for w in plan.holders()}
 
 
-def _replicas(state: CoordinatorState) -> int | None:
-    plan = state.plan
-    return min(copies(plan, state.synced, cell) for cell in plan.cells()) if plan else None
+def _unprotected(state: CoordinatorState, plan: Plan) -> list[Cell]:
+    together = _lost_together(state, plan)
+    return [c for c in plan.cells() if len({together[w] for w in level_holders(plan, state.synced, c)}) == 1]
+
+
+def _replicating(state: CoordinatorState, plan: Plan) -> list[Cell]:
+    """Those of the unprotected cells that will be protected when their replicas are in step."""
+    together = _lost_together(state, plan)
+    return [c for c in _unprotected(state, plan) if len({together[w] for w in plan.at(c).holders}) > 1]
+
+
+def _replicas(state: CoordinatorState, plan: Plan) -> int:
+    return min(copies(plan, state.synced, cell) for cell in plan.cells())
+
+
+def _nodes(state: CoordinatorState, plan: Plan) -> int:
+    nodes = domains_of(plan)
+    return min(len({nodes[w] for w in level_holders(plan, state.synced, cell)}) for cell in plan.cells())
 
 
 def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
@@ -130,13 +147,10 @@ def _named(cell: Cell) -> str:
     return cell_name(cell.pipeline, cell.stage)
 
 
-def _grid(state: CoordinatorState) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
-    plan = state.plan
-    if plan is None:
-        return ()
+def _grid(state: CoordinatorState, plan: Plan) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
+    bare = set(_unprotected(state, plan))
     return tuple(
-        tuple((a.owner, is_protected(plan, state.synced, Cell(d, s))) for s, a in enumerate(row))
-        for d, row in enumerate(plan.pipelines)
+        tuple((a.owner, Cell(d, s) not in bare) for s, a in enumerate(row)) for d, row in enumerate(plan.pipelines)
     )
 
 

@@ -94,12 +94,14 @@ JOB_RESTARTS = _job("restarts_total", MetricKind.COUNTER, "Failures of workers t
 JOB_UNPROTECTED_STAGES = _job(
     "unprotected_stages",
     MetricKind.GAUGE,
-    "Stages of all pipelines whose state no second worker has in step, with redundancy and without.",
+    "Stages of all pipelines whose state no second worker has in step, with redundancy and without; with"
+    " spread.workersPerNode above 1, none on a second node.",
 )
 JOB_PROTECTED = _job(
     "protected",
     MetricKind.GAUGE,
-    "1 if any single worker could be lost now without losing state, else 0. reason: of condition Protected.",
+    "1 if any single worker, or node with spread.workersPerNode above 1, could be lost now without losing state,"
+    " else 0. reason: of condition Protected.",
     "reason",
 )
 JOB_REPLICAS = _job(

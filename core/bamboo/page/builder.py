@@ -8,7 +8,7 @@ from typing import TypedDict
 from bamboo.control.memory import BytesByKind
 from bamboo.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo.coordinator.events import Takeover as TakenOver
-from bamboo.coordinator.protection import OFF, protection
+from bamboo.coordinator.protection import OFF, counts_nodes, protection
 from bamboo.job.spec import JobSpec
 from bamboo.page import document as d
 from bamboo.page.history import JobHistory, Point, TimelineMark
@@ -98,7 +98,8 @@ def state(status: Status, spec: JobSpec, names: Labels) -> d.PageState:
         return d.PageState(name="Running", tone="warn", sentence=sentence)
     if not found.holds:
         return d.PageState(name="Running", tone="good", sentence=f"Training continues, not protected: {found.message}.")
-    return d.PageState(name="Running", tone="good", sentence="Every stage is held by at least two workers.")
+    held = "on at least two nodes" if counts_nodes(spec) else "by at least two workers"
+    return d.PageState(name="Running", tone="good", sentence=f"Every stage is held {held}.")
 
 
 def ended(outcome: Outcome, message: str) -> d.PageState:

@@ -1,4 +1,4 @@
-"""Who goes on with the stages of workers that are lost at the same time. Pure.
+"""Who has a stage's state, and who goes on with the stages of workers that are lost at the same time. Pure.
 
 What two adjacent stages had sent to each other is lost with both their owners. So the new owners must not have to
 repeat a step of one of them that the other has left behind. A worker applies the steps of all its replicas together, so
@@ -9,6 +9,8 @@ step is committed before all replicas can reach the version after it (`heirs_may
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bamboo.planning.plan import Assignment, Cell, Plan, WorkerId
+
+Synced = frozenset[tuple[Cell, WorkerId]]  # replicas that are in step
 
 
 def lost_runs(plan: Plan, lost: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -44,7 +46,7 @@ def heirs_may_differ(plan: Plan) -> bool:
 
     With their workers: one each, where nodes have but one.
     """
-    domains = {w: w for w in plan.holders()} | {peer.worker: peer.failure_domain for peer in plan.workers}
+    domains = domains_of(plan)
     return any(_may_differ(row, domains) for row in plan.pipelines)
 
 
@@ -62,3 +64,31 @@ def _may_differ(row: Sequence[Assignment], domains: Mapping[WorkerId, str]) -> b
             if len(owners) > 1 and len({domains[w] for w in common} - lost) < least - len(lost) + 1:
                 return True
     return False
+
+
+def level_holders(plan: Plan, synced: Synced, cell: Cell) -> set[WorkerId]:
+    """Who has the cell's state, in step: its owner, replicas, other pipelines' owners unless each holds a shard."""
+    level = {w for w in plan.at(cell).replicas if (cell, w) in synced}
+    return {plan.at(cell).owner, *siblings(plan, cell), *level}
+
+
+def siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
+    """The other pipelines' owners that have the cell's state because they have their own."""
+    if plan.shards:
+        return []
+    return [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
+
+
+def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
+    """How many workers may be lost at once, whichever they are, without losing the cell's state."""
+    return len(level_holders(plan, synced, cell)) - 1
+
+
+def is_protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
+    """Can the cell's owner be lost without losing its state?"""
+    return copies(plan, synced, cell) > 0
+
+
+def domains_of(plan: Plan) -> dict[WorkerId, str]:
+    """What each holder is lost with; see `Peer`."""
+    return {w: w for w in plan.holders()} | {peer.worker: peer.failure_domain for peer in plan.workers}

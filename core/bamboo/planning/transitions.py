@@ -14,12 +14,10 @@ import msgspec
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec
 from bamboo.planning.grid import kept_on_standby
-from bamboo.planning.heirs import heirs_of, home, lost_runs
+from bamboo.planning.heirs import Synced, heirs_of, home, lost_runs, siblings
 from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
 from bamboo.planning.portions import Cells, is_settled, share_out
 from bamboo.planning.ring import packed, replicas_in
-
-Synced = frozenset[tuple[Cell, WorkerId]]
 
 
 class Urgency(Enum):
@@ -129,28 +127,6 @@ class PlanningView:
         return sorted(spare, key=found.__getitem__)
 
 
-def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
-    """How many workers may be lost at once, whichever they are, without losing the cell's state.
-
-    Its replicas have it, and other pipelines' owners, unless each holds a shard.
-    """
-    siblings = set(_siblings(plan, cell))
-    level = {w for w in plan.at(cell).replicas if (cell, w) in synced}
-    return len((siblings | level) - {plan.at(cell).owner})
-
-
-def _siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
-    """The other pipelines' owners that have the cell's state because they have their own."""
-    if plan.shards:
-        return []
-    return [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
-
-
-def is_protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
-    """Can the cell's owner be lost without losing its state?"""
-    return copies(plan, synced, cell) > 0
-
-
 @dataclass(frozen=True, slots=True)
 class StageLost:
     """No worker holds these cells' state any more."""
@@ -199,7 +175,7 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     alike = [cell] if plan.shards else [Cell(d, cell.stage) for d in range(plan.target.pipelines)]
     idle = [w for one in alike for w in plan.at(one).replicas if w in spare and (one, w) in view.synced]
     first = sorted((*idle, *replicas), key=lambda w: (w in view.leaving, view.domain(w) in doubtful))
-    others = [w for w in (*_siblings(plan, cell), *view.reported.get(plan.state_of(cell), ())) if w in view.live]
+    others = [w for w in (*siblings(plan, cell), *view.reported.get(plan.state_of(cell), ())) if w in view.live]
     others.sort(key=lambda w: view.domain(w) in doubtful)
     return list(dict.fromkeys((*first, *others)))
 
@@ -230,7 +206,10 @@ def improve(view: PlanningView) -> Plan | None:
 
 
 def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
-    """The holders that each cell should have, given who is there: its owner, its shadow, and who is to be filled."""
+    """The holders that each cell should have, given who is there: its owner, its shadow, and who is to be filled.
+
+    Those are too few, or all on one node: then spare workers are, if they have room for one replica more than usual.
+    """
     plan = view.plan
     replacements, newcomers = _replacements(view), view.newcomers()
     taken = {*replacements.values(), *newcomers.values()}
@@ -240,21 +219,26 @@ def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     kept = [view.replicas_in(row) for row in rows]
     if plan.shards:
         kept = [(replicas,) for replicas in view.replicas_in([row[0] for row in rows])]
-    target = {}
+    target, load = {}, Counter[WorkerId]()
     for cell in plan.cells():
         if cell.pipeline >= plan.target.pipelines:
             target[cell] = plan.at(cell).holders  # this row is on its way out
             continue
         replicas = kept[cell.pipeline][cell.stage]
-        siblings = set() if plan.shards else {owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)}
-        lacking = view.redundancy.kept - len((siblings | {*replicas}) - {owners[cell]})
-        held_on = {view.domain(w) for w in (owners[cell], *replicas)}
+        others = () if plan.shards else [owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)]
+        holders = {owners[cell], *replicas, *others}
+        lacking = view.redundancy.kept - (len(holders) - 1)
+        held_on = {view.domain(w) for w in holders}
         idle = [w for w in spare if w not in replicas]
         idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
+        chosen = idle[: max(0, lacking)]
+        if view.redundancy.kept and len({*held_on, *map(view.domain, chosen)}) == 1:
+            elsewhere = [w for w in idle if view.domain(w) not in held_on and load[w] <= view.redundancy.kept]
+            chosen += elsewhere[:1]
+        load.update(chosen)
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
         ready = spare[:1] if cell in _on_standby(view) else []
-        wanted = (owners[cell], *replicas, *idle[: max(0, lacking)], *filled, *ready)
-        target[cell] = tuple(dict.fromkeys(wanted))
+        target[cell] = tuple(dict.fromkeys((owners[cell], *replicas, *chosen, *filled, *ready)))
     return target
 
 

@@ -20,7 +20,7 @@ HELP = (
     "q: asks whether to stop the job; then Q stops it, and what it trained is lost",
     "Ctrl-C: stops it without asking   ?: shows or hides this",
     "green: training, cyan: standby, yellow: receiving state, magenta: leaving, red: lost",
-    "unprotected: no other worker holds that stage's state at the moment",
+    "unprotected: no other worker (none on another node, if they have several) holds that stage's state now",
     "slow: it takes longer than others would, and holds the job up by that",
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from bamboo.coordinator.events import Emit, Status, WorkerState
-from bamboo.coordinator.protection import protection
+from bamboo.coordinator.protection import spares_any_worker
 from bamboo.job.placement_spec import DisruptionBudget
 from bamboo.job.spec import JobSpec, RedundancyMode, wanted_workers
 from bamboo.kube.errors import ApiError
@@ -35,7 +35,7 @@ def least_healthy(status: Status, spec: JobSpec, placed: int) -> int | None:
     if not (wanted and held_twice and status.grid):
         return None
     leaving = any(state is WorkerState.LEAVING for _, state in status.workers)
-    spare = 1 if protection(status, spec).holds and not leaving else 0
+    spare = 1 if spares_any_worker(status) and not leaving else 0
     return max(0, placed - spare)
 
 

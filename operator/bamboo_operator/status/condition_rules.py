@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.coordinator.events import Outcome, Status, WorkerState
-from bamboo.coordinator.protection import protection
+from bamboo.coordinator.protection import counts_nodes, protection
 from bamboo.job.spec import RedundancyMode
 from bamboo_operator.pods.pools import is_fallback
 from bamboo_operator.pods.rollouts.rollout import RolloutState
@@ -77,6 +77,7 @@ class RuleInput:
         if status is None or spec is None:
             return []
         cells = Counter(owner for row in status.grid for owner, _ in row)
+        elsewhere = " on another node" if counts_nodes(spec) else ""
         found = []
         for d, row in enumerate(status.grid):
             for s, (owner, protected) in enumerate(row):
@@ -84,7 +85,7 @@ class RuleInput:
                 if cells[owner] > 1:
                     found.append(PipelineDamage(d, True, f"{place} runs on {owner}, which runs another stage, too"))
                 if not protected and spec.redundancy.mode is not RedundancyMode.NONE:
-                    found.append(PipelineDamage(d, False, f"{place} has no second copy"))
+                    found.append(PipelineDamage(d, False, f"{place} has no second copy{elsewhere}"))
         return found
 
 

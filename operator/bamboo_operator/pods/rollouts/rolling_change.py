@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.events import Emit, Status, WorkerState
-from bamboo.coordinator.protection import OFF, protection
+from bamboo.coordinator.protection import spares_any_worker
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.failures import by_itself
 from bamboo.coordinator.workers.membership import workers_to_have
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import lives, worker_exit
 from bamboo_operator.kube.objects import api_time, parsed_time, utc_now
@@ -224,10 +224,9 @@ class RollingChange:
 
 def _held(status: Status, job: JobSpec) -> bool:
     """Is every stage held twice, if it is meant to be, and run by a worker of its own?"""
-    found = protection(status, job)
     owners = Counter(owner for row in status.grid for owner, _ in row)
-    alone = found.reason == OFF and len(status.grid) == 1
-    return (found.holds or alone) and max(owners.values(), default=0) == 1
+    alone = job.redundancy.mode is RedundancyMode.NONE and len(status.grid) == 1
+    return (spares_any_worker(status) or alone) and max(owners.values(), default=0) == 1
 
 
 def _whole_second(when: datetime) -> datetime:
