@@ -54,7 +54,8 @@ def assert_apart(world: World) -> None:
         assert len({nodes(plan)[w] for c in same for w in plan.at(c).holders}) > 1, cell
     seen = status(world.state, world.now)
     assert not seen.unprotected
-    assert seen.nodes is not None and seen.nodes > 1
+    assert seen.nodes is not None
+    assert seen.nodes > 1
 
 
 @pytest.mark.parametrize(("stages", "pipelines", "per_node"), GRIDS)
