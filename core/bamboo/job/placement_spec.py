@@ -116,12 +116,14 @@ class WorkerSpec:
     """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it.
 
     allow_mixed_platforms: workers may differ in what decides bits, such as the GPU's model; see control.platform.
+    devices: of each worker, which runs its stage in so many parts, one on each; see docs/design/devices.md.
     """
 
     image: str | None = None
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
     template: Mapping[str, Any] = field(default_factory=dict)
     allow_mixed_platforms: bool = False
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
