@@ -149,7 +149,7 @@ class Workers:
             knock, clock=self.clock, rng=self.rng, worker=node.name, to_coordinator=to_coordinator,
             to_worker=node.put, lossy=self.lossy, heartbeat=node.heartbeat,
             hello=lambda: protocol.Hello(
-                worker=node.name, host="memory", port=1, plan=node.engine.newest_plan if node.engine else None
+                worker=node.name, host="memory", port=1, plan=node.engine.plan_told if node.engine else None
             ),
         )  # fmt: skip
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
 from sim_arithmetic import Arithmetic
 
 ZONES = 3
@@ -111,6 +113,7 @@ class Scenario:
     verifies: bool = False  # results that are there twice are compared
     per_node: int = 1  # workers
     standby_stages: int = 0  # of which a worker on standby keeps replicas
+    per_worker: int = 1  # devices; each runs a part of its stage
     copy_seconds: float = 0.0  # that a boundary tensor takes from a device to host memory; 0: workers have none
 
     def manifest(self) -> dict[str, Any]:
@@ -141,6 +144,10 @@ class Scenario:
         spec["elastic"] = elastic
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
 
+    def spec(self) -> JobSpec:
+        spec = parse_manifest(self.manifest())
+        return replace(spec, worker=replace(spec.worker, devices=self.per_worker))
+
     @property
     def _verify(self) -> str:
         return ("Replace" if self.checkpoints else "Report") if self.verifies else "None"
@@ -155,7 +162,7 @@ class Scenario:
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
             f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, work {self.work}, "
-            f"verify {self._verify}, per node {self.per_node}, removing {self.removing}, "
+            f"verify {self._verify}, per node {self.per_node}, devices {self.per_worker}, removing {self.removing}, "
             f"slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
 
@@ -180,6 +187,7 @@ def scenario(
     devices: bool = False,
     nodes: bool = False,
     spares: bool = False,
+    divided: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
@@ -188,7 +196,8 @@ def scenario(
     sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed. stops:
     an evaluation ends the job early. verify: results that are there twice are compared; none of them differ.
     devices: what is sent has to be copied from one. nodes: they have several workers, and are lost with all of them.
-    spares: a worker on standby keeps replicas of stages.
+    spares: a worker on standby keeps replicas of stages. divided: workers have several devices, and run their stage in
+    as many parts.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -226,6 +235,7 @@ def scenario(
     made = _with_replicas(made, several) if replicas else made
     made = _with_nodes(made, random.Random(f"{seed} nodes")) if nodes else made
     made = _with_ready_spares(made, random.Random(f"{seed} spares")) if spares else made
+    made = _with_devices(made, random.Random(f"{seed} divided")) if divided else made
     made = replace(made, verifies=verify)
     made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2)) if devices else made
     return _with_early_stop(made, random.Random(f"{seed} stops")) if stops else made
@@ -340,6 +350,17 @@ def _with_ready_spares(job: Scenario, rng: random.Random) -> Scenario:
         job, faults=tuple(faults), standby=standby, standby_stages=rng.choice((1, stages, stages)),
         mode="EagerForward" if job.mode == "None" else job.mode, capacity=job.capacity + standby - job.standby,
     )  # fmt: skip
+
+
+def _with_devices(job: Scenario, rng: random.Random) -> Scenario:
+    """Two or three of each worker; a stage has at least as many layers, and exactly as many if layers are tied."""
+    a, devices = job.arithmetic, rng.choice((2, 2, 3))
+    layers = a.stages * devices
+    more = layers if a.ties else max(len(a.sizes), layers + rng.choice((0, 0, 1, 3)))
+    sizes = (*a.sizes, *(rng.choice((1, 2)) for _ in range(more)))[:more]
+    ties = tuple(tuple(sorted(rng.sample(range(layers), len(tie)))) for tie in a.ties)
+    work = tuple(job.work[i % len(job.work)] for i in range(more)) if job.work else ()
+    return replace(job, arithmetic=replace(a, sizes=sizes, ties=ties), per_worker=devices, work=work)
 
 
 def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from bamboo.coordinator.events import PreemptionNotice
 from bamboo.planning.plan import ROOT, Cell
+from bamboo.planning.splits.devices import expanded
 from bamboo_trainer.transport.wire import Lane
 from sim_faults import KILLS, ZONES, Fault, FaultKind
 from sim_holders import usable, would_orphan
@@ -109,8 +110,9 @@ class FaultInjector:
 
     def _at_rest(self) -> bool:
         """Does every owner have a state that nobody's log is needed for?"""
-        job, plan = self.job, self.job.state.plan
-        assert plan is not None
+        job = self.job
+        assert job.state.plan is not None
+        plan = expanded(job.state.plan)
         return all(usable(job.nodes[plan.at(c).owner], plan.state_of(c), job.commit) for c in plan.cells())
 
     def _victim(self, fault: Fault) -> "Node | None":

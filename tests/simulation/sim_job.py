@@ -16,7 +16,6 @@ from bamboo.control.protocol import Message
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.coordinator import CoordinatorState
 from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, Outcome, RemoveWorker, Send, Tick, WorkerLost
-from bamboo.job.manifest import parse_manifest
 from bamboo.names import ALONE_SECONDS
 from bamboo.planning.plan import Cell, Plan
 from bamboo.planning.schedule import StageOrder
@@ -46,12 +45,12 @@ class Simulation:
     """say: gets every line of the log."""
 
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
-        self.scenario, self.spec = scenario, parse_manifest(scenario.manifest())
+        self.scenario, self.spec = scenario, scenario.spec()
         self._say = say
         self.clock, self.order, self.work = Clock(), StageOrder.of(self.spec.topology), scenario.work
         self.keep_copies = scenario.checkpoints > 0 and scenario.in_memory
         self.verifies = scenario.verifies
-        self.copy_seconds = scenario.copy_seconds
+        self.copy_seconds, self.devices = scenario.copy_seconds, scenario.per_worker
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)
         self.oracle = Oracle(scenario.arithmetic)
@@ -243,7 +242,7 @@ class Simulation:
                 hello=lambda: protocol.Hello(
                     worker=name, host="memory", port=1, zone=f"z{name.number // self.scenario.per_node % ZONES}",
                     node=f"n{name.number // self.scenario.per_node}" if self.scenario.per_node > 1 else "",
-                    plan=node.engine.newest_plan if node.engine else None,
+                    plan=node.engine.plan_told if node.engine else None,
                 ),
                 heartbeat=node.heartbeat,
             )  # fmt: skip

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from bamboo.control import protocol
+from bamboo.control.digests import add_digests
 from bamboo.control.protocol import Message
 from bamboo.control.verification import LookAgain
 from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.step_policy import StepPolicy
+from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.memory.host_copies import AtOnce, Copied, Copy, Parts
@@ -73,6 +75,7 @@ class Surroundings(Protocol):
     keep_copies: bool
     verifies: bool
     copy_seconds: float  # 0: workers have no device
+    devices: int  # of each worker, which runs its stage in as many parts
 
     def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
     def sending(self, node: "Node", peer: str, frame: Frame) -> bool: ...
@@ -184,7 +187,7 @@ class Node:
         busy = 0.0 if self.stuck_at is None else self.around.clock.now - self.stuck_at
         step, times = 0, None
         if self.engine:
-            step, times = self.engine.step, self.engine.timer.due(self.around.clock.now)
+            step, times = self.engine.step, self.engine.times_due(self.around.clock.now)
         return protocol.Heartbeat(step=step, doing=f"inside {self.last}", busy=busy, times=times)
 
     # the worker's loop
@@ -316,7 +319,7 @@ class Node:
 
     def _new_engine(self) -> Engine:
         around = self.around
-        return Engine(
+        return make_engine(
             Ports(
                 worker=self.name,
                 steps=around.oracle.arithmetic.wanted_steps,
@@ -335,7 +338,8 @@ class Node:
                 evaluations=around.oracle.arithmetic.evaluations,
                 verifies=around.verifies,
                 copies=SimCopies(self) if around.copy_seconds else AtOnce(),
-            )
+            ),
+            around.devices,
         )
 
     def _turn(self) -> float:
@@ -345,9 +349,9 @@ class Node:
         busy = self.engine.turn()
         spent, self.spent = self.spent, 0.0
         for index in list(self.to_save):
-            if stage := self.engine.trained(index):
+            if stages := self.engine.trained(index):
                 self.to_save.remove(index)
-                self.saved[index] = stage.digest()
+                self.saved[index] = add_digests(stage.digest() for stage in stages)
                 self.channel.say(protocol.Saved(stage=index))
         if self.hangs and self.last in SECONDS:
             hangs, self.hangs, self.stuck_at = self.hangs, 0.0, self.around.clock.now

@@ -36,7 +36,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         spec = with_steps(spec, task)
         evaluation_schedule(task, spec.training)
         loggers_of(task, spec.training)
-        stages = layer_ranges(profile(task, spec), spec.topology)
+        stages = layer_ranges(profile(task, spec), spec.topology, devices=spec.worker.devices)
         sizes = measure(task, spec)
     except ValueError as error:  # a TaskError, or more stages than layers
         return {"problem": str(error)}

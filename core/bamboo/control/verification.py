@@ -24,13 +24,14 @@ class StateSum(Message, frozen=True):
 
 
 class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which forward."""
+    """Which forward. device: on which of the worker's devices, if it has several."""
 
     kind: ClassVar[str] = "forward"
 
     cell: Cell
     step: Count
     microbatch: Count
+    device: Count = 0
 
     @property
     def stage(self) -> int:

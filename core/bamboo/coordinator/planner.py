@@ -17,6 +17,7 @@ from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.planning.shards import sharded
+from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of, in_places
 from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
 
@@ -198,7 +199,9 @@ def _start(turn: Turn) -> None:
     )  # fmt: skip
     plan = sharded(plan, spec, state.sizes)
     sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
-    plan = msgspec.structs.replace(plan, sources=sources)
+    known = state.plan.device_layers if state.plan and state.plan.stages == stages else ()
+    layers = known or device_layers(spec, stages, state.costs)
+    plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
     restoring.begun(turn)
     turn.set(resplit=None)
     _forget_what_was(turn, plan.first_step)
@@ -223,7 +226,9 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
     """The layers of each stage; None as long as nobody has said what they cost."""
     if state.plan and len(state.plan.stages) == grid.stages:
         return state.plan.stages
-    return layer_ranges(state.costs, state.spec.topology, grid.stages) if state.costs is not None else None
+    if state.costs is None:
+        return None
+    return layer_ranges(state.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
 
 
 def _forget_what_was(turn: Turn, step: int) -> None:

@@ -219,7 +219,7 @@ def _held_up_by(state: CoordinatorState, slow: Straggler) -> float:
 
     def taken(seconds: Mapping[Cell, float]) -> float:
         rows = [[seconds[Cell(d, s)] for s in range(len(plan.stages))] for d in range(len(shares))]
-        return step_seconds(rows, shares)
+        return step_seconds(rows, shares, state.spec.worker.devices)
 
     return taken(now) - taken({**now, slow.cell: slow.usual})
 

@@ -77,8 +77,9 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     """Of the worker that was asked, as long as it matters; from now on the number of layers is known."""
     if worker != turn.state.profiling or turn.state.costs is not None:
         return
+    spec = turn.state.spec
     try:
-        layer_ranges(message.costs, turn.state.spec.topology)
+        layer_ranges(message.costs, spec.topology, devices=spec.worker.devices)
     except ValueError as error:
         turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
         return

@@ -35,15 +35,27 @@ def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], 
 
 
 def layer_ranges(
-    costs: Sequence[float], topology: TopologySpec, stages: int | None = None
+    costs: Sequence[float], topology: TopologySpec, stages: int | None = None, devices: int = 1
 ) -> tuple[tuple[int, int], ...]:
     """The layers of each stage: as the manifest says, else so that the costliest stage costs least.
 
-    stages: if there are fewer than the manifest has; then it splits none. Raises ValueError, which names the field, if
-    there are fewer layers than stages, or not those that it splits.
+    stages: if there are fewer than the manifest has; then it splits none. devices: of each worker; a stage has at least
+    as many layers, and costs as much as what the busiest one runs. Raises ValueError, which names the field, if there
+    are fewer layers than stages, or than devices, or not those that it splits.
     """
     if topology.split is None:
-        return split_layers(costs, stages or topology.stages)
+        count = stages or topology.stages
+        if devices > 1 and len(costs) < count * devices:
+            raise ValueError(
+                f"spec.topology.stages: expected with spec.worker.devices ({devices}) at most the model's {len(costs)} "
+                f"layers, got {count * devices} ({count} times {devices})"
+            )
+        return grouped(split_layers(costs, count * devices), devices)
+    if min(topology.split) < devices:
+        raise ValueError(
+            f"spec.topology.split: expected at least {devices} layers for each stage, one for each device "
+            f"(spec.worker.devices), got {min(topology.split)}"
+        )
     bounds = list(accumulate(topology.split, initial=0))
     if bounds[-1] != len(costs):
         told = ", ".join(map(str, topology.split))
@@ -52,6 +64,11 @@ def layer_ranges(
             f"got {bounds[-1]} ({told})"
         )
     return tuple(pairwise(bounds))
+
+
+def grouped(ranges: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
+    """Adjacent ranges of layers, so many together."""
+    return tuple(pairwise([ranges[0][0], *(end for _, end in ranges[count - 1 :: count])]))
 
 
 def _costliest(total: Sequence[float], stages: int, end: int, high: float) -> float:

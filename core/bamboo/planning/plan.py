@@ -125,7 +125,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     state that `restore` names, until all have begun with it; of a checkpoint's layers some may have nobody, and are
     read from the store.
     shards: of pipelines of one stage, the layers whose optimizer state each pipeline's cell has, if not all of them do
-    (`shards`).
+    (`shards`). device_layers: of all stages, in order, the layers that each device of a worker runs, if it has several
+    (`splits.devices`).
     """
 
     epoch: int
@@ -140,6 +141,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     moved: bool = False
     sources: tuple[tuple[WorkerId, ...], ...] = ()
     shards: tuple[tuple[int, int], ...] = ()
+    device_layers: tuple[tuple[int, int], ...] = ()
     boundary: bool = False
     reason: str = ""
     message: str = ""
@@ -198,7 +200,23 @@ def plan_problems(plan: Plan) -> list[str]:
         *_layout_problems(plan),
         *_source_problems(plan),
         *_shard_problems(plan),
+        *_device_problems(plan),
     ]
+
+
+def _device_problems(plan: Plan) -> list[str]:
+    if not plan.device_layers:
+        return []
+    devices, rest = divmod(len(plan.device_layers), len(plan.stages))
+    problems = []
+    if plan.shards or any(assignment.portions for row in plan.pipelines for assignment in row):
+        problems.append("workers have several devices, and shards or portions")
+    bounds = [0, *(end for _, end in plan.device_layers)]
+    if plan.device_layers != tuple(pairwise(bounds)) or any(a >= b for a, b in pairwise(bounds)):
+        problems.append("what devices run is not a partition of the layers")
+    if rest or [end for _, end in plan.device_layers[devices - 1 :: max(1, devices)]] != [b for _, b in plan.stages]:
+        problems.append("stages do not have the layers of as many devices each")
+    return problems
 
 
 def _shard_problems(plan: Plan) -> list[str]:
@@ -306,6 +324,8 @@ def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
         problems.append("the stages do not have the layers that spec.topology.split says")
     elif plan.stages[-1][1] > MOST_LAYERS:
         problems.append("there are too many layers")
+    if len(plan.device_layers) != (len(plan.stages) * spec.worker.devices if spec.worker.devices > 1 else 0):
+        problems.append(f"it is not for workers with spec.worker.devices {spec.worker.devices}")
     if len(plan.pipelines) > microbatches:
         problems.append(f"{len(plan.pipelines)} pipelines for {microbatches} microbatches")
     if len(plan.workers) > MOST_WORKERS or len(plan.layouts) > MOST_LAYOUTS:

@@ -49,7 +49,7 @@ def share_out(
     """The assignments that follow the plan's, with the portions of cells that are run together.
 
     These are cells whose owner runs more than its own pipeline, and, for the rest of a step, those that have changed
-    hands within it. With several stages there are none. leaving: workers that are given nothing more. boundary: the
+    hands within it. With several stages, or devices of a worker, there are none. leaving: workers that are given nothing more. boundary: the
     assignments begin with a step.
     """
     owned = Counter(assignment.owner for assignment in cells.values())
@@ -60,7 +60,8 @@ def share_out(
         together = owned[assignment.owner] > 1
         if not boundary:
             together = together or known.owner != assignment.owner or bool(known.portions)
-        before[cell] = _runners(known, groups) if together and len(plan.stages) == 1 else ()
+        shared_out = together and len(plan.stages) == 1 and not plan.device_layers
+        before[cell] = _runners(known, groups) if shared_out else ()
         for portion in before[cell] or (Portion(worker=assignment.owner, first=0, end=groups),):
             load[portion.worker] += portion.end - portion.first
     runners = [w for w in owned if w not in leaving] or list(owned)

@@ -21,6 +21,7 @@ from bamboo.control.protocol import (
     Report,
     TakeCheckpoint,
 )
+from bamboo.control.stage_times import StageTimes
 from bamboo.control.verification import ForwardPlace, LookAgain
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
@@ -268,12 +269,15 @@ class Engine:
             self.components.report()
         self._copies.report()
 
-    def trained(self, index: int) -> Stage | None:
-        """The stage in its final state, if it is here."""
-        if self.components is None:
-            return None
-        stage = self.components.states.run(Cell(0, index))
-        return stage if stage and stage.version >= self.components.executor.steps else None
+    def trained(self, index: int) -> tuple[Stage, ...]:
+        """The stage in its final state, if it is here; of a worker with several devices, the part of each."""
+        stage = self.components.states.run(Cell(0, index)) if self.components else None
+        return (stage,) if self.components and stage and stage.version >= self.components.executor.steps else ()
+
+    @property
+    def plan_told(self) -> Plan | None:
+        """The newest plan, as the coordinator says it."""
+        return self.newest_plan
 
     @property
     def newest_plan(self) -> Plan | None:
@@ -305,9 +309,18 @@ class Engine:
         """Forwards that were compared with those of others, since the states here began."""
         return self.components.forward_sums.count if self.components else 0
 
-    def held(self) -> list[bool]:
+    def held(self) -> dict[int, bool]:
         """For each stage that is held here: is it run here? Any thread may ask."""
-        return [state.owned for state in tuple(self.components.states.by_stage.values())] if self.components else []
+        held = tuple(self.components.states.by_stage.items()) if self.components else ()
+        return {index: state.owned for index, state in held}
+
+    def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
+        """What stages take here, if it is to be told now; from any one thread."""
+        return self.timer.due(now)
+
+    def owned_times(self) -> list[tuple[int, StageTimes]]:
+        """By stage, of those that are run here and were measured; any thread may ask."""
+        return self.timer.owned()
 
     def compile_seconds(self) -> dict[int, float]:
         """What compiling the layers of each stage took that is held here. Any thread may ask."""

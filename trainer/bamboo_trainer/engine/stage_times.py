@@ -78,6 +78,11 @@ class StageTimer:
         """The model is split so from now on. ranges: the layers of each stage."""
         self._ranges, self._stages, self._latest = ranges, {}, ()
 
+    @property
+    def stages(self) -> tuple[tuple[int, int], ...]:
+        """Their layers."""
+        return tuple(self._ranges)
+
     def hold(self, stages: set[int]) -> None:
         """Only these are held here from now on."""
         self._stages = {index: stage for index, stage in self._stages.items() if index in stages}

@@ -34,13 +34,13 @@ def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
     page.add(table.WORKER_INFO, 1, worker.worker, worker.device, version("bamboo-trainer"))
     page.add(table.WORKER_STEP, engine.step)
     page.add_histogram(table.WORKER_STEP_DURATION, engine.step_seconds)
-    held = Counter(engine.held())
+    held = Counter(engine.held().values())
     page.add(table.WORKER_STAGES, held[True], "owner")
     page.add(table.WORKER_STAGES, held[False], "replica")
     if (kept := worker.checkpoints) is not None:
         page.add(table.WORKER_CHECKPOINT_BYTES, kept.written)
         page.add(table.WORKER_CHECKPOINT_STALL, kept.stalled)
-    for stage, times in engine.timer.owned():
+    for stage, times in engine.owned_times():
         page.add(table.WORKER_MICROBATCH, times.forward, str(stage), "forward")
         page.add(table.WORKER_MICROBATCH, times.backward, str(stage), "backward")
     for stage, seconds in engine.compile_seconds().items():

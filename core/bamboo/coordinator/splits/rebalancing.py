@@ -175,7 +175,8 @@ def _can_move(state: CoordinatorState) -> bool:
     """May layers move at all, is everybody in a place of its own, and has everybody said what it takes?"""
     plan = state.current_plan
     live = state.live(plan)
-    fixed = state.spec.topology.split is not None or len(plan.stages) in (1, plan.stages[-1][1])
+    places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]
+    fixed = state.spec.topology.split is not None or len(plan.stages) == 1 or places == layers
     if fixed or not state.step_seconds or not keeps_its_seats(plan, live, live, grid_of(plan)):
         return False
     return len(owned_times(state)) == len(plan.cells())
@@ -192,7 +193,8 @@ def _estimated(state: CoordinatorState, work: WorkEstimate, before: float) -> tu
     weights = [
         max(shares[d] * _slowness(state, work, d, s) for d in range(len(shares))) for s in range(len(plan.stages))
     ]
-    ideal = sum(work.costs) / sum(1 / weight for weight in weights)  # no split can have a shorter longest stage
+    devices = state.spec.worker.devices
+    ideal = sum(work.costs) / sum(devices / weight for weight in weights)  # no split can have a shorter longest stage
     if now - ideal < WORTH * before:
         return None
     stages = balanced(plan, state.spec, work)
@@ -216,7 +218,7 @@ def _computing(state: CoordinatorState, work: WorkEstimate, stages: Ranges) -> f
     fixed = work.fixed(len(stages))
     seconds = [fixed[s] + sum(work.costs[first:end]) for s, (first, end) in enumerate(stages)]
     rows = [[t * _slowness(state, work, d, s) for s, t in enumerate(seconds)] for d in range(len(plan.pipelines))]
-    return step_seconds(rows, [len(part) for part in plan.target.split])
+    return step_seconds(rows, [len(part) for part in plan.target.split], state.spec.worker.devices)
 
 
 def _slowness(state: CoordinatorState, work: WorkEstimate, pipeline: int, stage: int) -> float:

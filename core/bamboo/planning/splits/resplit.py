@@ -11,8 +11,9 @@ import msgspec
 
 from bamboo.job.spec import JobSpec
 from bamboo.planning.elastic import desired_pipelines
-from bamboo.planning.grid import initial_plan, layer_ranges
+from bamboo.planning.grid import grouped, initial_plan, layer_ranges
 from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.speeds import WorkEstimate
 from bamboo.planning.splits.uneven_split import MOST_WEIGHED_LAYERS, Ranges, uneven_split
 from bamboo.text import count
@@ -90,7 +91,7 @@ def resplit_plan(
     layers.
     """
     grid = desired_grid(len(staying), spec, grid_of(plan))
-    ranges = layer_ranges(work.costs, spec.topology, grid.stages)
+    ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
     seats = _seats(_in_order(plan, staying), grid.stages * grid.pipelines)
     begun = initial_plan(
         [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
@@ -103,9 +104,10 @@ def resplit_plan(
         begun, stages = msgspec.structs.replace(begun, pipelines=plan.pipelines), beginning.stages
     step, moved = beginning.state.step, beginning.moved
     told = f"the layers are split anew before step {step}" if moved else f"going back again to the state of step {step}"
+    stages = stages or balanced(begun, spec, work)
     return _changed(
-        begun, stages=stages or balanced(begun, spec, work), moved=moved, mixed=plan.mixed and moved,
-        sources=beginning.sources, workers=tuple(live), reason="Resplitting" if moved else "RollingBack",
+        begun, stages=stages, device_layers=device_layers(spec, stages, work.costs), moved=moved,
+        mixed=plan.mixed and moved, sources=beginning.sources, workers=tuple(live), reason="Resplitting" if moved else "RollingBack",
         message=f"{told}, for {grid.told}",
     )  # fmt: skip
 
@@ -117,15 +119,13 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
     """
     if spec.topology.split is not None or not work.slowness or len(work.costs) > MOST_WEIGHED_LAYERS:
         return plan.stages
-    shares = [len(part) for part in plan.target.split]
-    return uneven_split(
-        work.costs,
-        [
-            max(share * work.slowness.get(plan.at(Cell(d, s)).owner, 1.0) for d, share in enumerate(shares))
-            for s in range(len(plan.stages))
-        ],
-        work.fixed(len(plan.stages)),
-    )
+    shares, devices = [len(part) for part in plan.target.split], spec.worker.devices
+    weights = [
+        max(share * work.slowness.get(plan.at(Cell(d, s)).owner, 1.0) for d, share in enumerate(shares))
+        for s in range(len(plan.stages))
+    ]
+    each = [weight for weight in weights for _ in range(devices)]
+    return grouped(uneven_split(work.costs, each, work.fixed(len(each))), devices)
 
 
 def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:

@@ -69,10 +69,12 @@ def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
     return tuple(pairwise(reversed(bounds)))
 
 
-def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int]) -> float:
+def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int], devices: int = 1) -> float:
     """What the computing of a step takes, as the schedule has it: the first microbatch goes through all stages, and
     each further one waits for the longest of them. Transfers count nothing.
 
-    seconds: of a microbatch's forward and backward, [pipeline][stage]. microbatches: of each pipeline.
+    seconds: of a microbatch's forward and backward, [pipeline][stage]. microbatches: of each pipeline. devices: among
+    which a stage's layers are divided, about evenly.
     """
-    return max(sum(row) + (count - 1) * max(row) for row, count in zip(seconds, microbatches, strict=True))
+    rows = zip(seconds, microbatches, strict=True)
+    return max(sum(row) + (count - 1) * max(row) / devices for row, count in rows)

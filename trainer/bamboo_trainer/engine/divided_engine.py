@@ -1,0 +1,99 @@
+"""The engine of a worker with several devices: it runs each stage as so many device stages, one on each device.
+
+Here, and nowhere else, what the coordinator says of stages becomes what the engine hears of device stages, and back.
+See docs/design/devices.md.
+"""
+
+from dataclasses import replace
+
+import msgspec
+
+from bamboo.control.protocol import KeepLastState, Message, PlanApplied, ReplicaSynced, TakeCheckpoint
+from bamboo.control.stage_times import StageTimes
+from bamboo.control.verification import LookAgain
+from bamboo.planning.plan import Cell, Plan
+from bamboo.planning.splits.devices import devices_of, expanded, folded
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.folding import Folding, Writers
+from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.stage.stage import Stage
+
+
+def make_engine(ports: Ports, devices: int) -> Engine:
+    """Of a worker with so many devices."""
+    return Engine(ports) if devices == 1 else DividedEngine(ports, devices)
+
+
+class DividedEngine(Engine):
+    def __init__(self, ports: Ports, devices: int) -> None:
+        self._devices, self._folding, self._to_coordinator = devices, Folding(devices), ports.tell
+        super().__init__(replace(ports, tell=self._tell))
+
+    # from the coordinator
+
+    def obey(self, plan: Plan, arrived: float | None = None) -> None:
+        assert devices_of(plan) == self._devices, f"a plan for workers with {devices_of(plan)} devices"
+        super().obey(expanded(plan), arrived)
+
+    def forget(self) -> None:
+        self._folding.forget()
+        super().forget()
+
+    def look_again(self, wanted: LookAgain) -> None:
+        super().look_again(LookAgain(places=tuple(map(self._folding.unfolded_place, wanted.places))))
+
+    def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
+        super().take_checkpoint(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
+
+    def keep_last_state(self, wanted: KeepLastState) -> None:
+        super().keep_last_state(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
+
+    def _writers(self, writers: Writers) -> Writers:
+        """Of each device stage. Without states here nobody writes any."""
+        if self.components is None:
+            return ()
+        return self._folding.unfolded_writers(writers, self.components.plan.current.stages)
+
+    # to the coordinator
+
+    def _tell(self, message: Message) -> None:
+        parts = self.components
+        if isinstance(message, PlanApplied) and parts:
+            self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))
+        if isinstance(message, ReplicaSynced):
+            cell, synced = self._folding.cell(message.cell), set(parts.replicator.synced()) if parts else set()
+            if any((part, message.replica) not in synced for part in self._folding.cells(cell)):
+                return
+            self._to_coordinator(ReplicaSynced(cell=cell, replica=message.replica))
+        elif (told := self._folding.fold(message)) is not None:
+            self._to_coordinator(told)
+
+    @property
+    def plan_told(self) -> Plan | None:
+        newest = self.newest_plan
+        return folded(newest, self._devices) if newest else None
+
+    # what others ask
+
+    def trained(self, index: int) -> tuple[Stage, ...]:
+        parts = [super(DividedEngine, self).trained(cell.stage) for cell in self._folding.cells(Cell(0, index))]
+        return tuple(stage for part in parts for stage in part) if all(parts) else ()
+
+    def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
+        due = super().times_due(now)
+        return None if due is None else self._folding.times(due, self.timer.stages) or None
+
+    def owned_times(self) -> list[tuple[int, StageTimes]]:
+        stages, latest = self.timer.stages, [times for _, times in super().owned_times()]
+        known = {times.layers[0]: times for times in self._folding.times(latest, stages)}
+        firsts = [first for first, _ in stages[:: self._devices]]
+        return [(index, known[first]) for index, first in enumerate(firsts) if first in known]
+
+    def held(self) -> dict[int, bool]:
+        return {index // self._devices: owned for index, owned in super().held().items()}
+
+    def compile_seconds(self) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for index, seconds in super().compile_seconds().items():
+            found[index // self._devices] = found.get(index // self._devices, 0.0) + seconds
+        return found

@@ -1,0 +1,146 @@
+"""What is said of device stages, as it is said of stages; see `bamboo.planning.splits.devices`. Pure, but for what waits
+until all device stages of a stage have said it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from bamboo.control.digests import add_digests
+from bamboo.control.protocol import CellFinished, LeftBehind, Message, Report, TakenOver
+from bamboo.control.stage_times import StageTimes
+from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, StateSum
+from bamboo.planning.grid import grouped
+from bamboo.planning.plan import Cell, WorkerId
+
+Ranges = Sequence[tuple[int, int]]
+Writers = tuple[tuple[WorkerId, ...], ...]
+
+SUMS = 1 << 64  # that there are of states
+
+
+class Folding:
+    """devices: of the worker; each of its stages is run in as many device stages."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self._takeovers: dict[Cell, dict[int, TakenOver]] = {}  # of device stages that have caught up, until all have
+        self._finished: dict[Cell, dict[int, CellFinished]] = {}
+        self._sums: dict[int, dict[int, dict[int, StateSum]]] = {}  # by stage, version and device
+
+    def forget(self) -> None:
+        """Others begin: what was said is of states that are given up."""
+        self._takeovers, self._finished, self._sums = {}, {}, {}
+
+    def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
+        """A plan is in force. owned: cells, and held: states, of device stages."""
+        cells, stages = {self.cell(cell) for cell in owned}, {index // self._devices for index in held}
+        self._takeovers = {cell: said for cell, said in self._takeovers.items() if cell in cells}
+        self._finished = {cell: said for cell, said in self._finished.items() if cell in cells}
+        self._sums = {stage: said for stage, said in self._sums.items() if stage in stages}
+
+    def cell(self, cell: Cell) -> Cell:
+        """That a cell of a device stage is a part of."""
+        return Cell(cell.pipeline, cell.stage // self._devices)
+
+    def cells(self, cell: Cell) -> list[Cell]:
+        """The parts of a cell."""
+        return [Cell(cell.pipeline, cell.stage * self._devices + device) for device in range(self._devices)]
+
+    def fold(self, message: Message) -> Message | None:
+        """None: it waits for what the other device stages say."""
+        match message:
+            case Report():
+                return msgspec.structs.replace(message, held=self._held(message.held))
+            case LeftBehind(cell=cell):
+                return LeftBehind(cell=self.cell(cell))
+            case TakenOver():
+                return self._taken_over(message)
+            case CellFinished(cell=cell):
+                said = self._finished.setdefault(self.cell(cell), {})
+                said[cell.stage % self._devices] = message
+                digests = [said[device].digest for device in sorted(said)]
+                whole = len(said) == self._devices
+                return CellFinished(cell=self.cell(cell), digest=add_digests(digests)) if whole else None
+            case StateSum():
+                return self._state_sum(message)
+            case ForwardDiffers(place=place) | ForwardSum(place=place):
+                return msgspec.structs.replace(message, place=self._place(place))
+            case _:
+                return message
+
+    def _held(self, held: Mapping[int, int]) -> dict[int, int]:
+        """The oldest version that a stage's device stages are at; of those that are all held."""
+        stages = dict.fromkeys(index // self._devices for index in held)
+        parts = {stage: [c.stage for c in self.cells(Cell(0, stage))] for stage in stages}
+        return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
+
+    def _taken_over(self, message: TakenOver) -> TakenOver | None:
+        """The cell is taken over when its last part is; each forward of it was one of every part."""
+        cell = self.cell(message.cell)
+        said = self._takeovers.setdefault(cell, {})
+        said[message.cell.stage % self._devices] = message
+        if len(said) < self._devices:
+            return None
+        parts = self._takeovers.pop(cell).values()
+        return TakenOver(
+            epoch=max(part.epoch for part in parts),
+            cell=cell,
+            step=max(part.step for part in parts),
+            reform_ms=max(part.reform_ms for part in parts),
+            recompute_ms=max(part.recompute_ms for part in parts),
+            forwards=max(part.forwards for part in parts),
+            backwards=max(part.backwards for part in parts),
+            reused=max(part.reused for part in parts),
+        )
+
+    def _state_sum(self, message: StateSum) -> StateSum | None:
+        stage, device = divmod(message.stage, self._devices)
+        versions = self._sums.setdefault(stage, {})
+        said = versions.setdefault(message.version, {})
+        said[device] = message
+        if len(said) < self._devices:
+            return None
+        self._sums[stage] = {version: sums for version, sums in versions.items() if version >= message.version}
+        whole = sum(int(part.sum, 16) for part in said.values()) % SUMS
+        return StateSum(stage=stage, version=message.version, sum=f"{whole:016x}")
+
+    def _place(self, place: ForwardPlace) -> ForwardPlace:
+        device = place.cell.stage % self._devices
+        return msgspec.structs.replace(place, cell=self.cell(place.cell), device=device)
+
+    def unfolded_place(self, place: ForwardPlace) -> ForwardPlace:
+        """That of the device stage which it names."""
+        stage = place.cell.stage * self._devices + place.device
+        return msgspec.structs.replace(place, cell=Cell(place.cell.pipeline, stage), device=0)
+
+    def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
+        """Of each device stage, so that everybody writes the same layers. stages: the layers of device stages."""
+        found = []
+        for stage, names in enumerate(writers):
+            parts = stages[stage * self._devices : (stage + 1) * self._devices]
+            for begin, _ in parts:
+                first = parts[0][0]
+                turned = (begin - first) % max(1, len(names))
+                found.append((*names[turned:], *names[:turned]))
+        return tuple(found)
+
+    def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
+        """Of the stages whose parts have all been measured. stages: the layers of device stages."""
+        known = {one.layers: one for one in times}
+        found = []
+        for index, layers in enumerate(grouped(stages, self._devices)):
+            parts = [known.get(part) for part in stages[index * self._devices : (index + 1) * self._devices]]
+            if all(parts):
+                found.append(self._whole(layers, [part for part in parts if part]))
+        return tuple(found)
+
+    def _whole(self, layers: tuple[int, int], parts: Sequence[StageTimes]) -> StageTimes:
+        run, by_layer = all(part.microbatches for part in parts), all(part.each for part in parts)
+        return StageTimes(
+            layers=layers,
+            forward=sum(part.forward for part in parts) if run else 0.0,
+            backward=sum(part.backward for part in parts) if run else 0.0,
+            each=tuple(seconds for part in parts for seconds in part.each) if by_layer else (),
+            microbatches=min(part.microbatches for part in parts),
+        )
