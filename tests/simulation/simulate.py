@@ -5,13 +5,13 @@
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
 --elastic, --restarts, --checkpoints, --resplit, --replicas, --stragglers, --siblings, --sharded, --zbh1, --stops,
---verify, --devices, --nodes, --spares, --divided: scenarios in which the number of pipelines may change, the coordinator restarts,
-the job has checkpoints and loses what only they bring back, the number of stages follows the workers, it has several
-replicas and loses as many workers at once, workers are slow, its pipelines have one stage, or that and shards of the
-optimizer's state, weight gradients are postponed, an evaluation ends it early, results that are there twice are
-compared, of which none may be found to differ, boundary tensors take a while to be copied from a device, workers share
-nodes and are lost with them, a worker on standby keeps replicas, or workers have several devices, which run a part of
-their stage each.
+--verify, --devices, --nodes, --spares, --divided: scenarios in which the number of pipelines may change, the
+coordinator restarts, the job has checkpoints and loses what only they bring back, the number of stages follows the
+workers, it has several replicas and loses as many workers at once, workers are slow, its pipelines have one stage, or
+that and shards of the optimizer's state, weight gradients are postponed, an evaluation ends it early, results that are
+there twice are compared, of which none may be found to differ, boundary tensors take a while to be copied from a
+device, workers share nodes and are lost with them, a worker on standby keeps replicas, or workers have several devices,
+which run a part of their stage each.
 --record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
 times): a change that is to change no behaviour leaves the file as it was.
 """

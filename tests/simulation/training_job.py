@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -37,6 +37,7 @@ from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Components
+from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.loading import load_task
@@ -163,6 +164,7 @@ class Job:
 
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
     store: of checkpoints, if it is not empty. platforms: of the workers in turn. copies: of what a worker sends.
+    per_worker: devices, each of which runs a part of its stage, if the manifest does not say it.
     """
 
     def __init__(
@@ -175,11 +177,13 @@ class Job:
         store: MemoryStore | None = None,
         platforms: Sequence[Platform] = (Platform(),),
         copies: Callable[[], HostCopies] = AtOnce,
+        per_worker: int | None = None,
     ) -> None:
         self.platforms, self.copies = platforms, copies
         self.store = store or MemoryStore()
         self.device = device
-        self.manifest, self.spec = manifest, parse_manifest(manifest)
+        self.manifest, spec = manifest, parse_manifest(manifest)
+        self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
         task, seed = self.spec.task, self.spec.training.seed
         self._model: tuple[str, str, int] | None = None
         if task.entrypoint.startswith("bamboo_trainer.models."):
@@ -260,7 +264,7 @@ class Job:
         try:
             for record in list(self.state.workers):
                 if record == node.name:
-                    times = node.engine.timer.due(self.now)
+                    times = node.engine.times_due(self.now)
                     beat = protocol.Heartbeat(step=node.engine.step, times=times)
                     self.inbox.append(Received(node.name, beat))
             while node.events:
@@ -325,7 +329,7 @@ class Job:
         def tell(message: protocol.Message) -> None:
             self.inbox.append(Received(name, message))
 
-        engine = Engine(
+        engine = make_engine(
             Ports(
                 worker=name,
                 steps=training.steps,
@@ -345,7 +349,8 @@ class Job:
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
                 verifies=self.spec.redundancy.verify is not VerifyMode.NONE,
-            )
+            ),
+            self.spec.worker.devices,
         )
         self.nodes[name] = Node(name, engine, events)
         platform = self.platforms[(self.started - 1) % len(self.platforms)]

@@ -25,5 +25,5 @@ def test_a_worker_says_how_much_more_it_could_hold_if_it_has_a_limit(
 ) -> None:
     (tmp_path / "used").write_text(used)
     memory = None if limit is None else HostMemory(limit, used=0)
-    found = headroom(torch.device("cpu"), lambda: memory, tmp_path / "used")
+    found = headroom([torch.device("cpu")], lambda: memory, tmp_path / "used")
     assert found == (None if expected is None else pytest.approx(expected))

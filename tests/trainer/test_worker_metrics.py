@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from bamboo.control.memory import SentTraffic, Traffic
 from bamboo.metrics.exposition import Exporter
@@ -61,7 +62,7 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     job = Job(MANIFEST)
     job.run()
     roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
-    agent.engine, agent.device = roots[0].engine, "cpu"
+    agent.engine, agent.devices = roots[0].engine, (torch.device("cpu"),)
     agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, "", lambda message: None)
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)

@@ -1,5 +1,6 @@
-"""What is said of device stages, as it is said of stages; see `bamboo.planning.splits.devices`. Pure, but for what waits
-until all device stages of a stage have said it.
+"""What is said of device stages, as it is said of stages; see `bamboo.planning.splits.devices`.
+
+Pure, but for what waits until all device stages of a stage have said it.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,7 @@
 """How much more than now a worker could hold, so that nobody is given layers for which there is no memory."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,13 +12,13 @@ USED = Path("/proc/self/statm")  # in pages; the second number is what is reside
 
 
 def headroom(
-    device: torch.device, memory: Callable[[], HostMemory | None] = host_memory, used: Path = USED
+    devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory, used: Path = USED
 ) -> float | None:
-    """How many times as much as now it could hold, of what is scarcest: the GPU's memory, or a container's host memory.
+    """How many times as much as now it could hold, of what is scarcest: a GPU's memory, or a container's host memory.
 
     What torch keeps cached on a GPU counts as used. None if no limit is known. May be called in any thread.
     """
-    known = [part for part in (_on_gpu(device), _on_host(memory(), used)) if part is not None]
+    known = [part for part in (*map(_on_gpu, devices), _on_host(memory(), used)) if part is not None]
     return min(known, default=None)
 
 

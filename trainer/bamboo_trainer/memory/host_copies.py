@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -167,6 +167,39 @@ class CudaCopies:
             self._told()
 
 
-def host_copies(device: torch.device, told: Callable[[], None]) -> HostCopies:
+class CopiesOfDevices:
+    """Of the tensors of several devices, each with its own streams. What is brought goes to the first of them; a part
+    of a stage has the copies of its own.
+    """
+
+    def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:
+        self._by_device = dict(by_device)
+        self._first = next(iter(self._by_device.values()))
+
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
+        """All of one device, but for those in host memory."""
+        tensors = tuple(tensors)
+        copies = next((self._by_device[t.device] for t in tensors if t.device in self._by_device), self._first)
+        return copies.start(tensors, bulk=bulk)
+
+    def bring(self, tensors: Iterable[Tensor]) -> Parts:
+        return self._first.bring(tensors)
+
+    def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._first.buffer(shape, dtype)
+
+
+def host_copies(device: torch.device, told: Callable[[], None], pinned_bytes: int = PINNED_BYTES) -> HostCopies:
     """Those for that device."""
-    return CudaCopies(device, told) if device.type == "cuda" else AtOnce(device)
+    return CudaCopies(device, told, pinned_bytes) if device.type == "cuda" else AtOnce(device)
+
+
+def copies_by_device(devices: Iterable[torch.device], told: Callable[[], None]) -> dict[torch.device, HostCopies]:
+    """Those for each of these, which share the pinned memory."""
+    each = tuple(dict.fromkeys(devices))
+    return {device: host_copies(device, told, PINNED_BYTES // len(each)) for device in each}
+
+
+def together(by_device: Mapping[torch.device, HostCopies]) -> HostCopies:
+    """For tensors of any of these devices."""
+    return next(iter(by_device.values())) if len(by_device) == 1 else CopiesOfDevices(by_device)

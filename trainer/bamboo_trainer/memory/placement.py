@@ -30,9 +30,41 @@ def choose_device(worker: str) -> torch.device:
     if device.type != "cuda" or not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise DeviceError(f"{DEVICE_VARIABLE}: there is no device {wanted!r} here")
     if device.index is None:
-        number = int(re.findall(r"\d+", worker)[-1]) if re.search(r"\d", worker) else 0
-        device = torch.device("cuda", number % torch.cuda.device_count())
+        device = torch.device("cuda", _number(worker) % torch.cuda.device_count())
     return device
+
+
+def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
+    """So many of them, for the parts of a worker's stages: GPUs next to each other, or the CPU as often.
+
+    BAMBOO_DEVICE may name the first one; else workers of one machine take turns. Raises DeviceError.
+    """
+    first = choose_device(worker)
+    if count == 1 or first.type == "cpu":
+        return (first,) * count
+    there = torch.cuda.device_count()
+    index = _first_of(worker, count, there) if _is_free() else first.index
+    if index + count > there:
+        raise DeviceError(f"spec.worker.devices: expected at most the {there - index} GPUs that are here, got {count}")
+    found = tuple(torch.device("cuda", index + i) for i in range(count))
+    names = sorted({torch.cuda.get_device_name(device) for device in found})
+    if len(names) > 1:
+        raise DeviceError(f"spec.worker.devices: expected GPUs of one model for a worker, got {', '.join(names)}")
+    return found
+
+
+def _is_free() -> bool:
+    """Does nobody say which GPU?"""
+    return os.environ.get(DEVICE_VARIABLE) in (None, "", "cuda")
+
+
+def _first_of(worker: str, count: int, there: int) -> int:
+    """The first of a worker's GPUs, which are divided among as many workers as have all of theirs."""
+    return _number(worker) % max(1, there // count) * count
+
+
+def _number(worker: str) -> int:
+    return int(re.findall(r"\d+", worker)[-1]) if re.search(r"\d", worker) else 0
 
 
 def use(device: torch.device, *, deterministic: bool = True) -> None:

@@ -218,7 +218,8 @@ def seed_forward(device: torch.device, seed: int) -> None:
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        with torch.cuda.device(device):  # of a worker with several it need not be the current one
+            torch.cuda.manual_seed(seed)
 
 
 class Loss(NamedTuple):

@@ -7,15 +7,11 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from bamboo.checkpoint.resume import owner_of
 from bamboo.control.protocol import (
@@ -56,6 +52,7 @@ from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.compilation.toolchain import require_toolchain
+from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.ports import Ports
@@ -63,8 +60,8 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import headroom
-from bamboo_trainer.memory.host_copies import Copied, host_copies
-from bamboo_trainer.memory.placement import choose_device, use
+from bamboo_trainer.memory.host_copies import Copied, copies_by_device, together
+from bamboo_trainer.memory.placement import choose_devices, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
@@ -86,6 +83,7 @@ from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
 from bamboo_trainer.worker.platform import this_platform
+from bamboo_trainer.worker.saving import SaveError, save_weights
 from bamboo_trainer.worker.traffic import TrafficMeter
 
 logger = logging.getLogger(__name__)
@@ -150,7 +148,7 @@ class WorkerAgent:
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
-        self.device = ""
+        self.devices: tuple[torch.device, ...] = ()
         self.platform = this_platform(worker)
         self.to_save: list[Save] = []
         self.exit_code: int | None = None
@@ -189,9 +187,9 @@ class WorkerAgent:
     def _turn(self) -> None:
         busy = self.engine.turn() if self.engine else False
         for request in list(self.to_save):
-            if self.engine and (stage := self.engine.trained(request.stage)):
+            if self.engine and (parts := self.engine.trained(request.stage)):
                 self.to_save.remove(request)
-                self._save(stage, request)
+                self._save(parts, request)
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
         if self.engine:  # only after a long wait does it matter for what
             self.doing = "training" if busy or items else f"waiting for {self.engine.waits_for()}"
@@ -284,24 +282,25 @@ class WorkerAgent:
         evaluations, made = evaluation_schedule(task, training), loggers_of(task, training)
         config = TrainingConfig.of(training)
         reader = self.reader = BatchReader(task, config.samples)
-        device = choose_device(self.worker)
-        use(device, deterministic=training.deterministic)
-        require_toolchain(training, gpu=device.type == "cuda")
-        self.device = str(device)
+        devices = self.devices = choose_devices(self.worker, spec.worker.devices)
+        use(devices[0], deterministic=training.deterministic)
+        require_toolchain(training, gpu=devices[0].type == "cuda")
         if welcome.history:
             rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))
             loggers = LoggingThreads(made, facts_of(spec.name, welcome.history), welcome.history, self.control.send)
             self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
         channel = body_channel(spec.topology.transport, self.worker)
-        copies = host_copies(device, partial(self.inbox.put, Copied()))
+        by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
+        copies = together(by_device)
         rate, flows = spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link
         self.transport.trust(welcome.secret, rate, flows, channel, copies.buffer)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(welcome.secret), self.control.send)
 
         def build(index: int, stages: Sequence[tuple[int, int]], *, remembers: bool = True) -> Stage:
-            return Stage(task, index, stages, config, device, reader, copies, remembers=remembers)
+            device = devices[index % len(devices)]
+            return Stage(task, index, stages, config, device, reader, by_device[device], remembers=remembers)
 
-        self.engine = Engine(
+        self.engine = make_engine(
             Ports(
                 worker=self.worker,
                 steps=training.steps,
@@ -324,7 +323,8 @@ class WorkerAgent:
                 evaluations=evaluations,
                 verifies=spec.redundancy.verify is not VerifyMode.NONE,
                 copies=copies,
-            )
+            ),
+            spec.worker.devices,
         )
         self.control.send(self._ready())
 
@@ -348,27 +348,20 @@ class WorkerAgent:
         else:
             self.control.send(message)
 
-    def _save(self, stage: Stage, request: Save) -> None:
-        """The file is there as a whole or not at all."""
-        file = Path(request.path) / f"stage-{request.stage:03d}.safetensors"
-        partial = file.with_name(f".{file.name}.{self.worker}")
+    def _save(self, parts: Sequence[Stage], request: Save) -> None:
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(stage.state_tensors(), str(partial))
-            partial.replace(file)
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):  # what keeps it from being written may keep it from being removed
-                partial.unlink(missing_ok=True)
-            self._fail("SaveFailed", f"cannot write {file}: {error}")
-            return
-        self.control.send(Saved(stage=request.stage))
+            save_weights(parts, request, self.worker)
+        except SaveError as error:
+            self._fail("SaveFailed", str(error))
+        else:
+            self.control.send(Saved(stage=request.stage))
 
     def _fail(self, reason: str, message: str) -> None:
         self.control.send(WorkerFailed(reason=reason, message=message))
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _hello(self) -> Hello:
-        plan = self.engine.newest_plan if self.engine else None
+        plan = self.engine.plan_told if self.engine else None
         return Hello(
             worker=self.worker, host=self.host, port=self.transport.port, zone=self.zone, pid=os.getpid(),
             platform=self.platform, plan=plan,
@@ -379,10 +372,10 @@ class WorkerAgent:
         if self.engine is None:
             return Heartbeat(step=0, doing="starting")
         now = time.monotonic()
-        memory, times = self.engine.meter.due(now), self.engine.timer.due(now)
+        memory, times = self.engine.meter.due(now), self.engine.times_due(now)
         inside, busy = self.inside.now()
         doing = f"{inside} for {busy:.0f} s" if busy > LONG_SECONDS else self.doing
-        room = headroom(torch.device(self.device)) if times else None
+        room = headroom(self.devices) if times else None
         traffic = self.traffic.now(self.engine.step, self.transport.sent) if memory else None
         step = self.engine.step
         return Heartbeat(step=step, doing=doing, memory=memory, busy=busy, times=times, headroom=room, traffic=traffic)

@@ -31,7 +31,8 @@ def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
     page.add(table.WORKER_BROKEN_LINKS, transport.broken)
     if engine is None:
         return
-    page.add(table.WORKER_INFO, 1, worker.worker, worker.device, version("bamboo-trainer"))
+    device = ", ".join(dict.fromkeys(map(str, worker.devices)))
+    page.add(table.WORKER_INFO, 1, worker.worker, device, version("bamboo-trainer"))
     page.add(table.WORKER_STEP, engine.step)
     page.add_histogram(table.WORKER_STEP_DURATION, engine.step_seconds)
     held = Counter(engine.held().values())

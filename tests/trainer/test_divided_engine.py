@@ -1,0 +1,165 @@
+"""Workers with several devices, in one process with the real coordinator and stages: the bits are those of one device,
+undisturbed and when a worker is lost at any instruction.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+from test_engine import STEPS, manifest, owned_weights
+
+from bamboo.control import protocol
+from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell, Plan
+from bamboo.planning.splits.devices import devices_of, expanded
+from branching_job import BranchingJob, each_way
+from training_job import Fault, Job
+
+
+def divided(stages: int, pipelines: int = 1, **more: Any) -> dict[str, Any]:
+    """Six layers."""
+    document = manifest(stages, pipelines, **more)
+    document["spec"]["task"]["config"]["blocks"] = 4
+    return document
+
+
+@cache
+def with_one_device(stages: int, pipelines: int, steps: int = STEPS, tied: bool = False) -> Job:
+    return Job(divided(stages, pipelines, steps=steps, tied=tied)).run()
+
+
+def check_same(job: Job, calm: Job) -> None:
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.losses == calm.state.losses
+    assert add_digests(job.digests) == add_digests(calm.digests)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("stages", "pipelines", "devices"), [(1, 1, 2), (2, 1, 3), (3, 1, 2), (2, 2, 2), (1, 2, 3)])
+def test_the_number_of_devices_does_not_change_the_bits(stages: int, pipelines: int, devices: int, tied: bool) -> None:
+    job, calm = Job(divided(stages, pipelines, tied=tied), per_worker=devices).run(), with_one_device(1, 1, tied=tied)
+    check_same(job, calm)
+    weights = owned_weights(calm)
+    assert all(tensor.equal(weights[name]) for name, tensor in owned_weights(job).items())
+    plan = job.state.current_plan
+    assert (len(plan.stages), devices_of(plan)) == (stages, devices)
+    assert {f.cell.stage for f in job.executed if f.name == "Forward"} == set(range(stages * devices))
+    owners = {
+        cell: worker for worker, did in job.executed_by.items() for cell in {f.cell for f in did if f.name == "Forward"}
+    }
+    assert owners == {cell: expanded(plan).at(cell).owner for cell in expanded(plan).cells()}
+
+
+class Killed(BranchingJob):
+    """Somebody dies at each instruction of a step."""
+
+    step = 2
+
+    def strikes(self, fault: Fault) -> bool:
+        return fault.step == self.step and self.branch(fault)
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "mode"),
+    [
+        (2, 1, "LazyForward"),
+        pytest.param(3, 1, "EagerForward", marks=pytest.mark.slow),
+        pytest.param(2, 2, "LazyForward", marks=pytest.mark.slow),
+        pytest.param(1, 3, "LazyForward", marks=pytest.mark.slow),
+        pytest.param(2, 1, "EagerBackward", marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int, mode: str) -> None:
+    calm = with_one_device(stages, pipelines)
+
+    def judge(job: Job) -> list[tuple[int, int, int]]:
+        check_same(job, calm)
+        return [(t.pipeline, t.stage, t.forwards) for t in job.state.takeovers]
+
+    document = divided(stages, pipelines, mode=mode)
+    killed = each_way(lambda: Killed(document, per_worker=2), judge)
+    assert {f.cell for f in killed} == {Cell(d, s) for d in range(pipelines) for s in range(2 * stages)}
+    taken = {taken for each in killed.values() for taken in each}
+    assert {(d, s) for d, s, _ in taken} == {(d, s) for d in range(pipelines) for s in range(stages)}
+    assert max(forwards for *_, forwards in taken) <= 4, "a forward of a stage is one of each of its parts"
+
+
+def test_workers_are_lost_leave_and_come() -> None:
+    """One is killed, one gets a notice, and there are workers for a second pipeline."""
+    protected: set[int] = set()  # pipelines of plans all of whose replicas were in step
+
+    def decide(job: Job) -> None:
+        plan = job.state.plan
+        if plan and all((cell, w) in job.state.synced for cell in plan.cells() for w in plan.at(cell).replicas):
+            protected.add(len(plan.pipelines))
+        if job.turns == 300:
+            job.kill(job.state.current_plan.at(Cell(0, 1)).owner)
+        elif job.turns == 900:
+            job.notice(job.state.current_plan.at(Cell(0, 0)).owner)
+
+    document = divided(2, 1, steps=30, standby=1, elastic=(1, 2), mode="EagerForward")
+    job = Job(document, decide=decide, per_worker=2, capacity=5).run()
+    check_same(job, with_one_device(2, 1, steps=30))
+    reasons = [e.reason for e in job.emitted]
+    assert {"Takeover", "Healed", "PlannedTakeover"} <= set(reasons), reasons
+    assert 2 in protected
+
+
+def test_a_worker_says_at_a_reconnection_the_plan_that_it_was_told() -> None:
+    job = Job(divided(2, steps=2), per_worker=2)
+    told: dict[int, Plan] = {}
+
+    def decide(job: Job) -> None:
+        if job.state.plan:
+            told[job.state.plan.epoch] = job.state.plan
+        for node in job.nodes.values():
+            if node.engine.plan_told:
+                assert node.engine.plan_told == told[node.engine.plan_told.epoch]
+
+    job.decide = decide
+    job.run()
+    assert told
+
+
+def test_the_parts_of_a_stage_are_saved_together() -> None:
+    job = Job(divided(2, steps=2), per_worker=2).run()
+    plan = job.state.current_plan
+    for stage, (first, end) in enumerate(plan.stages):
+        engine = job.nodes[plan.at(Cell(0, stage)).owner].engine
+        saved = [layer for part in engine.trained(stage) for layer in part.layers_needed()]
+        assert saved == list(range(first, end))
+        assert engine.trained(stage + 2) == ()
+        assert engine.held() == {stage: True, 1 - stage: False}
+
+
+def test_checkpoints_are_the_same_files() -> None:
+    document = divided(2, steps=4)
+    document["spec"]["checkpoint"] = {"storage": {"uri": "memory://here"}, "everySteps": 2}
+    one, two = Job(document).run(), Job(document, per_worker=2).run()
+    check_same(two, one)
+    assert [c.step for c in two.store.committed] == [c.step for c in one.store.committed]
+    last = max(one.store.committed), max(two.store.committed)
+    files = [
+        {layer: data for (c, layer), data in job.store.files.items() if c == at}
+        for job, at in zip((one, two), last, strict=True)
+    ]
+    assert files[0] == files[1]
+
+
+def test_workers_tell_what_whole_stages_take() -> None:
+    document = divided(2, steps=8)
+    job = Job(document, per_worker=2)
+    job.run()
+    plan = job.state.current_plan
+    told = {times.layers for record in job.state.workers.values() for times in record.times}
+    assert told <= set(plan.stages)
+
+
+def test_too_few_layers_are_refused_before_training() -> None:
+    job = Job(divided(4), per_worker=2).run()
+    assert job.finish is not None
+    assert (job.finish.outcome, job.finish.reason) == (Outcome.FAILED, "InvalidTopology")
+    assert "spec.worker.devices (2)" in job.finish.message
+    assert not any(isinstance(e, protocol.SendPlan) for node in job.nodes.values() for e in node.events)
