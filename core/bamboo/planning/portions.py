@@ -49,8 +49,8 @@ def share_out(
     """The assignments that follow the plan's, with the portions of cells that are run together.
 
     These are cells whose owner runs more than its own pipeline, and, for the rest of a step, those that have changed
-    hands within it. With several stages, or devices of a worker, there are none. leaving: workers that are given nothing more. boundary: the
-    assignments begin with a step.
+    hands within it. With several stages, or several devices of a worker, there are none. leaving: workers that are
+    given nothing more. boundary: the assignments begin with a step.
     """
     owned = Counter(assignment.owner for assignment in cells.values())
     before, load = {}, Counter[WorkerId]()

@@ -107,8 +107,8 @@ def resplit_plan(
     stages = stages or balanced(begun, spec, work)
     return _changed(
         begun, stages=stages, device_layers=device_layers(spec, stages, work.costs), moved=moved,
-        mixed=plan.mixed and moved, sources=beginning.sources, workers=tuple(live), reason="Resplitting" if moved else "RollingBack",
-        message=f"{told}, for {grid.told}",
+        mixed=plan.mixed and moved, sources=beginning.sources, workers=tuple(live),
+        reason="Resplitting" if moved else "RollingBack", message=f"{told}, for {grid.told}",
     )  # fmt: skip
 
 
