@@ -32,6 +32,7 @@ from bamboo.local.pool import Pool, exit_detail
 from bamboo.planning.plan import WorkerId
 
 TICK_SECONDS = 0.05
+MACHINES = 1000
 HERE = Path(__file__).parent
 IMPORTS = ("bamboo_trainer.models.gpt", "_emulated", "_pipelining", "_recorder")
 WIDTH = 120
@@ -151,7 +152,7 @@ class Job:
         self.finish: Finish | None = None
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self._token, self._url, self._started = secrets.token_hex(8), "", 0
-        self.machines, self._waiting = 1000, 0
+        self.machines, self._waiting = MACHINES, 0
         self.state = coordinator.initial(
             parse_manifest(document), document, secret=secrets.token_hex(8), save_path=None, now=time.monotonic()
         )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from _common import Job, Lab, median, say
+from _common import MACHINES, Job, Lab, median, say
 from _recorder import Done, read
 from bamboo.control.channel_events import ChannelClosed, Received
 from bamboo.control.protocol import PlanApplied, SendPlan, TakenOver
@@ -46,7 +46,9 @@ class Disturbance:
 class Taker:
     """Takes `count` workers: random stages, random moments of a step, each after the job has healed.
 
-    One moment in each of as many equal parts of a step, in random order: no run has more late ones than another.
+    One moment in each of as many equal parts of a step, in random order: no run has more late ones than another. Who
+    replaces a worker that was killed is started two steps later, as a node takes longer than that to come: all workers
+    are on one machine here, and a start takes a core.
     """
 
     job: Job
@@ -63,6 +65,9 @@ class Taker:
         last = self.found[-1] if self.found else None
         if last and last.reported is None:
             self._follow(last, now, event, commands)
+        if last and len(self.job.committed) >= last.step + 2 and self.job.machines < MACHINES:
+            self.job.machines = MACHINES
+            self.job.staff()
         if any(isinstance(c, Send) and isinstance(c.message, SendPlan) for c in commands) or not self._settled():
             self._calm_since = None
             return
@@ -112,6 +117,7 @@ class Taker:
         if self.notice:
             self.job.queue.put_nowait(PreemptionNotice(victim, NOTICE_SECONDS))
         else:
+            self.job.machines = len(self.job.lab.pool.alive) - 1
             self.job.lab.pool.signal(victim, signal.SIGKILL)
         self.found.append(Disturbance(victim, cell, self.notice, step, calm, at))
         say(f"{'notice' if self.notice else 'kill'} {len(self.found)}/{self.count}: stage {cell.stage}, step {step}")

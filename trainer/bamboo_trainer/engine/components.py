@@ -112,7 +112,7 @@ class Components:
         for cell in plan.cells() if old else []:
             if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
                 self.outbox.resend(cell)
-        self.redundant.take_roles(self.step)
+        self.redundant.take_roles(self.step, first=old is None)
         self._timer.hold(set(self.states.run_here()))
         self.committer.meet_root(old)
         for stage in self.states:
@@ -269,6 +269,8 @@ class Components:
         if self.committer.ends_before is not None:
             return False
         self.redundant.begin_wait()
+        if not self.executor.cells:
+            return self.redundant.rehearse_on_standby()
         active = self.executor.active()
         return active is not None and self.redundant.turn(active)
 

@@ -196,12 +196,13 @@ class Stage(SharedValues, EvaluatedState):
         if self._stage == 0 or self.last:
             self._reader.expect(self._stage, coming)
 
-    def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
-        """A forward and a backward for nothing but to have them run once."""
+    def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        """A forward and a backward for nothing but to have them run once. The outputs, as of `forward`."""
         work = self.begin([microbatch], [microbatch, microbatch + 1])
         outputs = self._forward(work, step, microbatch, inputs)
         zeros = tuple(torch.zeros_like(p) for p in split_needs(outputs)[0] if p.is_floating_point())
         self.backward(work, step, microbatch, None if self.last else zeros)
+        return outputs
 
     @property
     def first(self) -> int:

@@ -48,12 +48,15 @@ class RedundantWork:
         self.mirrored: dict[Address, Frame] = {}
         self.budget = BubbleBudget()
         self._idle_since: float | None = None
+        self._disturbed: int | None = None  # the step in which roles have changed
+        self._next_rehearsal: tuple[int, Parts | None] = (0, None)  # of a worker on standby: a stage and its inputs
 
     # what happens elsewhere
 
-    def take_roles(self, step: int) -> None:
-        """The plan in force is new; it came in that step."""
+    def take_roles(self, step: int, *, first: bool) -> None:
+        """The plan in force is new; it came in that step. first: of the job."""
         self.budget.restart(step)
+        self._disturbed = None if first else step
         worker, plan = self._plan.worker, self._plan.current
         kept = {c for c in plan.replicated_by(worker) if plan.at(c).shadow == worker}
         self.shadows = {c: shadow for c, shadow in self.shadows.items() if c in kept}
@@ -131,17 +134,38 @@ class RedundantWork:
         return self._rehearse(active, cell, stage) or self._work(active, cell, stage)
 
     def _rehearse(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
-        """Once, before it matters: what runs for the first time is slow, and must not be so in a takeover."""
+        """Once, before it matters: what runs for the first time is slow, and must not be so in a takeover.
+
+        Not in a step in which roles have changed: others may wait for what this worker is about to repeat.
+        """
         if self._states.by_stage[cell.stage].rehearsed or self.budget.measures(active.step) or active.layout is None:
+            return False
+        if active.step == self._disturbed:
             return False
         microbatch = active.layout.split[cell.pipeline][0]
         if not self._inputs_known(cell, active.step, microbatch):
             return False
-        self._states.begin_rehearsal(cell.stage)
-        self._observer.started("Rehearsal", cell, active.step, microbatch)
-        stage.rehearse(active.step, microbatch, self._inputs(cell, active.step, microbatch))
-        self._observer.finished("Rehearsal", cell, active.step, microbatch)
+        self._run_rehearsal(stage, (cell, active.step, microbatch), self._inputs(cell, active.step, microbatch))
         return True
+
+    def rehearse_on_standby(self) -> bool:
+        """The same of a worker that runs no cell: of each stage that it keeps, from the first one on, with what that
+        gave to the next one. One stage; False if the next one is not here.
+        """
+        index, inputs = self._next_rehearsal
+        stage = self._states.here(index) if index < self._plan.stages else None
+        if stage is None or self._plan.stages == 1:
+            return False
+        outputs = self._run_rehearsal(stage, (Cell(0, index), stage.version, 0), inputs)
+        self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs))
+        return True
+
+    def _run_rehearsal(self, stage: Stage, place: tuple[Cell, int, int], inputs: Parts | None) -> Parts:
+        self._states.begin_rehearsal(place[0].stage)
+        self._observer.started("Rehearsal", *place)
+        outputs = stage.rehearse(*place[1:], inputs)
+        self._observer.finished("Rehearsal", *place)
+        return outputs
 
     def _work(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
         assert active.layout is not None
