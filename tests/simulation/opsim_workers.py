@@ -100,7 +100,7 @@ class Workers:
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
         self.store, self.order, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), StageOrder(), (), False
-        self.verifies, self.copy_seconds = False, 0.0
+        self.verifies, self.copy_seconds, self.devices = False, 0.0, 1
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
