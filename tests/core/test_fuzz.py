@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo.checkpoint.manifest import CheckpointPart
-from bamboo.control import codec, protocol, verification
+from bamboo.control import codec, protocol, verification, weights
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
-from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import Event, Finish, Interrupted, Send, Tick, WorkerLost
 from bamboo.coordinator.job_status import status
@@ -26,6 +25,7 @@ from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import RedundancyMode
 from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
 from bamboo.planning.plan import Assignment, Cell, CheckpointId, Layout, Peer, Plan, plan_problems
+from bamboo.planning.splits.stage_times import StageTimes
 from bamboo.preemption.scheduling import parse
 from bamboo.traces.files import parse_trace as parse_node_trace
 from bamboo.traces.json_lines import to_json_lines
@@ -133,7 +133,8 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     ),
     protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=DIGESTS),
     protocol.NoticeReceived: st.builds(protocol.NoticeReceived, seconds=FLOATS),
-    protocol.Saved: st.builds(protocol.Saved, stage=NUMBERS),
+    weights.Saved: st.builds(weights.Saved, stage=NUMBERS, number=NUMBERS),
+    weights.WeightsCommitted: st.builds(weights.WeightsCommitted, number=NUMBERS),
     protocol.HistoryKept: st.builds(protocol.HistoryKept, source=st.text(), number=NUMBERS),
     protocol.WorkerWarning: st.builds(
         protocol.WorkerWarning, reason=st.text() | st.just("HistoryNotWritten"), message=st.text()

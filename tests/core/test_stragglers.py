@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator.coordinator import step
 from bamboo.coordinator.events import (
     PreemptionNotice,
@@ -22,6 +21,7 @@ from bamboo.coordinator.events import (
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.workers.membership import surplus_requests
 from bamboo.job.manifest import parse_manifest
+from bamboo.planning.splits.stage_times import StageTimes
 from slow_world import BACKWARD, FORWARD, Slowed, trained
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator.splits.worker_speeds import (
     LEAST_MICROBATCHES,
     LEAST_WORKERS,
@@ -17,6 +16,7 @@ from bamboo.coordinator.splits.worker_speeds import (
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.plan import Cell
 from bamboo.planning.splits.speeds import speeds
+from bamboo.planning.splits.stage_times import StageTimes
 from slow_world import Slowed
 
 

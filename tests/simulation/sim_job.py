@@ -29,7 +29,7 @@ from sim_holders import newest_commit
 from sim_injector import FaultInjector
 from sim_network import Network
 from sim_stage import Violation
-from sim_store import SimStore
+from sim_store import SimStore, SimWeights
 from sim_worker import Name, Node
 
 TICK_SECONDS = 0.1
@@ -56,6 +56,7 @@ class Simulation:
         self.oracle = Oracle(scenario.arithmetic)
         chance = random.Random(f"{scenario.seed} store")
         self.store = SimStore(self.clock, self.oracle, chance, scenario.trouble, scenario.store_seconds)
+        self.weights = SimWeights()
         self.nodes: dict[str, Node] = {}
         self.wanted, self.capacity = 0, scenario.capacity
         self.finish: Finish | None = None

@@ -14,6 +14,7 @@ from bamboo.checkpoint.layout import part_name
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
+from bamboo.control.weights import CommitWeights, Save
 from bamboo.planning.plan import CheckpointId
 from bamboo_trainer.stage.state.layer_state import LayerState
 from sim_arithmetic import Oracle
@@ -121,3 +122,24 @@ class SimStore:
                 action()
 
         self.clock.after(self.seconds * self.rng.uniform(0.1, 3.0), due)
+
+
+@dataclass
+class SimWeights:
+    """The folder of the final weights, and what is written of savings; digests by stage."""
+
+    written: dict[int, dict[int, str]] = field(default_factory=dict)  # by the saving's number
+    folder: dict[int, str] = field(default_factory=dict)
+
+    def write(self, request: Save, digest: str) -> None:
+        self.written.setdefault(request.number, {})[request.stage] = digest
+
+    def commit(self, request: CommitWeights) -> None:
+        written = self.written.pop(request.number, {})
+        if written.keys() == set(range(request.stages)):
+            self.folder = written
+        elif not self.folder:
+            raise Violation(
+                f"of {request.stages} stages only {sorted(written)} are written, and these are committed"
+            )
+        self.written.clear()

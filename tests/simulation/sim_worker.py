@@ -16,6 +16,7 @@ from bamboo.control import protocol
 from bamboo.control.digests import add_digests
 from bamboo.control.protocol import Message
 from bamboo.control.verification import LookAgain
+from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.step_policy import StepPolicy
@@ -30,7 +31,7 @@ from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network
 from sim_stage import StandIn, WholeStandIn
-from sim_store import SimStore, StoreRefuses
+from sim_store import SimStore, SimWeights, StoreRefuses
 
 SECONDS = {
     "Evaluate": 1e-3, "Forward": 1e-3, "Backward": 2e-3, "BackwardInput": 1e-3, "BackwardWeight": 1e-3,
@@ -69,6 +70,7 @@ class Surroundings(Protocol):
     network: Network
     oracle: Oracle
     store: SimStore
+    weights: SimWeights
 
     order: StageOrder
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
@@ -138,8 +140,7 @@ class Node:
         self.transport: End = around.network.attach(name, self.put, self._on_send)
         self.alive, self.frozen, self.notified, self.asleep = True, False, False, True
         self.exit_code: int | None = None
-        self.to_save: list[int] = []
-        self.saved: dict[int, str] = {}  # stage -> digest
+        self.to_save: list[Save] = []
         self.told: list[Message] = []  # last, of checkpoints
         self.last = ""  # instruction
         self.hangs = 0.0  # seconds that the next instruction takes longer
@@ -255,8 +256,11 @@ class Node:
                     self.engine.drop_copies(checkpoints)
             case protocol.FindCheckpoint():
                 self.around.store.find(self, item)
-            case protocol.Save():
-                self.to_save.append(item.stage)
+            case Save():
+                self.to_save.append(item)
+            case CommitWeights():
+                self.around.weights.commit(item)
+                self.channel.say(WeightsCommitted(number=item.number))
             case protocol.NoticeReceived():
                 self.channel.say(item)
             case protocol.Stop():
@@ -348,11 +352,11 @@ class Node:
         self.last = ""
         busy = self.engine.turn()
         spent, self.spent = self.spent, 0.0
-        for index in list(self.to_save):
-            if stages := self.engine.trained(index):
-                self.to_save.remove(index)
-                self.saved[index] = add_digests(stage.digest() for stage in stages)
-                self.channel.say(protocol.Saved(stage=index))
+        for request in list(self.to_save):
+            if stages := self.engine.trained(request.stage):
+                self.to_save.remove(request)
+                self.around.weights.write(request, add_digests(stage.digest() for stage in stages))
+                self.channel.say(Saved(stage=request.stage, number=request.number))
         if self.hangs and self.last in SECONDS:
             hangs, self.hangs, self.stuck_at = self.hangs, 0.0, self.around.clock.now
             return hangs

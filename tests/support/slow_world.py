@@ -5,8 +5,8 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.control.stage_times import StageTimes
 from bamboo.planning.plan import Cell, CheckpointId
+from bamboo.planning.splits.stage_times import StageTimes
 from world import World
 
 FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer

@@ -10,6 +10,7 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.platform import Platform
 from bamboo.control.verification import LookAgain
+from bamboo.control.weights import CommitWeights, Save
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
 from bamboo.coordinator.workers.membership import surplus_requests
@@ -65,7 +66,7 @@ class World:
         self.platforms = platforms or {}  # of workers by name
         self.per_node = per_node  # workers, in the order in which they come
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
-        self.sent: list[tuple[str, Any]] = []  # of checkpoints and forwards in question, and to whom
+        self.sent: list[tuple[str, Any]] = []  # of checkpoints, weights and forwards in question, to whom
         self.told: list[Emit] = []
         self.away = 0  # workers that are asked for and do not come
         self.unmade = 0  # those that were asked for and have not come
@@ -138,6 +139,8 @@ class World:
                     | protocol.KeepLastState()
                     | protocol.CommitCheckpoint()
                     | protocol.DropCopies()
+                    | Save()
+                    | CommitWeights()
                     | LookAgain() as message,
                 ):
                     self.sent.append((worker, message))

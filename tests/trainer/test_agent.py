@@ -14,25 +14,23 @@ from bamboo.control.protocol import (
     Message,
     NoticeReceived,
     Refused,
-    Save,
-    Saved,
     SendPlan,
     Stop,
     Welcome,
     WorkerFailed,
     WorkerReady,
 )
+from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.job.manifest import parse_manifest
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import CheckpointId, Peer, Plan
-from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from bamboo_trainer.worker.checkpointing import RestoreError
 from manifest_kit import bamboojob, training
-from stage_kit import CONFIG, small_task
+from stage_kit import small_task
 
 STOP = Stop(reason="JobOver", message="the job is over")
 
@@ -139,30 +137,32 @@ def test_the_earliest_of_several_notices_counts(agent: WorkerAgent) -> None:
     assert agent.leave_by <= time.monotonic() + 20.0
 
 
-def test_weights_are_written_once_the_stage_is_trained(agent: WorkerAgent, said: list[Message], tmp_path: Path) -> None:
+def test_weights_are_written_once_the_stage_is_trained_and_then_committed(
+    agent: WorkerAgent, said: list[Message], tmp_path: Path
+) -> None:
+    folder = tmp_path / "weights"
     agent._obey(welcome())
-    agent._obey(Save(stage=0, path=str(tmp_path / "weights")))
+    agent._obey(Save(stage=0, stages=1, path=str(folder), number=5))
     agent._obey(SendPlan(plan=plan()))
-    while Saved(stage=0) not in said:
+    while Saved(stage=0, number=5) not in said:
         agent._turn()
-    assert [file.name for file in (tmp_path / "weights").iterdir()] == ["stage-000.safetensors"]
-    assert set(load_file(tmp_path / "weights" / "stage-000.safetensors")) == {
+    assert not folder.exists()
+    agent._obey(CommitWeights(stages=1, path=str(folder), number=5))
+    assert said[-1] == WeightsCommitted(number=5)
+    assert [file.name for file in folder.iterdir()] == ["stage-000.safetensors"]
+    assert set(load_file(folder / "stage-000.safetensors")) == {
         f"layers.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")
     }
 
 
-def test_weights_that_cannot_be_written_fail_the_job_and_leave_nothing(
+def test_weights_that_cannot_be_written_end_the_worker_with_the_reason(
     agent: WorkerAgent, said: list[Message], tmp_path: Path
 ) -> None:
-    (tmp_path / "weights").write_text("a file where the folder should be")
-    stage = Stage(small_task(), 0, [(0, 3)], CONFIG)
-    agent._save(stage, Save(stage=0, path=str(tmp_path / "weights")))
+    code = run(agent, CommitWeights(stages=1, path=str(tmp_path / "weights"), number=5))
     (failed,) = said
     assert isinstance(failed, WorkerFailed)
-    assert failed.reason == "SaveFailed"
+    assert (code, failed.reason) == (EXIT_FAILED, "SaveFailed")
     assert str(tmp_path / "weights") in failed.message
-    assert [file.name for file in tmp_path.iterdir()] == ["weights"]
-    assert agent.exit_code == EXIT_FAILED
 
 
 def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(

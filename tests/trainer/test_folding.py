@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from bamboo.control.digests import add_digests
 from bamboo.control.protocol import CellFinished, LeftBehind, Message, PlanApplied, Report, TakenOver
-from bamboo.control.stage_times import StageTimes
 from bamboo.control.verification import ForwardPlace, ForwardSum, StateSum
 from bamboo.planning.plan import Cell
 from bamboo.planning.shares import share
+from bamboo.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.folding import Folding
 
 STAGES = ((0, 2), (2, 3), (3, 7), (7, 8))  # of two workers with two devices each

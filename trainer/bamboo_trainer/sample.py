@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from bamboo.job.manifest import parse_manifest
+from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.training import shown_to_build
 
@@ -22,7 +23,7 @@ def sample(manifest: Mapping[str, Any], weights_dir: str) -> str | None:
     if task.sample is None:
         return None
     tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(Path(weights_dir).glob("stage-*.safetensors")):
+    for path in sorted(Path(weights_dir).glob(STAGE_FILES)):
         tensors |= load_file(path)
     layers = [build() for build in task.layers]
     wanted: set[str] = set()

@@ -12,11 +12,12 @@ from bamboo.control.message import MOST as MOST
 from bamboo.control.message import Count as Count
 from bamboo.control.message import Message as Message
 from bamboo.control.platform import Platform
-from bamboo.control.stage_times import MOST_TIMES, StageTimes
 from bamboo.control.verification import ForwardDiffers, ForwardSum, LookAgain, StateSum
+from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
+from bamboo.planning.splits.stage_times import MOST_TIMES, StageTimes
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 MOST_NUMBER = 1e100
@@ -246,12 +247,6 @@ class NoticeReceived(Message, frozen=True):
     seconds: float
 
 
-class Saved(Message, frozen=True):
-    """The stage's final weights are in the folder."""
-
-    stage: Count
-
-
 class HistoryKept(Message, frozen=True):
     """The events of that source up to that number are in the job's history."""
 
@@ -279,7 +274,7 @@ ToCoordinator = (
     Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
     | StepCommitted | Evaluated | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted
     | CheckpointFailed | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved
-    | HistoryKept | WorkerWarning | StateSum | ForwardDiffers | ForwardSum
+    | WeightsCommitted | HistoryKept | WorkerWarning | StateSum | ForwardDiffers | ForwardSum
     | WorkerFailed | Bye
 )  # fmt: skip
 
@@ -372,13 +367,6 @@ class HistoryEvents(Message, frozen=True):
     events: tuple[HistoryEvent, ...]
 
 
-class Save(Message, frozen=True):
-    """Write the stage's final weights to that folder."""
-
-    stage: int
-    path: str
-
-
 class Stop(Message, frozen=True):
     reason: str
     message: str = ""
@@ -393,5 +381,6 @@ class Refused(Message, frozen=True):
 
 ToWorker = (
     Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | KeepLastState
-    | CommitCheckpoint | DropCopies | LookAgain | HistoryEvents | Save | Stop | Refused
+    | CommitCheckpoint | DropCopies | LookAgain | HistoryEvents | Save | CommitWeights
+    | Stop | Refused
 )  # fmt: skip

@@ -12,6 +12,8 @@ from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import final_checkpoint
 from bamboo.coordinator.checkpointing.checkpoints import first_number, look_after, stop, stop_if_kept
 from bamboo.coordinator.checkpointing.restoring import check_deadline as check_restore_deadline
+from bamboo.coordinator.ending import weights
+from bamboo.coordinator.ending.finish import finish_if_done
 from bamboo.coordinator.events import (
     Command,
     Emit,
@@ -32,7 +34,7 @@ from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, EarlierProgress, Turn
 from bamboo.coordinator.stuck_workers import check_stuck
 from bamboo.coordinator.verification import verification
-from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
+from bamboo.coordinator.worker_reports import received
 from bamboo.coordinator.workers.membership import (
     channel_closed,
     check_deadlines,
@@ -46,8 +48,6 @@ from bamboo.coordinator.workers.platforms import refuse_misfits
 from bamboo.job.edits import apply_edit, refusal_message, refused_fields
 from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
-
-SAVE_SECONDS = 600.0
 
 
 def initial(
@@ -103,7 +103,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
     if turn.state.phase == "Running":
         finish_if_done(turn)
     if turn.state.phase == "Saving":
-        ask_to_save(turn)
+        weights.ask_to_save(turn)
     return turn.state, tuple(turn.commands)
 
 
@@ -176,5 +176,4 @@ def _tick(turn: Turn) -> None:
     if state.phase == "Running" and limit and now - state.last_progress > limit and not waited:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
-    if state.phase == "Saving" and now - state.phase_since > SAVE_SECONDS:
-        turn.finish(Outcome.FAILED, "SaveTimeout", f"the workers did not save within {SAVE_SECONDS:g} s")
+    weights.check_deadline(turn)

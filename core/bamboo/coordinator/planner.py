@@ -237,7 +237,7 @@ def _forget_what_was(turn: Turn, step: int) -> None:
     if stop and step < spec.training.steps:
         turn.set(spec=replace(spec, training=replace(spec.training, steps=stop.wanted_steps)), early_stop=None)
     turn.set(
-        plan=None, step=step, generation=-1, finished=(), finishers={}, asked_to_save={}, saved=frozenset(),
+        plan=None, step=step, generation=-1, finished=(), finishers={}, saving=None,
         losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None,
         lost_by_step={k: lost for k, lost in turn.state.lost_by_step.items() if k < step},
         skips=tuple(k for k in turn.state.skips if k < step),

@@ -9,8 +9,8 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.memory import Memory, SentTraffic
 from bamboo.control.platform import Platform
-from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
+from bamboo.coordinator.ending.record import WeightsSaving
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.job.spec import JobSpec
@@ -18,6 +18,7 @@ from bamboo.planning.backoff import Backoff
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.splits.speeds import Layers, WorkEstimate
+from bamboo.planning.splits.stage_times import StageTimes
 from bamboo.planning.splits.tried_splits import Trial, TriedSplit
 from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.planning.transitions import PlanningView
@@ -318,8 +319,7 @@ class CoordinatorState:
     takeovers: tuple[Takeover, ...] = ()
     finished: tuple[tuple[Cell, str], ...] = ()
     finishers: dict[Cell, WorkerId] = field(default_factory=dict)  # who reported it last
-    asked_to_save: dict[int, WorkerId] = field(default_factory=dict)  # stage -> who was asked last
-    saved: frozenset[int] = frozenset()  # stages
+    saving: WeightsSaving | None = None  # in the phase of that name
 
     @property
     def current_plan(self) -> Plan:

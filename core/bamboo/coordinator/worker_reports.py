@@ -6,24 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from bamboo.control import evaluations, protocol
-from bamboo.coordinator.checkpointing import checkpoints, copies, final_checkpoint, restoring
-from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
+from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
+from bamboo.coordinator.ending import weights
+from bamboo.coordinator.events import Emit, Outcome, Takeover
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import KEPT_LOSSES, EarlyEnd, Turn, without_moves
 from bamboo.coordinator.verification import verification
-from bamboo.coordinator.verification.settled import is_settled
 from bamboo.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.workers.platforms import refuse_other_data
 from bamboo.planning.grid import layer_ranges
-from bamboo.planning.plan import Cell, Layout, WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo.text import count, metrics, one_line
 
 MOST_SECONDS = 1e9
-EARLY_STOPPED = "EarlyStopped"
-DIVERGED = (
-    "usual causes: an optimizer or a layer's factory that is not deterministic, workers with different hardware or "
-    "images; if it is none of these, it is a bug in Bamboo"
-)
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
 
 
@@ -271,68 +266,6 @@ def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished)
     turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})
 
 
-def finish_if_done(turn: Turn) -> None:
-    """The job is done when every cell of a layout that may be in force has finished."""
-    state = turn.state
-    if state.plan is None or not state.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
-        return  # a state is still being kept
-    if state.spec.training.evaluation and state.spec.training.steps not in state.evaluations:
-        return  # all have done their part in it, and the root has yet to say what it came to
-    finished, stages = dict(state.finished), len(state.plan.stages)
-    if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
-        return
-    if not is_settled(state, state.spec.training.steps, state.last_progress, turn.now):
-        return  # not all who hold the last state have said that it is the same
-    of, numbers = state.plan.state_of, range(len(state.plan.state_layers))
-    digests = [{digest for cell, digest in finished.items() if of(cell) == number} for number in numbers]
-    diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
-    if diverged and not state.plan.mixed:
-        message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"
-        turn.finish(Outcome.FAILED, "PipelinesDiverged", message)
-    elif final_checkpoint.begin(turn):
-        return
-    elif state.save_path is None:
-        _complete(turn)
-    else:
-        turn.enter("Saving")
-
-
-def _complete(turn: Turn) -> None:
-    lacking = "; there is no checkpoint of the last state" if final_checkpoint.is_missing(turn.state) else ""
-    steps, stop = turn.state.spec.training.steps, turn.state.early_stop
-    if stop is None:
-        turn.finish(Outcome.COMPLETE, "Complete", f"all {steps} steps are done{lacking}")
-        return
-    text = f"{stop.why}, and the last one that after {steps} of {count(stop.wanted_steps, 'step')}"
-    turn.finish(Outcome.COMPLETE, EARLY_STOPPED, f"{text}{lacking}")
-
-
-def ask_to_save(turn: Turn) -> None:
-    """Who finished a stage of the first pipeline writes it, or who owns it if that one is lost; each is asked once."""
-    state, plan = turn.state, turn.state.current_plan
-    assert state.save_path is not None
-    owners = {s: plan.at(Cell(0, s)).owner for s in range(len(plan.stages)) if s not in state.saved}
-    for cell, worker in state.finishers.items():
-        if cell.pipeline == 0 and cell.stage in owners and worker in state.workers:
-            owners[cell.stage] = worker  # a plan that waits for a step boundary stays without effect now
-    new = {s: w for s, w in owners.items() if state.asked_to_save.get(s) != w}
-    if new:
-        turn.enter("Saving")  # the time limit starts anew
-        turn.set(asked_to_save={**state.asked_to_save, **new})
-        turn.do(*(Send(w, protocol.Save(stage=s, path=state.save_path)) for s, w in new.items()))
-    if not owners:
-        _complete(turn)
-
-
-def _cells(layout: Layout, stages: int) -> set[Cell]:
-    return {Cell(d, s) for d in range(layout.pipelines) for s in range(stages)}
-
-
-def _saved(turn: Turn, worker: WorkerId, message: protocol.Saved) -> None:
-    if turn.state.plan is not None and message.stage < len(turn.state.plan.stages):
-        turn.set(saved=turn.state.saved | {message.stage})
-
-
 def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:
     notice(turn, worker, min(max(0.0, message.seconds), MOST_SECONDS), own=True)
 
@@ -390,7 +323,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.CopiesHeld: copies.copies_held,
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,
-    protocol.Saved: _saved,
+    **weights.HANDLERS,
     protocol.NoticeReceived: _notice_received,
     **verification.HANDLERS,
     protocol.WorkerWarning: _warning,

@@ -1,7 +1,11 @@
 """What it takes for a file on this machine to be there after a loss of power, too."""
 
+import errno
 import os
 from pathlib import Path
+from typing import Final
+
+_NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EISDIR}
 
 
 def sync(path: Path) -> None:
@@ -9,5 +13,20 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_names(folder: Path) -> None:
+    """To the disk: the names in a folder. Some file systems cannot do it, and keep names in other ways."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return  # a folder that may only be passed through, above the store's own
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from bamboo.storage.durable import sync_names
 from bamboo.storage.files import Buffer, FileEntry
 
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
-_NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EISDIR}
 
 
 class LocalFiles:
@@ -59,7 +59,7 @@ class LocalFiles:
                 shutil.rmtree(target)
             else:
                 target.unlink()
-            _sync_folder(target.parent)
+            sync_names(target.parent)
 
     @contextlib.contextmanager
     def _written(self, target: Path, chunks: Sequence[Buffer]) -> Iterator[Path]:
@@ -74,7 +74,7 @@ class LocalFiles:
             yield partial
         finally:
             partial.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+        sync_names(target.parent)
 
     def _make(self, folder: Path) -> None:
         """With the folders above it; each is made durable in the one that holds it."""
@@ -89,7 +89,7 @@ class LocalFiles:
                 one.mkdir(exist_ok=True)
             except FileExistsError:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(one)) from None
-            _sync_folder(one.parent)
+            sync_names(one.parent)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
@@ -109,18 +109,3 @@ def _entry(found: "os.DirEntry[str]") -> FileEntry | None:
     return (
         FileEntry(name=found.name, size=known.st_size, modified=known.st_mtime) if stat.S_ISREG(known.st_mode) else None
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Names are durable only then. Some file systems cannot do it, and keep names in other ways."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return  # a folder that may only be passed through, above the store's own
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(descriptor)

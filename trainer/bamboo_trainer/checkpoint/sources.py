@@ -14,12 +14,12 @@ from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries
+from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
 
 DTYPES: Final = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-STAGE_FILES: Final = "stage-*.safetensors"
 
 
 class StateSource(Protocol):
@@ -81,6 +81,11 @@ class WeightsFolder:
         found: dict[str, StateEntry] = {}
         for number, path in enumerate(self._files):
             with _opened(path) as file:
+                stages = stages_of(file.metadata())
+                if stages not in (None, len(self._files)):
+                    raise CheckpointError(
+                        f"{path} is one of {stages} files of weights, and {len(self._files)} are in its folder"
+                    )
                 for name in file.keys():  # noqa: SIM118
                     if name in found:
                         raise CheckpointError(

@@ -9,10 +9,10 @@ from dataclasses import replace
 import msgspec
 
 from bamboo.control.protocol import KeepLastState, Message, PlanApplied, ReplicaSynced, TakeCheckpoint
-from bamboo.control.stage_times import StageTimes
 from bamboo.control.verification import LookAgain
 from bamboo.planning.plan import Cell, Plan
 from bamboo.planning.splits.devices import devices_of, expanded, folded
+from bamboo.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.folding import Folding, Writers
 from bamboo_trainer.engine.ports import Ports

@@ -21,11 +21,11 @@ from bamboo.control.protocol import (
     Report,
     TakeCheckpoint,
 )
-from bamboo.control.stage_times import StageTimes
 from bamboo.control.verification import ForwardPlace, LookAgain
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share
+from bamboo.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.components import Components, Received
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange

@@ -9,10 +9,10 @@ import msgspec
 
 from bamboo.control.digests import add_digests
 from bamboo.control.protocol import CellFinished, LeftBehind, Message, Report, TakenOver
-from bamboo.control.stage_times import StageTimes
 from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, StateSum
 from bamboo.planning.grid import grouped
 from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.splits.stage_times import StageTimes
 
 Ranges = Sequence[tuple[int, int]]
 Writers = tuple[tuple[WorkerId, ...], ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from bamboo.control.stage_times import MOST_TIMES, StageTimes
+from bamboo.planning.splits.stage_times import MOST_TIMES, StageTimes
 
 KEPT: Final = 32  # microbatches
 IGNORED: Final = 2  # the first ones of a stage, which take longer than later ones

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -27,25 +27,21 @@ from bamboo.control.protocol import (
     KeepLastState,
     Message,
     NoticeReceived,
-    Profile,
     ProfileRequest,
     Refused,
     ReportRequest,
     RestoreFailed,
-    Save,
-    Saved,
     SendPlan,
     Stop,
     TakeCheckpoint,
     ToWorker,
     Welcome,
     WorkerFailed,
-    WorkerReady,
 )
 from bamboo.control.verification import LookAgain
-from bamboo.job.manifest import parse_manifest
+from bamboo.control.weights import CommitWeights, Save
 from bamboo.job.placement_spec import VerifyMode
-from bamboo.job.spec import JobSpec, ReplicaPlacement
+from bamboo.job.spec import ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import StageOrder
@@ -56,34 +52,27 @@ from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.loading import load_task
-from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import headroom
-from bamboo_trainer.memory.host_copies import Copied, copies_by_device, together
+from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
 from bamboo_trainer.memory.placement import choose_devices, use
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.inspection.costs import profile, trained_sizes
-from bamboo_trainer.tasks.inspection.sharing import settled
-from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import where
-from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
+from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
-from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.control import Control
-from bamboo_trainer.worker.failure_reasons import OF_MACHINE, exit_code, failure_message, failure_reason
+from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
+from bamboo_trainer.worker.final_weights import FinalWeights
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
+from bamboo_trainer.worker.loaded_job import LoadedJob, load_job
 from bamboo_trainer.worker.platform import this_platform
-from bamboo_trainer.worker.saving import SaveError, save_weights
 from bamboo_trainer.worker.traffic import TrafficMeter
 
 logger = logging.getLogger(__name__)
@@ -140,9 +129,7 @@ class WorkerAgent:
         self.control = Control(url, token, self._hello, self._heartbeat, self._heard, settings.authority)
         self.plan_arrived: dict[int, float] = {}  # by epoch
         self.engine: Engine | None = None
-        self.task: Task | None = None
-        self.spec: JobSpec | None = None
-        self.reader: BatchReader | None = None
+        self.job: LoadedJob | None = None
         self.checkpoints: Checkpointing | None = None
         self.history: HistoryKeeper | None = None
         self.terminated = False  # by a first SIGTERM
@@ -150,7 +137,7 @@ class WorkerAgent:
         self.doing = "starting"
         self.devices: tuple[torch.device, ...] = ()
         self.platform = this_platform(worker)
-        self.to_save: list[Save] = []
+        self.weights = FinalWeights(worker, self._tell)
         self.exit_code: int | None = None
         self.last = ""  # line of the log: why it ends
 
@@ -160,7 +147,7 @@ class WorkerAgent:
         try:
             while self.exit_code is None:
                 self._turn()
-        except OF_MACHINE as error:
+        except SELF_EXPLANATORY as error:
             self._fail(failure_reason(error), str(error))
         except Exception as error:
             logger.exception("the worker failed")
@@ -175,8 +162,8 @@ class WorkerAgent:
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
             self.observer.close()
-            if self.reader:
-                self.reader.close()
+            if self.job:
+                self.job.reader.close()
             if self.checkpoints:
                 self.checkpoints.close()
             if self.last:  # the last line of a pod's log is what Kubernetes tells of its end
@@ -186,10 +173,8 @@ class WorkerAgent:
 
     def _turn(self) -> None:
         busy = self.engine.turn() if self.engine else False
-        for request in list(self.to_save):
-            if self.engine and (parts := self.engine.trained(request.stage)):
-                self.to_save.remove(request)
-                self._save(parts, request)
+        if self.engine:
+            self.weights.write(self.engine.trained)
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
         if self.engine:  # only after a long wait does it matter for what
             self.doing = "training" if busy or items else f"waiting for {self.engine.waits_for()}"
@@ -215,10 +200,8 @@ class WorkerAgent:
             case HistoryEvents() if self.history:
                 self.history.happened(message)
             case ProfileRequest():
-                assert self.task is not None
-                assert self.spec is not None
-                sizes = trained_sizes(self.task) if self.spec.topology.shard_optimizer else ()
-                self.control.send(Profile(costs=profile(self.task, self.spec), sizes=sizes))
+                assert self.job is not None
+                self.control.send(self.job.profile())
             case ReportRequest() if self.engine:
                 self.engine.report()
             case SendPlan(plan=plan):
@@ -241,7 +224,9 @@ class WorkerAgent:
                 if self.checkpoints:
                     self.checkpoints.drop(checkpoints)
             case Save():
-                self.to_save.append(message)
+                self.weights.ask(message)
+            case CommitWeights():
+                self.weights.commit(message)
             case NoticeReceived(seconds=seconds):
                 self.leave_by = min(self.leave_by, time.monotonic() + seconds)
                 self.control.send(message)
@@ -267,71 +252,68 @@ class WorkerAgent:
 
     def _begin(self, welcome: Welcome) -> None:
         if self.engine:  # the channel was cut, or the coordinator restarted
-            self.control.send(self._ready())
-            if self.leave_by < math.inf:
-                self.control.send(NoticeReceived(seconds=max(LEAST_SECONDS, self.leave_by - time.monotonic())))
-            self.engine.report()
-            if self.checkpoints:
-                self.checkpoints.report()
+            self._say_again(self.engine)
             return
-        spec = parse_manifest(welcome.manifest)
-        loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
-        task = self.task = settled(loaded, spec.training.seed)
-        spec = self.spec = with_steps(spec, task)
-        training = spec.training
-        evaluations, made = evaluation_schedule(task, training), loggers_of(task, training)
-        config = TrainingConfig.of(training)
-        reader = self.reader = BatchReader(task, config.samples)
-        devices = self.devices = choose_devices(self.worker, spec.worker.devices)
-        use(devices[0], deterministic=training.deterministic)
-        require_toolchain(training, gpu=devices[0].type == "cuda")
+        job = self.job = load_job(welcome.manifest)
+        devices = self.devices = choose_devices(self.worker, job.spec.worker.devices)
+        use(devices[0], deterministic=job.spec.training.deterministic)
+        require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:
-            rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))
-            loggers = LoggingThreads(made, facts_of(spec.name, welcome.history), welcome.history, self.control.send)
-            self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
-        channel = body_channel(spec.topology.transport, self.worker)
+            self.history = self._keep_history(job, welcome.history)
+        channel = body_channel(job.spec.topology.transport, self.worker)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
-        copies = together(by_device)
-        rate, flows = spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link
-        self.transport.trust(welcome.secret, rate, flows, channel, copies.buffer)
-        kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(welcome.secret), self.control.send)
+        rate, flows = job.spec.redundancy.transfer_mbps * 1e6, job.spec.topology.flows_per_link
+        self.transport.trust(welcome.secret, rate, flows, channel, together(by_device).buffer)
+        owner = owner_of(welcome.secret)
+        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send)
+        self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)
+        self.control.send(job.ready())
+
+    def _say_again(self, engine: Engine) -> None:
+        """All that still matters: it may not have arrived."""
+        assert self.job is not None
+        self.control.send(self.job.ready())
+        if self.leave_by < math.inf:
+            self.control.send(NoticeReceived(seconds=max(LEAST_SECONDS, self.leave_by - time.monotonic())))
+        engine.report()
+        if self.checkpoints:
+            self.checkpoints.report()
+
+    def _keep_history(self, job: LoadedJob, url: str) -> HistoryKeeper:
+        rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
+        loggers = LoggingThreads(job.loggers, facts_of(job.spec.name, url), url, self.control.send)
+        return HistoryKeeper(url, rates, self.control.send, loggers)
+
+    def _ports(self, job: LoadedJob, kept: Checkpointing, copies: Mapping[torch.device, HostCopies]) -> Ports:
+        spec, task, devices = job.spec, job.task, self.devices
 
         def build(index: int, stages: Sequence[tuple[int, int]], *, remembers: bool = True) -> Stage:
             device = devices[index % len(devices)]
-            return Stage(task, index, stages, config, device, reader, by_device[device], remembers=remembers)
+            return Stage(task, index, stages, job.config, device, job.reader, copies[device], remembers=remembers)
 
-        self.engine = make_engine(
-            Ports(
-                worker=self.worker,
-                steps=training.steps,
-                build=build,
-                build_whole=partial(build, 0, remembers=False),
-                restore=kept.restore,
-                keep=kept.keep,
-                unwritten=kept.unwritten,
-                new_id=lambda: secrets.token_hex(6),
-                transport=self.transport,
-                tell=self._tell,
-                history=self.history or NoHistory(),
-                observer=self.inside,
-                clock=time.monotonic,
-                order=StageOrder.of(spec.topology),
-                on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
-                policy=StepPolicy.of(training, task),
-                keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
-                host_memory=host_memory,
-                evaluations=evaluations,
-                verifies=spec.redundancy.verify is not VerifyMode.NONE,
-                copies=copies,
-            ),
-            spec.worker.devices,
+        return Ports(
+            worker=self.worker,
+            steps=spec.training.steps,
+            build=build,
+            build_whole=partial(build, 0, remembers=False),
+            restore=kept.restore,
+            keep=kept.keep,
+            unwritten=kept.unwritten,
+            new_id=lambda: secrets.token_hex(6),
+            transport=self.transport,
+            tell=self._tell,
+            history=self.history or NoHistory(),
+            observer=self.inside,
+            clock=time.monotonic,
+            order=StageOrder.of(spec.topology),
+            on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
+            policy=StepPolicy.of(spec.training, task),
+            keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
+            host_memory=host_memory,
+            evaluations=job.evaluations,
+            verifies=spec.redundancy.verify is not VerifyMode.NONE,
+            copies=together(copies),
         )
-        self.control.send(self._ready())
-
-    def _ready(self) -> WorkerReady:
-        assert self.task is not None
-        assert self.spec is not None
-        return WorkerReady(samples=dataset_length(self.task), steps=self.spec.training.steps)
 
     def _commit(self, request: CommitCheckpoint) -> None:
         """If this worker keeps the history, what leads to a checkpoint is in it before the checkpoint counts."""
@@ -347,14 +329,6 @@ class WorkerAgent:
             self.history.when_written(partial(self.control.send, message))
         else:
             self.control.send(message)
-
-    def _save(self, parts: Sequence[Stage], request: Save) -> None:
-        try:
-            save_weights(parts, request, self.worker)
-        except SaveError as error:
-            self._fail("SaveFailed", str(error))
-        else:
-            self.control.send(Saved(stage=request.stage))
 
     def _fail(self, reason: str, message: str) -> None:
         self.control.send(WorkerFailed(reason=reason, message=message))

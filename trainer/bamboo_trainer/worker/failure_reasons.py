@@ -9,11 +9,12 @@ from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
 from bamboo_trainer.transport.bodies import TransportUnavailable
+from bamboo_trainer.worker.final_weights import SaveError
 
 logger = logging.getLogger(__name__)
 
-# What the manifest asks for and this machine does not have: the sentence says all, and a traceback nothing.
-OF_MACHINE: Final = (DeviceError, TransportUnavailable, CompilerUnavailable)
+# What this machine does not have, or does not let us do: the sentence says all, and a traceback nothing.
+SELF_EXPLANATORY: Final = (DeviceError, TransportUnavailable, CompilerUnavailable, SaveError)
 
 
 def failure_reason(error: Exception) -> str:
@@ -24,6 +25,8 @@ def failure_reason(error: Exception) -> str:
         return "TransportUnavailable"
     if isinstance(error, CompilerUnavailable):
         return "CompilerUnavailable"
+    if isinstance(error, SaveError):
+        return "SaveFailed"
     if ran_out_of_memory(error):
         return "OutOfMemory"
     if isinstance(error, NotDeterministic):

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Final
 
-from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo.planning.splits.speeds import Measurement, Speeds, WorkEstimate
+from bamboo.planning.splits.stage_times import StageTimes
 
 LEAST_MICROBATCHES: Final = 8  # that must have been measured
 

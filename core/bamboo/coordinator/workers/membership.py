@@ -60,7 +60,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     turn.worker(worker, peer=peer, seen=turn.now, busy=0.0, cut_since=None, released=False)
     turn.set(
         links={pair: since for pair, since in state.links.items() if pair[0] != worker},
-        asked_to_save={s: w for s, w in state.asked_to_save.items() if w != worker},
+        saving=state.saving.asked_again(worker) if state.saving else None,
         profiling=None if state.profiling == worker else state.profiling,
     )
     turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret, history=state.history)))

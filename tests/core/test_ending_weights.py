@@ -1,0 +1,160 @@
+"""The final weights: every stage is written, then one worker makes the folder of them, whoever is lost meanwhile."""
+
+from dataclasses import replace
+from typing import Any
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo.coordinator.ending.weights import SAVE_SECONDS
+from bamboo.coordinator.events import Outcome, Tick
+from bamboo.planning.plan import Cell
+from checkpoint_world import finished, made, plan_of, save, sent, train, written
+from world import World
+
+
+def saving(stages: int = 3, standby: int = 0) -> World:
+    """All steps are done, and the stages are asked for."""
+    world = World(stages, 1, standby, steps=4)
+    world.settle()
+    return ended(world)
+
+
+def ended(world: World) -> World:
+    world.state = replace(world.state, save_path="out")
+    train(world, world.spec.training.steps)
+    finished(world)
+    if requests := sent(world, protocol.KeepLastState):
+        written(world, requests[-1][1].checkpoint)
+        committer, request = sent(world, protocol.CommitCheckpoint)[-1]
+        for tidied in (False, True):
+            told = protocol.CheckpointCommitted(checkpoint=request.checkpoint, tidied=tidied)
+            world.tell(Received(committer, told))
+    assert world.state.phase == "Saving"
+    return world
+
+
+def asked(world: World) -> list[tuple[str, Save]]:
+    return sent(world, Save)
+
+
+def write(world: World, *requests: tuple[str, Save]) -> None:
+    for worker, request in requests:
+        world.tell(Received(worker, Saved(stage=request.stage, number=request.number)))
+
+
+def owner(world: World, stage: int) -> str:
+    return plan_of(world).at(Cell(0, stage)).owner
+
+
+def commit(world: World, worker: str, request: CommitWeights) -> None:
+    world.tell(Received(worker, WeightsCommitted(number=request.number)))
+
+
+def lose(world: World, worker: str) -> None:
+    world.lose(worker)
+    pass_time(world, 0.0)
+
+
+def pass_time(world: World, seconds: float) -> None:
+    world.now += seconds
+    world.tell(Tick())
+    while world.pending:
+        world.deliver()
+
+
+def outcome(world: World) -> Any:
+    return world.finish and (world.finish.outcome, world.finish.reason)
+
+
+def test_the_folder_is_made_once_all_stages_are_written_and_then_the_job_is_complete() -> None:
+    world = saving(3)
+    requests = asked(world)
+    assert [(w, r.stage, r.stages, r.path) for w, r in requests] == [(owner(world, s), s, 3, "out") for s in range(3)]
+    write(world, *requests[1:])
+    assert sent(world, CommitWeights) == []
+    write(world, requests[0])
+    ((worker, request),) = sent(world, CommitWeights)
+    assert request == CommitWeights(stages=3, path="out", number=requests[0][1].number)
+    assert outcome(world) is None
+    commit(world, worker, request)
+    assert outcome(world) == (Outcome.COMPLETE, "Complete")
+
+
+def test_what_is_said_of_another_saving_does_not_count() -> None:
+    world = saving(2)
+    (worker, first), second = asked(world)
+    write(world, second, (worker, Save(stage=0, stages=2, path="out", number=first.number + 1)))
+    assert sent(world, CommitWeights) == []
+    write(world, (worker, first))
+    ((worker, request),) = sent(world, CommitWeights)
+    world.tell(Received(worker, WeightsCommitted(number=request.number + 1)))
+    assert outcome(world) is None
+
+
+def test_nobody_can_say_that_the_folder_is_made_before_it_is_asked_for() -> None:
+    world = saving(2)
+    world.tell(Received(owner(world, 0), WeightsCommitted(number=asked(world)[0][1].number)))
+    assert outcome(world) is None
+
+
+def test_who_comes_back_after_a_cut_is_asked_again_for_the_same_saving() -> None:
+    world = saving(2)
+    (worker, request), other = asked(world)
+    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan_of(world))))
+    assert asked(world)[2:] == [(worker, request)]
+    write(world, (worker, request), other)
+    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan_of(world))))
+    assert asked(world)[3:] == [], "it is written"
+    first, again = sent(world, CommitWeights)
+    assert first == again
+
+
+def test_in_the_place_of_a_worker_that_is_lost_another_one_writes_and_makes_the_folder() -> None:
+    world = saving(3, standby=1)
+    requests = asked(world)
+    write(world, *requests[:2])
+    lost = requests[2][0]
+    lose(world, lost)
+    (heir, request), *rest = asked(world)[3:]
+    assert (rest, request) == ([], requests[2][1])
+    assert heir != lost
+    write(world, (heir, request))
+    committer, commitment = sent(world, CommitWeights)[-1]
+    lose(world, committer)
+    other, again = sent(world, CommitWeights)[-1]
+    assert (other != committer, again) == (True, commitment), "whatever states it holds: all stages are written"
+    commit(world, other, again)
+    assert outcome(world) == (Outcome.COMPLETE, "Complete")
+
+
+def test_a_job_that_goes_back_to_a_checkpoint_saves_with_another_number() -> None:
+    """What was written before may be of other stages."""
+    world = made(3, steps=11)
+    kept = save(world)
+    ended(world)
+    first = asked(world)
+    write(world, first[0])
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
+    for worker in list(world.state.workers):
+        world.lose(worker)
+    while world.state.phase != "Running":
+        pass_time(world, 0.5)
+    assert (world.state.phase, world.state.step, world.state.saving) == ("Running", kept.step, None)
+    world.sent = [(worker, message) for worker, message in world.sent if isinstance(message, Save)]
+    ended(world)
+    second = asked(world)[len(first) :]
+    assert {request.stage for _, request in second} == {0, 1, 2}, "all anew"
+    assert {request.number for _, request in first}.isdisjoint(request.number for _, request in second)
+    write(world, *[(worker, request) for (worker, _), (_, request) in zip(second[1:], first[1:], strict=True)])
+    assert world.state.saving is not None
+    assert world.state.saving.written == frozenset(), "answers to the questions of before"
+
+
+def test_workers_that_do_not_write_fail_the_job_after_a_while() -> None:
+    world = saving(2)
+    heard = {w: replace(r, seen=world.now + SAVE_SECONDS) for w, r in world.state.workers.items()}
+    world.state = replace(world.state, workers=heard)
+    world.now += SAVE_SECONDS + 1
+    world.tell(Tick())
+    assert outcome(world) == (Outcome.FAILED, "SaveTimeout")

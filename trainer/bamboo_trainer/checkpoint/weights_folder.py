@@ -1,0 +1,95 @@
+"""The folder of a job's final weights, with a file for each stage: it is there as a whole or not at all.
+
+Each saving has a hidden folder of its own beside it, which takes the folder's name once all stages are in it. So a
+saving that was given up, and a worker that does not belong to the job any more, never leave a file among the weights.
+"""
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bamboo.storage.durable import sync, sync_names
+
+logger = logging.getLogger(__name__)
+
+STAGE_FILES: Final = "stage-*.safetensors"
+_ENTRY: Final = "bamboo"  # the only one of a file's metadata, of which several have no certain order
+
+
+def stage_file(stage: int) -> str:
+    return f"stage-{stage:03d}.safetensors"
+
+
+def stages_of(metadata: Mapping[str, Any] | None) -> int | None:
+    """How many files there are beside the one with that metadata, itself included; None if it does not say."""
+    said = (metadata or {}).get(_ENTRY)
+    return int(json.loads(said)["stages"]) if said else None
+
+
+def write_stage(folder: Path, number: int, stage: int, stages: int, tensors: Mapping[str, Tensor], writer: str) -> None:
+    """For the folder; durable when it returns. number: of the saving. stages: of it. writer: no other one's name.
+
+    Raises OSError or SafetensorError, and then leaves no part of the file.
+    """
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    file = _hidden(folder, str(number)) / stage_file(stage)
+    partial = file.with_name(f".{file.name}.{writer}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), partial, {_ENTRY: json.dumps({"stages": stages})})
+        sync(partial)
+        partial.replace(file)
+        sync_names(file.parent)
+    finally:
+        with suppress(OSError):  # what keeps it from being written may keep it from being removed
+            partial.unlink(missing_ok=True)
+
+
+def commit_weights(folder: Path, number: int, stages: int) -> None:
+    """Let that saving be the folder's content, durably; may be said again, and by several workers at once.
+
+    Raises OSError: FileNotFoundError if neither all stages are written nor another worker has made the folder of them.
+    """
+    written = _hidden(folder, str(number))
+    if all((written / stage_file(stage)).is_file() for stage in range(stages)):
+        _take_name(written, folder)
+    elif not _holds_weights(folder):
+        raise FileNotFoundError(errno.ENOENT, "a stage of the final weights is missing", str(written))
+    sync_names(folder.parent)
+    for other in [path for path in folder.parent.iterdir() if path.name.startswith(_hidden(folder, "").name)]:
+        try:
+            shutil.rmtree(other)
+        except FileNotFoundError:
+            pass  # another worker does the same
+        except OSError as error:
+            logger.warning("%s is of no use any more and cannot be removed: %s", other, error)
+
+
+def _hidden(folder: Path, name: str) -> Path:
+    return folder.with_name(f".{folder.name}-{name}")
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any(folder.glob(STAGE_FILES))
+
+
+def _take_name(written: Path, folder: Path) -> None:
+    """In the place of what an earlier coordinator's saving has left there."""
+    before = written.with_name(f"{written.name}-before")
+    if _holds_weights(folder):
+        folder.rename(before)
+    try:
+        written.rename(folder)  # also over an empty one
+    except FileNotFoundError:  # another worker was faster
+        if not _holds_weights(folder):
+            before.rename(folder)  # this is what it has put there

@@ -1,0 +1,50 @@
+"""A worker's part in keeping the final weights: writes the stages that it is asked for, and makes their folder."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from bamboo.control.message import Message
+from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo_trainer.checkpoint.weights_folder import commit_weights, write_stage
+from bamboo_trainer.stage.stage import Stage
+
+
+class SaveError(Exception):
+    """The final weights cannot be written; the message says where, and why."""
+
+
+class FinalWeights:
+    """worker: its name. tell: to the coordinator."""
+
+    def __init__(self, worker: str, tell: Callable[[Message], None]) -> None:
+        self._worker, self._tell = worker, tell
+        self._asked: list[Save] = []
+
+    def ask(self, request: Save) -> None:
+        self._asked.append(request)
+
+    def write(self, trained: Callable[[int], Sequence[Stage]]) -> None:
+        """What was asked for and is in its final state: of that `trained` has all parts. Raises SaveError."""
+        for request in list(self._asked):
+            if parts := trained(request.stage):
+                self._asked.remove(request)
+                self._write(parts, request)
+
+    def _write(self, parts: Sequence[Stage], request: Save) -> None:
+        folder = Path(request.path).resolve()
+        tensors = {name: tensor for part in parts for name, tensor in part.state_tensors().items()}
+        try:
+            write_stage(folder, request.number, request.stage, request.stages, tensors, self._worker)
+        except (OSError, SafetensorError) as error:
+            raise SaveError(f"cannot write stage {request.stage} for {folder}: {error}") from None
+        self._tell(Saved(stage=request.stage, number=request.number))
+
+    def commit(self, request: CommitWeights) -> None:
+        """Raises SaveError."""
+        try:
+            commit_weights(Path(request.path).resolve(), request.number, request.stages)
+        except OSError as error:
+            raise SaveError(f"cannot write {request.path}: {error}") from None
+        self._tell(WeightsCommitted(number=request.number))

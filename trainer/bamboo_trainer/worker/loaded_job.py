@@ -1,0 +1,58 @@
+"""A job as a worker has it: what its manifest says, and what the task's code makes of that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo.control.protocol import Profile, WorkerReady
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.loggers.from_manifest import loggers_of
+from bamboo_trainer.loggers.interface import MakeLogger
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
+from bamboo_trainer.tasks.inspection.costs import profile, trained_sizes
+from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.tasks.user_code import dataset_length
+from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedJob:
+    """spec: with as many steps as the data are good for. evaluations: None without any. loggers: by name, none
+    of them made.
+    """
+
+    spec: JobSpec
+    task: Task
+    config: TrainingConfig
+    reader: BatchReader
+    evaluations: EvaluationSchedule | None
+    loggers: Mapping[str, MakeLogger]
+
+    def profile(self) -> Profile:
+        """What its layers cost: each is built and run."""
+        sizes = trained_sizes(self.task) if self.spec.topology.shard_optimizer else ()
+        return Profile(costs=profile(self.task, self.spec), sizes=sizes)
+
+    def ready(self) -> WorkerReady:
+        return WorkerReady(samples=dataset_length(self.task), steps=self.spec.training.steps)
+
+
+def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
+    """Raises TaskError for what is wrong with the task, and whatever its own code raises."""
+    spec = parse_manifest(manifest)
+    loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
+    task = settled(loaded, spec.training.seed)
+    spec = with_steps(spec, task)
+    config = TrainingConfig.of(spec.training)
+    return LoadedJob(
+        spec=spec,
+        task=task,
+        config=config,
+        evaluations=evaluation_schedule(task, spec.training),
+        loggers=loggers_of(task, spec.training),
+        reader=BatchReader(task, config.samples),
+    )
