@@ -2,17 +2,22 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bamboo.control.digests import add_digests
 from bamboo.planning.gradient_groups import SumNode, tree_sum
 from bamboo.planning.grid import make_layout
+from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
-from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
+from bamboo_trainer.stage.stage import Stage
+from stage_kit import CONFIG, SPLITS, chain, one_step, small_gpt, small_task, state_of
 
 CPU = torch.device("cpu")
 
@@ -55,6 +60,58 @@ def test_a_sum_of_groups_needs_a_buffer_more_for_each_doubling(groups: int) -> N
     assert torch.equal(total.total(), torch.full((8,), float(groups)))
     assert most <= 1 + math.ceil(math.log2(groups))
     assert len(list(total.tensors())) == 1
+
+
+@pytest.mark.parametrize(("groups", "size", "halves"), [(1, 1, 0), (2, 1, 1), (13, 1, 5), (16, 1, 8), (3, 4, 0)])
+def test_right_halves_of_one_microbatch_are_added_to_the_left_ones(groups: int, size: int, halves: int) -> None:
+    given, bounds = gradients(groups * size), tuple(range(0, groups * size + 1, size))
+    total, plain = (GradientSum(8, CPU, bounds, range(groups * size)) for _ in range(2))
+    added = 0
+    for m, gradient in enumerate(given):
+        half = total.half
+        added += half is not None
+        (total.target if half is None else half).add_(gradient)
+        total.added(m)
+        plain.target.add_(gradient)
+        plain.added(m)
+    assert torch.equal(total.total(), plain.total())
+    assert added == halves
+
+
+class Reached(nn.Module):
+    """Gradients that autograd hands over in unusual ways: a sparse one, and one of two parts, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 4, sparse=True)
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.table(torch.tensor([0, 1, 1, 0, 1])) * x.sum()
+        for _ in range(2):
+            y = checkpoint(self.inner, y, use_reentrant=True)
+        return y.sum(0)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool) -> None:
+    """The sum of four groups on one worker has the bits of four workers' sums."""
+    task = small_task(
+        layers=(lambda: Reached().requires_grad_(True), lambda: nn.Linear(4, 2).requires_grad_(used)),
+        dataset=TensorDataset((10 ** torch.randn(12, 4),), (torch.randn(12, 2),)),
+    )
+    stage = Stage(task, 0, [(0, 2)], replace(CONFIG, microbatches=4, micro_batch_size=1, deterministic=False))
+
+    def summed(microbatches: range) -> dict[SumNode, torch.Tensor]:
+        work = stage.begin(microbatches, range(5))
+        for m in microbatches:
+            stage.forward(work, 0, m, None)
+            stage.backward(work, 0, m, None)
+        return dict(work.gradients.nodes())
+
+    alone = tree_sum(summed(range(4)), 4)
+    assert torch.equal(tree_sum({n: t for m in range(4) for n, t in summed(range(m, m + 1)).items()}, 4), alone)
+    assert stage._parameters.used(alone) == [True] * 3 + [used] * 2 * used
 
 
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,))])

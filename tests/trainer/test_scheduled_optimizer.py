@@ -1,7 +1,9 @@
 """Parameter groups of a user's optimizer: their learning rates, and groups that are empty on some stage."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from inspect import signature
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -56,6 +58,37 @@ def by_name(kind: Callable[..., torch.optim.Optimizer], biases: dict[str, float]
 
 def grouped_task(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
     return small_task(layers=LAYERS, optimizer=optimizer, learning_rate=lambda step: 0.1 / (step + 1))
+
+
+READING = ("Adam", "AdamW", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta")
+WAYS = ({"foreach": True}, {"fused": True}, {"maximize": True}, {"weight_decay": 0.1}, {"amsgrad": True})
+
+
+def ways(name: str) -> Iterator[dict[str, Any]]:
+    """Settings that an optimizer knows, each alone and with others."""
+    known = signature(getattr(torch.optim, name)).parameters.keys()
+    for chosen in (some for count in range(4) for some in combinations(WAYS, count)):
+        settings = {key: value for way in chosen for key, value in way.items()}
+        if settings.keys() <= known and not {"foreach", "fused"} <= settings.keys():
+            yield settings
+
+
+@pytest.mark.parametrize(("name", "settings"), [(n, way) for n in (*READING, "SGD") for way in ways(n)])
+def test_who_only_reads_gradients_leaves_them_as_they_are(name: str, settings: dict[str, Any]) -> None:
+    kind = getattr(torch.optim, name)
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    scheduled = ScheduledOptimizer(
+        small_task(optimizer=lambda named: kind([p for _, p in named], lr=0.1, **settings)),
+        [(f"0.{i}", parameter) for i, parameter in enumerate(parameters)],
+    )
+    gradient = torch.randn(6)
+    for i, parameter in enumerate(parameters):
+        parameter.grad = gradient[3 * i : 3 * i + 3]
+    before, version = gradient.clone(), gradient._version
+    for step in range(3):
+        scheduled.step(step)
+    assert scheduled.only_reads == (name in READING)
+    assert not scheduled.only_reads or (torch.equal(gradient, before) and gradient._version == version)
 
 
 GROUPED = {

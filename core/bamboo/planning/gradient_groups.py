@@ -9,6 +9,7 @@ The sums are in fp32. What they come to in the end, the final gradients, may be 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from operator import add
 from typing import NamedTuple, TypeVar
@@ -43,6 +44,7 @@ def halves(node: SumNode) -> tuple[SumNode, SumNode]:
     return SumNode(node.first, middle), SumNode(middle, node.end)
 
 
+@lru_cache(maxsize=1024)
 def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
     """The node whose halves these two are, if there is one."""
     node = SumNode(0, groups)

@@ -252,7 +252,7 @@ class Stage(SharedValues, EvaluatedState):
     def squared_norms(self, gradient: Tensor) -> Tensor:
         """Of each parameter's final gradient, unscaled, in fp64. A tied parameter is told by its lowest stage only."""
         slots = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
-        squares = [slot.of(gradient).double().square().sum() for slot in slots]
+        squares = [slot.of(gradient).double().square_().sum() for slot in slots]
         return torch.stack(squares) * self._unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
 
     @property
@@ -282,10 +282,12 @@ class Stage(SharedValues, EvaluatedState):
         """
         self._constants.check()
         used = self._parameters.used(gradient)
-        gradient = self.bring([gradient])[0].to(torch.float32)
+        ready = self.bring([gradient])[0].to(torch.float32)
         limit = self._config.max_gradient_norm
         scale *= self._unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
-        self._parameters.bind_final(gradient * scale, used)  # a copy: an optimizer may write to its gradients
+        if scale != 1.0 or (ready is gradient and not self._optimizer.only_reads):
+            ready = ready * scale  # a copy: an optimizer may write to its gradients
+        self._parameters.bind_final(ready, used)
         if self._parked:
             self._optimizer_state.fetch(self._device)
         self._optimizer.step(self.version)

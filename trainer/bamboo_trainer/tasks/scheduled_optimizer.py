@@ -17,6 +17,11 @@ Value = float | tuple[float, ...]
 RATE: Final = "lr"
 # With these a schedule does not decide which tensors an optimizer remembers.
 _HARMLESS: Final = frozenset({RATE, "betas", "weight_decay", "eps", "alpha", "rho", "lr_decay", "lambd"})
+# Their steps leave gradients as they are. That of SGD does not, with foreach and nesterov.
+_READING: Final = (
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
+    torch.optim.RMSprop, torch.optim.Adadelta,
+)  # fmt: skip
 
 
 class ScheduledOptimizer:
@@ -38,6 +43,11 @@ class ScheduledOptimizer:
     def keeps_its_names(self) -> bool:
         """Is what it remembers of a parameter decided when it is built, whatever the schedules say?"""
         return self.scheduled <= _HARMLESS
+
+    @property
+    def only_reads(self) -> bool:
+        """Is it certain that a step leaves the gradients as they are?"""
+        return type(self.inner) in _READING
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version."""

@@ -1,7 +1,8 @@
 """The backwards of a stage's microbatches: whole ones, and those whose weight gradients follow later."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bamboo_trainer.memory.host_copies import Bring
+from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.gradients.weight_gradients import split
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradient
@@ -51,11 +53,11 @@ class BackwardRunner:
             with in_task(f"the backward of {self._named}, at step {step}, microbatch {microbatch},"), keep_casts():
                 if not (postpone and self._postponed(work, microbatch, pairs, leaves)):
                     self._compute_all(work, step)
-                    self._parameters.bind(work.gradients.target)
-                    torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
+                    backward = partial(torch.autograd.backward, [p for p, _ in pairs], [g for _, g in pairs])
+                    self._add(work.gradients, backward)
         if microbatch not in work.postponed:
             self._compute_all(work, step)
-            self._added(work, microbatch, reached=bool(pairs))
+            work.gradients.added(microbatch)
         if self._first:
             return ()
         inputs = tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
@@ -96,16 +98,26 @@ class BackwardRunner:
         """What `run` has postponed, and of earlier microbatches; nothing if that is done."""
         for earlier in [m for m in work.postponed if m <= microbatch]:
             rest = work.postponed.pop(earlier)
-            self._parameters.bind(work.gradients.target)
             with in_task(f"the backward of {self._named}, at step {step}, microbatch {earlier},"), keep_casts():
-                rest.compute()
-            self._added(work, earlier, reached=True)
+                self._add(work.gradients, rest.compute)
+            work.gradients.added(earlier)
 
     def _compute_all(self, work: Work, step: int) -> None:
         if work.postponed:
             self.weights(work, step, max(work.postponed))
 
-    def _added(self, work: Work, microbatch: int, *, reached: bool) -> None:
-        if reached:
-            self._parameters.mark(work.gradients.target, work.gradients.marked)
-        work.gradients.added(microbatch)
+    def _add(self, total: GradientSum, compute: Callable[[], None]) -> None:
+        """Add to the sum what `compute` adds to the parameters' gradients: those of one microbatch.
+
+        If they are a half of a sum, they are first made by themselves: a parameter may be reached more than once, and
+        what it gets has to be summed before it is added to the other half.
+        """
+        parameters, half = self._parameters, total.half
+        if half is None:
+            parameters.bind(total.target)
+            compute()
+            parameters.mark(total.target, total.marked)
+        else:
+            places = parameters.release(half)
+            compute()
+            parameters.add_to(half, places)

@@ -11,7 +11,8 @@ from bamboo.planning.gradient_groups import SumNode, nodes_of, parent, share_of,
 class GradientSum:
     """Backwards add to `target`; each group's sum is added to those before it as soon as the two are halves of a node.
 
-    So there are at most log2 of the number of groups tensors beside the one that is added to.
+    So there are at most log2 of the number of groups tensors beside the one that is added to. A group of one microbatch
+    that is the right half of a node needs none: its gradient is added to the left half (`half`), the same addition.
     marked: the parameters that the current group has marked as used, by number. Or all that is summed here is received.
     """
 
@@ -44,16 +45,30 @@ class GradientSum:
             self._spare = None
         return self._current
 
+    @property
+    def half(self) -> Tensor | None:
+        """The left half of a node whose right half is the next microbatch alone: its whole gradient may be added there,
+        once, instead of to `target`. None if there is no such node, or if `target` was asked for.
+        """
+        if self._current is not None or not self._done or self._bounds[self._group + 1] - self._bounds[self._group] > 1:
+            return None
+        left, total = self._done[-1]
+        return None if parent(left, SumNode(self._group, self._group + 1), len(self._bounds) - 1) is None else total
+
     def _zeros(self) -> Tensor:
         return torch.zeros(self._size, dtype=torch.float32, device=self._device)
 
     def added(self, microbatch: int) -> None:
-        """A microbatch's gradient is in `target`. They come in order."""
+        """A microbatch's gradient is in `target`, or in `half`, if there is one. They come in order."""
         first, end = self._bounds[self._group], self._bounds[self._group + 1]
         assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
         if microbatch + 1 < end:
             return
-        self._done.append((SumNode(self._group, self._group + 1), self.target))
+        if self.half is None:
+            self._done.append((SumNode(self._group, self._group + 1), self.target))
+        else:
+            (left, total) = self._done[-1]
+            self._done[-1] = (SumNode(left.first, self._group + 1), total)
         self._current, self._group = None, self._group + 1
         self.marked.clear()
         while len(self._done) > 1:

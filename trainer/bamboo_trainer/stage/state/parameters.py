@@ -7,7 +7,7 @@ gradient it is summed, sent, logged and repeated with it, and has no way of its 
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -213,6 +213,27 @@ class FlatParameters:
             place.parameter.grad = place.of(gradient)
         self._bound = gradient
 
+    def release(self, gradient: Tensor) -> list[Tensor]:
+        """Have each parameter get a gradient of its own, in fp32, from the next backward; their places in this one."""
+        bound = self._bound is gradient
+        places = [place.parameter.grad if bound else place.of(gradient) for place in self._places]
+        self.unbind()
+        for place in self._places if self._dtype is not torch.float32 else ():
+            place.parameter.grad_dtype = torch.float32
+        return [place for place in places if place is not None]
+
+    def add_to(self, gradient: Tensor, places: Sequence[Tensor]) -> None:
+        """Add what parameters have got since they were released, and mark what has got some. places: as from there."""
+        own = [place.parameter.grad for place in self._places]
+        reached = [number for number, grad in enumerate(own) if grad is not None]
+        found = [grad.to_dense() if grad.is_sparse else grad for grad in own if grad is not None]
+        if reached:
+            torch._foreach_add_([places[number] for number in reached], found)
+            marks = self._marks if len(reached) == len(self._places) else self._marks[reached]
+            gradient.index_add_(0, marks, torch.ones_like(marks, dtype=torch.float32))
+        self._reached.clear()
+        self.unbind()
+
     def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
         """For an optimizer: the final gradient, [size], to each parameter in its own type.
 
@@ -277,13 +298,14 @@ class FlatParameters:
             yield f"constant:{name}", constant
 
 
-def contiguous_strides(shape: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=4096)
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """In elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(1, size)
-    return strides[::-1]
+    return tuple(strides[::-1])
 
 
 def _padded(size: int) -> int:
