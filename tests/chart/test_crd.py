@@ -45,7 +45,7 @@ KEYWORDS = {
 }
 CORE_CEL = {
     *("_==_", "_!=_", "_<=_", "_>=_", "_&&_", "_||_", "!_", "_/_", "_%_", "_+_", "_-_", "_?_:_"),
-    *("size", "matches", "@not_strictly_false"),
+    *("_[_]", "size", "matches", "endsWith", "string", "@not_strictly_false"),
 }
 CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.precision": t.Precision,

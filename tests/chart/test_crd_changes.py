@@ -34,6 +34,8 @@ def may_change(path: Path) -> bool:
         return path[2:] == ("pipelines",)
     if path[:2] == ("spec", "redundancy"):
         return path[2:] == ("mode",)
+    if path[:3] == ("spec", "worker", "devices"):
+        return False
     return path[1] in FREE
 
 
@@ -103,6 +105,7 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         ("topology.flowsPerLink", 1, "spec.topology.flowsPerLink: can change only while the job is suspended"),
         ("topology.transport", "NIXL", "spec.topology.transport: can change only while the job is suspended"),
         ("topology.split", [1, 1], "spec.topology.split: cannot change; create a new job instead"),
+        ("worker.devices", 2, "spec.worker.devices: can change only while the job is suspended"),
         ("spread.policy", "None", "spec.spread: cannot change; create a new job instead"),
         ("checkpoint", {"storage": {"uri": "s3://b"}}, "spec.checkpoint: cannot change; create a new job instead"),
         ("failurePolicy.backoffLimit", 0, "spec.failurePolicy: cannot change; create a new job instead"),

@@ -66,6 +66,9 @@ def edited(**spec: Any) -> dict[str, Any]:
         ({"suspend": True}, ()),
         ({"topology": {**OLD["spec"]["topology"], "pipelines": 2}, "redundancy": {"replicas": 2}}, ()),
         ({"topology": {"stages": 4}}, ("spec.topology.stages",)),
+        ({"worker": {"devices": 2}}, ("spec.worker.devices",)),
+        ({"worker": {"image": "b", "devices": 2}}, ("spec.worker.devices",)),
+        ({"worker": {"image": "b"}}, ()),
         (
             {"training": {**OLD["spec"]["training"], "seed": 9, "steps": 11}},
             ("spec.training.steps", "spec.training.seed"),

@@ -144,7 +144,8 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ),
         worker=placement.WorkerSpec(
             image="r.io/t:1",
-            resources=placement.ResourcesSpec(limits={"nvidia.com/gpu": 1, "memory": "16Gi"}),
+            resources=placement.ResourcesSpec(limits={"nvidia.com/gpu": 2, "memory": "16Gi"}),
+            devices=2,
             template={"spec": {"a": 1}},
             allow_mixed_platforms=True,
         ),

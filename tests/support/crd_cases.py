@@ -254,6 +254,21 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"elastic.maxPipelines": 17}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
     ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
     ({"checkpoint.storage.uri": "s3://x"}, "spec.checkpoint.storage: expected exactly one of"),
+    ({"worker.devices": 4}, "spec.worker.devices: expected the number of GPUs in spec.worker.resources"),
+    (
+        {"worker.resources.limits": ABSENT, "worker.resources.requests": {"amd.com/gpu": "1"}},
+        "spec.worker.devices: expected the number of GPUs in spec.worker.resources",
+    ),
+    ({"topology.split": [3, 1, 4, 2]}, "spec.worker.devices: expected at most the layers of each stage in spec.to"),
+    (
+        {
+            "topology.stages": 1,
+            "topology.split": ABSENT,
+            "topology.shardOptimizer": True,
+            "redundancy.mode": "EagerForward",
+        },
+        "spec.worker.devices: expected 1 with spec.topology.shardOptimizer, which divides the state",
+    ),
     ({"worker.resources.limits": {"a b": 1}}, "spec.worker.resources.limits: expected resource names"),
     ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
 ]
@@ -265,7 +280,12 @@ KEPT: list[dict[str, Any]] = [
     {"training.precision": "bf16", "training.boundaryPrecision": "bf16", "training.lossScale": ABSENT},
     {"training.gradientPrecision": "bf16"},
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
-    {"topology.split": [1, 1, 1, 10_000]},
+    {"topology.split": [2, 2, 2, 10_000]},
+    {"topology.split": [1, 1, 1, 1], "worker.devices": 1},
+    {"worker.devices": 1, "worker.resources.limits": {"nvidia.com/gpu": 8}},
+    {"worker.devices": 16, "topology.split": ABSENT, "worker.resources.limits": {"nvidia.com/gpu": "16"}},
+    {"worker.devices": 16, "topology.split": ABSENT, "worker.resources.limits": {"memory": "1Gi"}},
+    {"worker.devices": 16, "topology.split": ABSENT, "worker.resources": ABSENT},
     {"topology.split": ABSENT},
     {"redundancy.verify": "Report", "checkpoint": ABSENT, "training.evaluation": ABSENT},
     {"redundancy.verify": "Replace"},
@@ -275,6 +295,7 @@ KEPT: list[dict[str, Any]] = [
         "topology.split": ABSENT,
         "topology.shardOptimizer": True,
         "redundancy.mode": "EagerForward",
+        "worker.devices": 1,
     },
     {"topology.pipelines": 16, "elastic": ABSENT},
     {"topology.pipelines": 32, "elastic": ABSENT, "training.gradientGroups": 32},
@@ -392,6 +413,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         topology["stages"] = len(topology["split"])
     if topology["stages"] != 1 or (spec.get("redundancy") or {}).get("mode") == "None":
         topology.pop("shardOptimizer", None)
+    _fit_devices(spec.get("worker") or {}, topology)
     redundancy = spec.get("redundancy") or {}
     if training.get("deterministic") is False:
         redundancy.pop("verify", None)
@@ -411,3 +433,14 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
             spec["checkpoint"].pop("keepBest", None)
     metadata = {"name": draw(NAMES)}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
+
+
+def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
+    """Makes them keep the rules of a worker's devices."""
+    if worker.get("devices") in (None, 1):
+        return
+    worker["devices"] = 1 if topology.get("shardOptimizer") else min((worker["devices"], *(topology.get("split") or ())))
+    resources = worker.get("resources") or {}
+    for asked in (resources.get("limits") or {}, resources.get("requests") or {}):
+        if "nvidia.com/gpu" in asked:
+            asked["nvidia.com/gpu"] = worker["devices"]

@@ -17,6 +17,7 @@ CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.repl
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
 CHANGEABLE_INSIDE = {"topology": ("pipelines",), "redundancy": ("mode", "replicas")}
+FIXED_INSIDE = {"worker": ("devices",)}
 # For how long; what becomes of steps that would otherwise end the job; what is only measured; whether kernels may add
 # in any order, or are compiled; and two by what follows from them, `groups`.
 _NO_NUMBERS = (
@@ -32,6 +33,8 @@ def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
     topology = replace(old.topology, pipelines=wanted.topology.pipelines)
     redundancy = replace(old.redundancy, mode=wanted.redundancy.mode, replicas=wanted.redundancy.replicas)
     changed = {name: getattr(wanted, name) for name in CHANGEABLE}
+    for name, inner in FIXED_INSIDE.items():
+        changed[name] = replace(changed[name], **{field: getattr(getattr(old, name), field) for field in inner})
     return replace(old, topology=topology, redundancy=redundancy, **changed)
 
 
@@ -41,6 +44,10 @@ def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     changed = {_spelled(name) for name in CHANGEABLE}
     spec = {key: value for key, value in before.items() if key not in changed}
     spec |= {key: value for key, value in after.items() if key in changed}
+    for name, inner in FIXED_INSIDE.items():
+        fixed = {key: value for key, value in (before.get(name) or {}).items() if key in inner}
+        if fixed or name in spec:
+            spec[name] = {key: value for key, value in (spec.get(name) or {}).items() if key not in inner} | fixed
     for name, inner in CHANGEABLE_INSIDE.items():
         values = {key: value for key, value in (before.get(name) or {}).items() if key not in inner}
         spec[name] = values | {key: value for key, value in (after.get(name) or {}).items() if key in inner}
@@ -60,8 +67,9 @@ def refusal_message(names: tuple[str, ...]) -> str:
 
 
 def worker_digest(worker: WorkerSpec) -> str:
-    """Of a job's `worker` section as its user wrote it."""
-    return sha256(json.dumps(asdict(worker), sort_keys=True, default=str).encode()).hexdigest()[:10]
+    """Of a job's `worker` section as its user wrote it, but for what is fixed."""
+    section = {name: value for name, value in asdict(worker).items() if name not in FIXED_INSIDE["worker"]}
+    return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def task_digest(spec: JobSpec) -> str:

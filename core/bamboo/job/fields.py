@@ -189,10 +189,11 @@ class Fields:
 
     def integers(self, name: str, said: str, *, most: int = 1024, high: int) -> tuple[int, ...]:
         """A list of 1 to `most` integers from 1 to `high`. said: what they are."""
-        numbers = self._read(name, f"a list of 1 to {most} {said}", _list_fits(1, most)) or ()
+        numbers = list(self._read(name, f"a list of 1 to {most} {said}", _list_fits(1, most)) or ())
         for i, number in enumerate(numbers):
             if not _is_int(number) or not 1 <= number <= high:
                 self.problem(f"{name}[{i}]", f"expected an integer from 1 to {high}, got {show(number)}")
+                numbers[i] = high
         return tuple(numbers)
 
     def quantities(self, name: str) -> dict[str, str | int]:

@@ -345,8 +345,12 @@ def _worker(f: Fields) -> placement.WorkerSpec:
     resources.close()
     image, template = f.optional_text("image", IMAGE), f.tree("template")
     spec = placement.ResourcesSpec(limits=limits, requests=requests)
-    mixed = f.flag("allowMixedPlatforms")
-    return f.closed(placement.WorkerSpec(image=image, resources=spec, template=template, allow_mixed_platforms=mixed))
+    mixed, devices = f.flag("allowMixedPlatforms"), f.integer("devices", 1, high=placement.MOST_DEVICES)
+    return f.closed(
+        placement.WorkerSpec(
+            image=image, resources=spec, template=template, allow_mixed_platforms=mixed, devices=devices
+        )
+    )
 
 
 def _rollout(f: Fields) -> placement.RolloutSpec:

@@ -25,6 +25,7 @@ def check_rules(job: JobSpec, problems: list[Problem]) -> None:
     _check_evaluation(job, rule)
     _check_size(job, rule)
     _check_shards(job, rule)
+    _check_devices(job, rule)
     _check_verify(job, rule)
     _check_names(job, rule)
 
@@ -128,6 +129,33 @@ def _check_shards(job: JobSpec, rule: Rule) -> None:
         "spec.topology.shardOptimizer",
         "expected only with another spec.redundancy.mode than None, or every shard would be lost with its one holder",
         "spec.redundancy.mode",
+    )
+
+
+def _check_devices(job: JobSpec, rule: Rule) -> None:
+    """A worker's devices each run layers of its stage, and it has as many GPUs if it has any."""
+    devices, path = job.worker.devices, "spec.worker.devices"
+    shard, split, resources = "spec.topology.shardOptimizer", "spec.topology.split", "spec.worker.resources"
+    other = next((gpus for gpus in job.worker.resources.gpus if gpus != str(devices)), None)
+    rule(
+        devices == 1 or other is None,
+        path,
+        f"expected the number of GPUs in {resources} ({other}), got {devices}",
+        f"{resources}.limits",
+        f"{resources}.requests",
+    )
+    rule(
+        devices == 1 or not job.topology.shard_optimizer,
+        path,
+        f"expected 1 with {shard}, which divides the state of workers of one device; several divide it already",
+        shard,
+    )
+    fewest = min(job.topology.split or (devices,))
+    rule(
+        fewest >= devices,
+        path,
+        f"expected at most the layers of each stage in {split} ({fewest}), got {devices}",
+        split,
     )
 
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 MOST_WORKERS_PER_NODE = 64
+MOST_DEVICES = 16  # of a worker
+GPU_SUFFIX = "/gpu"  # of the resources that are GPUs: nvidia.com/gpu, amd.com/gpu
 
 
 class TransportType(StrEnum):
@@ -109,6 +111,12 @@ class ResourcesSpec:
 
     limits: Mapping[str, str | int] = field(default_factory=dict)
     requests: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """How many GPUs are asked for, each time that a number of them is said."""
+        asked = (*self.limits.items(), *self.requests.items())
+        return tuple(str(quantity) for name, quantity in asked if name.endswith(GPU_SUFFIX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
