@@ -42,6 +42,18 @@ def test_a_lost_worker_costs_a_pause_and_then_a_slower_pipeline() -> None:
     assert any("Takeover: lost" in line for line in told)
 
 
+def test_workers_with_several_devices_are_lost_as_one() -> None:
+    """Three workers of two devices, 6 layers; later two run all, of which one has two stages on each device."""
+    one = job(devices=2)
+    calm = run(one, nodes(3), price=2.0).figures
+    assert calm.steps == pytest.approx((HOUR - 10) / (0.03 * (6 + 5) + 0.007), rel=0.02)
+    assert calm.usd == pytest.approx(6.0), "a node's price, whatever is in it"
+    result = run(one, nodes(3, (1810.0, "remove", "n1")))
+    assert (result.figures.preemptions, result.figures.takeovers, result.figures.restores) == (1, 1, 0)
+    rates = result.series.throughput
+    assert 1.1 < rates[40] / rates[160] < 2
+
+
 def test_with_notice_nobody_waits() -> None:
     found = run(job(standby={"workers": 1}), nodes(4, (1800.0, "remove", "n1"), notice=120.0)).figures
     assert found.preemptions == 1

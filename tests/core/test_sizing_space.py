@@ -40,6 +40,11 @@ def test_no_grid_is_larger_than_the_nodes_the_layers_or_the_microbatches_allow()
     assert (2, 2) not in shapes((found[0], two), replace(small, standby=(2,)))
 
 
+def test_a_stage_has_a_layer_for_each_device() -> None:
+    found = at(layers=7, worker={"devices": 2})
+    assert {stages for stages, _ in shapes(found, Limits(nodes=8))} == {1, 2, 3}
+
+
 def test_of_pipelines_that_are_as_fast_only_the_fewest_are_tried() -> None:
     """6 microbatches over 4 or 5 pipelines: one of them has 2, as one of 3 has."""
     tried = {d for _, d in shapes(at(microbatches=6), Limits(nodes=8, stages=(1,), micro_batches=(4,)))}

@@ -85,23 +85,65 @@ def test_what_is_done_in_advance_and_how_much_longer_steps_get() -> None:
     assert 1.05 * plain < seconds(spec(4, 1, 8, "EagerBackward"), profile(8)) < 1.5 * plain
 
 
+@pytest.mark.parametrize("mode", ["None", "LazyForward"])
+def test_devices_are_stages_of_their_own(mode: str) -> None:
+    for stages, devices in ((1, 4), (2, 2), (4, 1)):
+        assert seconds(spec(stages, 1, 8, mode, devices), profile(8)) == pytest.approx(6 * 11)
+    assert seconds(spec(2, 1, 8, mode, 2), profile(8, update=1.0)) == pytest.approx(6 * 11 + 2), "one each"
+
+
+def test_what_a_device_gives_to_another_of_its_worker_takes_no_time() -> None:
+    thin = Network(flow=10.0, machine=1e15, latency=0.0)
+    took = [seconds(spec(4 // n, 1, 8, "None", n), profile(4, thin, boundary=100)) for n in (4, 2, 1)]
+    assert took[0] == pytest.approx(3 * 11)
+    assert took[0] + 10 < took[1] < took[2], "a boundary takes 10 s"
+
+
+def test_devices_of_a_worker_share_its_connections() -> None:
+    """Two pipelines of 400 bytes of gradients, of which half goes each way: 4 s, whoever has how many devices."""
+    thin = Network(flow=100.0, machine=1e15, latency=0.0)
+    whole, halves = (seconds(spec(1, 2, 8, "None", n), profile(4, thin)) for n in (1, 2))
+    assert whole == pytest.approx(4 * 12 + 4)
+    assert halves == pytest.approx(5 * 6 + 4 - 2), "but the second one's half, which ends first, is hidden"
+    slow = Network(flow=1.0, machine=1e15, latency=0.0)
+    replicas = [seconds(spec(2, 1, 8, "LazyForward", n), profile(4, slow)) for n in (1, 2)]
+    assert replicas == pytest.approx([200, 200]), "a replica has to follow over the link"
+
+
+def test_the_loss_of_a_worker_is_that_of_all_its_devices() -> None:
+    job, model = spec(2, 1, 8, "LazyForward", 2), profile(4)
+    plan, times = plan_of(job, 4), StepModel(model, job)
+    calm = times.seconds(plan, plan.target)
+    later = moved(plan, Cell(0, 1), "w0")
+    took, repeating = times.disturbed(plan, later, plan.target, LostWorkers(at={"w1": 10.0}, planned=11.0))
+    assert calm == pytest.approx(3 * 11)
+    assert calm + 8 * 3 * 0.5 < took < 2 * calm, "each device of the other one has two stages from now on"
+    assert times.seconds(later, plan.target) == pytest.approx(2 * 8 * 3 + 7), "what a device does, and the first one through"
+    assert 0 < repeating < took
+
+
 grids = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(3, 10))
 
 
 @settings(max_examples=60, deadline=None)
-@given(grids, st.floats(1, 1e4), st.floats(1, 8), st.sampled_from(["None", "EagerForward"]))
-def test_more_bandwidth_is_never_slower(grid: tuple[int, int, int], flow: float, more: float, mode: str) -> None:
-    job = spec(*grid, mode)
+@given(grids, st.integers(1, 2), st.floats(1, 1e4), st.floats(1, 8), st.sampled_from(["None", "EagerForward"]))
+def test_more_bandwidth_is_never_slower(
+    grid: tuple[int, int, int], devices: int, flow: float, more: float, mode: str
+) -> None:
+    job = spec(*grid, mode, devices)
     slow = profile(2 * grid[0], Network(flow=flow, machine=2 * flow, latency=0.01), boundary=100)
     fast = profile(2 * grid[0], Network(flow=more * flow, machine=2 * more * flow, latency=0.01), boundary=100)
     assert seconds(job, fast) <= seconds(job, slow) * (1 + 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
-@given(grids, st.data())
-def test_a_loss_never_makes_a_step_shorter(grid: tuple[int, int, int], data: st.DataObject) -> None:
+@given(grids, st.integers(1, 2), st.data())
+def test_a_loss_never_makes_a_step_shorter(grid: tuple[int, int, int], devices: int, data: st.DataObject) -> None:
     stages, _, _ = grid
-    job, model = spec(*grid), profile(2 * grid[0], Network(flow=1e4, machine=2e4, latency=0.01), boundary=10)
+    job, model = (
+        spec(*grid, devices=devices),
+        profile(2 * grid[0], Network(flow=1e4, machine=2e4, latency=0.01), boundary=10),
+    )
     if stages == 1:
         return
     plan, times = plan_of(job, 2 * stages), StepModel(model, job)

@@ -439,7 +439,8 @@ def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:
     """Makes them keep the rules of a worker's devices."""
     if worker.get("devices") in (None, 1):
         return
-    worker["devices"] = 1 if topology.get("shardOptimizer") else min((worker["devices"], *(topology.get("split") or ())))
+    fewest = min(topology.get("split") or (worker["devices"],))
+    worker["devices"] = 1 if topology.get("shardOptimizer") else min(worker["devices"], fewest)
     resources = worker.get("resources") or {}
     for asked in (resources.get("limits") or {}, resources.get("requests") or {}):
         if "nvidia.com/gpu" in asked:

@@ -8,6 +8,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Peer, Plan
+from bamboo.planning.splits.devices import device_layers
 from bamboo.profiles.profile import Layer, ModelProfile, Network
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
@@ -19,8 +20,8 @@ NETWORK = Network(flow=1e6, machine=2e6, latency=0.001)
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 
 
-def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward") -> JobSpec:
-    return parse_manifest(manifest(stages, pipelines, microbatches, mode))
+def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward", devices: int = 1) -> JobSpec:
+    return parse_manifest(manifest(stages, pipelines, microbatches, mode, worker={"devices": devices}))
 
 
 def manifest(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward", **more: Any) -> dict[str, Any]:
@@ -48,13 +49,14 @@ def plan_of(job: JobSpec, layers: int) -> Plan:
     stages, width = job.topology.stages, layers // job.topology.stages
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(stages * job.topology.pipelines)]
     ranges = tuple((s * width, (s + 1) * width) for s in range(stages))
-    return initial_plan(peers, ranges, job.topology.pipelines, job.training, job.redundancy)
+    plan = initial_plan(peers, ranges, job.topology.pipelines, job.training, job.redundancy)
+    return msgspec.structs.replace(plan, device_layers=device_layers(job, ranges, None))
 
 
-def job(stages: int = 3, pipelines: int = 1, **more: Any) -> JobRun:
-    """Layers of 10 and 20 ms; a step of three stages takes 0.24 s for 6 microbatches."""
-    document = manifest(stages, pipelines, 6, **more)
-    model = profile(stages, NETWORK, forward=0.01, backward=0.02)
+def job(stages: int = 3, pipelines: int = 1, devices: int = 1, **more: Any) -> JobRun:
+    """Layers of 10 and 20 ms, one for each device; a step of three takes 0.24 s for 6 microbatches."""
+    document = manifest(stages, pipelines, 6, worker={"devices": devices}, **more)
+    model = profile(stages * devices, NETWORK, forward=0.01, backward=0.02)
     times = msgspec.structs.replace(model.times, start=10.0, detection=1.0)
     model = msgspec.structs.replace(model, times=times)
     return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())

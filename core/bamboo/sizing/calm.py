@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from bamboo.job.spec import JobSpec
 from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, Plan
+from bamboo.planning.splits.devices import device_layers
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.job.job_zones import packed
 from bamboo.simulation.job.step_times import StepModel
@@ -64,10 +67,12 @@ def least(world: World, candidate: Candidate) -> Point:
     stages before it take for the first microbatch, and for the last one's way back.
     """
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
-    topology = replace(world.spec.topology, stages=candidate.stages, pipelines=candidate.pipelines)
-    ranges = layer_ranges(profile.costs, topology)
+    spec, devices = world.spec, world.spec.worker.devices
+    topology = replace(spec.topology, stages=candidate.stages, pipelines=candidate.pipelines)
+    stages = layer_ranges(profile.costs, topology, devices=devices)
+    ranges = device_layers(spec, stages, profile.costs) or stages
     both = [sum(layer.forward + layer.backward for layer in profile.layers[a:b]) for a, b in ranges]
-    share = -(-(world.spec.training.global_batch_size // candidate.micro_batch) // candidate.pipelines)
+    share = -(-(spec.training.global_batch_size // candidate.micro_batch) // candidate.pipelines)
     seconds = max(sum(both[:stage]) + share * own for stage, own in enumerate(both))
     return seconds, seconds * node_usd(world, candidate)
 
@@ -81,7 +86,8 @@ def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
     else:
         places = [names[i % len(names)] for i in range(count)]
     peers = [Peer(worker=f"w{i}", host="", port=0, zone=zone) for i, zone in enumerate(places)]
-    ranges = layer_ranges(profile.costs, spec.topology)
-    return initial_plan(
+    ranges = layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
+    plan = initial_plan(
         peers, ranges, spec.topology.pipelines, spec.training, spec.redundancy, spread=spec.spread.policy
     )
+    return msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, profile.costs))

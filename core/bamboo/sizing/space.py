@@ -40,7 +40,7 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
         layers = len(machine.profile.layers)
         for micro_batch in _micro_batches(world.spec, machine.profile.samples, limits):
             training = replace(world.spec.training, micro_batch_size=micro_batch)
-            for stages in _stages(world.spec, layers, limits):
+            for stages in _stages(world.spec, layers // world.spec.worker.devices, limits):
                 for pipelines in _pipelines(training.microbatches, training.groups, limits, stages):
                     standby = min(like.standby, limits.nodes - stages * pipelines)
                     if standby >= min(limits.standby, default=0):

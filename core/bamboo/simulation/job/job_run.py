@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
@@ -31,6 +33,7 @@ from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.names import worker_name
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, WorkerId
+from bamboo.planning.splits.devices import device_layers
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
@@ -121,11 +124,13 @@ class _Simulation:
         spec = self._spec
         pipelines = min(wanted_pipelines(spec), spec.training.most_pipelines)
         try:
-            ranges = layer_ranges(self._run.profile.costs, spec.topology)
+            ranges = layer_ranges(self._run.profile.costs, spec.topology, devices=spec.worker.devices)
         except ValueError as error:
             raise SimulationError(f"{error} (of the profile {self._run.profile.name})") from None
         peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(pipelines * len(ranges))]
         plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)
+        layers = device_layers(spec, ranges, self._run.profile.costs)
+        plan = msgspec.structs.replace(plan, device_layers=layers)
         return self._model.seconds(plan, plan.target)
 
     def run(self) -> JobResult:

@@ -27,7 +27,8 @@ class Group:
     weight_share: of a backward, what its weight gradients take; profiles know only the whole, so half is assumed.
     busy: seconds until each worker can begin. mirrors: the worker that does a cell's work in advance as well (mode
     EagerBackward), [pipeline][stage], -1 for none. layers: how many each stage has; the shortest piece of a mirror's
-    work is the forward of one. flows: connections of a link, for large frames.
+    work is the forward of one. flows: connections of a link, for large frames. machines: of workers that have their
+    connections together, as the devices of a node, the first one's number, by worker; (): each has its own.
     """
 
     forward: tuple[float, ...]
@@ -42,6 +43,7 @@ class Group:
     layers: tuple[int, ...] = ()
     weight_share: float = 0.5
     flows: int = 1
+    machines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +145,12 @@ class _Execution:
         self._group, self._loss = group, loss
         self._stages = len(group.forward)
         self._workers = [_Worker(free=busy, since=busy) for busy in group.busy]
+        self._machines = group.machines or range(len(group.busy))
         self._owner: dict[Place, int] = {}
         self._cells: dict[Place, _Cell] = {}
         self._mirrors: dict[Place, tuple[int, _Cell]] = {}
         self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
-        self._links: dict[tuple[int, int], float] = {}  # until when each is taken
+        self._links: dict[tuple[int, int], float] = {}  # between machines, until when each is taken
         self._ends: dict[Place, float] = {}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []  # when, the how manyth, and what happens
         self._count = 0
@@ -262,13 +265,14 @@ class _Execution:
 
     def _travel(self, now: float, sender: int, receiver: int, what: tuple[Place, Frame, bool]) -> None:
         (_, s), (first, _), _ = what
-        if sender == receiver:
+        here, there = self._machines[sender], self._machines[receiver]
+        if here == there:
             self._push(now, partial(self._arrive, receiver, what))
             return
         network, size = self._group.network, self._group.boundary[s - 1 if first else s]
-        source, sink = self._workers[sender], self._workers[receiver]
-        begin = max(now, self._links.get((sender, receiver), 0.0), source.sends)
-        self._links[sender, receiver] = sent = begin + size / network.link(size, self._group.flows)
+        source, sink = self._workers[here], self._workers[there]
+        begin = max(now, self._links.get((here, there), 0.0), source.sends)
+        self._links[here, there] = sent = begin + size / network.link(size, self._group.flows)
         source.sends = begin + size / network.machine
         sink.receives = max(begin, sink.receives) + size / network.machine
         at = max(sent, sink.receives) + network.latency

@@ -13,7 +13,9 @@ from bamboo.planning.gradient_groups import final_share, nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.planning.schedule import StageOrder
+from bamboo.planning.splits.devices import devices_of
 from bamboo.profiles.profile import Layer, ModelProfile
+from bamboo.simulation.job.devices import devices_of_workers, machine, on_devices
 from bamboo.simulation.job.pipelines import Group, GroupTimes, Place, StepLoss, execute
 
 # Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
@@ -61,7 +63,11 @@ class PlannedGroup:
 
 
 class StepModel:
-    """Of one job on one profile, whose microbatches are the job's."""
+    """Of one job on one profile, whose microbatches are the job's.
+
+    Inside, each device of a worker is a worker of its own, and what one gives to another on the same machine takes no
+    time.
+    """
 
     def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
         self.profile, self._spec = profile, spec
@@ -77,9 +83,9 @@ class StepModel:
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
         """From the begin of one step to that of the next, again and again, with nobody lost."""
-        key = (_shape(plan, layout), layout, plan.stages, plan.shards, plan.mode)
+        key = (_shape(plan, layout), layout, plan.stages, plan.shards, plan.mode, plan.device_layers)
         if key not in self._steps:
-            self._steps[key] = self._calm(plan, layout)
+            self._steps[key] = self._calm(on_devices(plan), layout)
         return self._steps[key]
 
     def disturbed(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, float]:
@@ -87,6 +93,8 @@ class StepModel:
 
         (seconds of the step, of these what the new owners take to repeat the lost work)
         """
+        gone = {one: lost.at[worker] for one, worker in devices_of_workers(lost.at, devices_of(plan))}
+        before, plan, lost = on_devices(before), on_devices(plan), LostWorkers(at=gone, planned=lost.planned)
         if len(plan.stages) == 1:
             seconds, shared = self._shared(before, plan, layout, lost)
             return max(self._committed(plan, layout, shared), lost.planned), max(0.0, seconds - lost.planned)
@@ -206,6 +214,7 @@ class StepModel:
                 microbatches=tuple(len(layout.split[d]) for d in rows), order=StageOrder.of(self._spec.topology),
                 network=self.profile.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy),
                 mirrors=mirrors, layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
+                machines=_machines(names),
             )  # fmt: skip
             found.append(PlannedGroup(group, rows, names))
         return found
@@ -213,26 +222,29 @@ class StepModel:
     def _committed(self, plan: Plan, layout: Layout, ends: Mapping[Place, float]) -> float:
         """When all have heard of the commit, given when the cells have done their forwards and backwards."""
         stages, network = self.stages(plan.stages), self.profile.network
-        sent: Counter[WorkerId] = Counter()
+        sent: Counter[str] = Counter()
+        taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
         ready = 0.0
-        for s in range(len(plan.stages)):
+        for done, s in sorted((max(ends[d, s] for d in range(layout.pipelines)), s) for s in range(len(plan.stages))):
             cells = [Cell(d, s) for d in range(layout.pipelines)]
             owners = list(dict.fromkeys(plan.at(cell).owner for cell in cells))
-            done = max(ends[cell] for cell in cells)
             if len(owners) > 1:
+                machines = {machine(owner) for owner in owners}
                 whole = stages.final[s] + stages.gradients[s] * _nodes(layout)  # reduced chunks; sums of each pipeline
                 size = whole * ((len(owners) - 1) / len(owners))
                 rate = min(self._link(stages.gradients[s] / len(owners)) * (len(owners) - 1), network.machine)
-                for owner in owners:
-                    sent[owner] += round(size)
-                done += 2 * network.latency + size / rate
+                over = max(done, *(taken[one] for one in machines)) + size / rate
+                for one in machines:
+                    sent[one] += round(size)
+                    taken[one] = over
+                done = over + 2 * network.latency
             for cell in cells:
                 assignment = plan.at(cell)
                 strict = len(plan.owned_by(assignment.owner)) > 1 and assignment.replicas
                 ready = max(ready, done + (self._sync(stages.final[s], 1) if strict else 0.0))
         over = max((size / network.machine for size in sent.values()), default=0.0)
         ready = max(ready, over) + self._distribution(plan, layout)
-        alone = len({plan.at(Cell(d, s)).owner for d, s in ends}) == 1
+        alone = len({machine(plan.at(Cell(d, s)).owner) for d, s in ends}) == 1
         return ready + self.profile.times.commit + (0.0 if alone else 2 * network.latency)
 
     def _distribution(self, plan: Plan, layout: Layout) -> float:
@@ -264,8 +276,9 @@ class StepModel:
         """
         stages, network = self.stages(plan.stages), self.profile.network
         states = self.stages(plan.state_layers)
-        out: Counter[WorkerId] = Counter()
-        into: Counter[WorkerId] = Counter()
+        out: Counter[str] = Counter()
+        into: Counter[str] = Counter()
+        followed: Counter[tuple[str, str]] = Counter()  # gradients from one machine to another, for replicas
         holds: dict[WorkerId, set[int]] = {}
         least = 0.0
         last = len(plan.stages) - 1
@@ -275,15 +288,18 @@ class StepModel:
             for worker in assignment.holders:
                 holds.setdefault(worker, set()).add(number)
             for replica in assignment.replicas:
-                out[assignment.owner] += size
-                into[replica] += size
+                out[machine(assignment.owner)] += size
+                into[machine(replica)] += size
+                followed[machine(assignment.owner), machine(replica)] += size
             if assignment.replicas:
                 least = max(least, self._sync(size, len(assignment.replicas)) + states.update[number] + network.latency)
-            if cell.stage < last and plan.at(Cell(cell.pipeline, cell.stage + 1)).owner != assignment.owner:
-                there, given = plan.at(Cell(cell.pipeline, cell.stage + 1)).owner, count * stages.boundary[cell.stage]
-                for one, other in ((assignment.owner, there), (there, assignment.owner)):
+            here, after = machine(assignment.owner), Cell(cell.pipeline, cell.stage + 1)
+            if cell.stage < last and (there := machine(plan.at(after).owner)) != here:
+                given = count * stages.boundary[cell.stage]
+                for one, other in ((here, there), (there, here)):
                     out[one] += given
                     into[other] += given
+        least = max([least, *(size / self._link(size) for size in followed.values())])
         least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
         return max([least, *(work.get(w, 0.0) + sum(states.update[s] for s in held) for w, held in holds.items())])
 
@@ -349,6 +365,12 @@ def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]
             mine, workers = other[0] + mine, workers | other[1]
         groups.append((mine, workers))
     return [sorted(group) for group, _ in groups]
+
+
+def _machines(names: Mapping[WorkerId, int]) -> tuple[int, ...]:
+    """By number of a device, that of the first one on its machine."""
+    first: dict[str, int] = {}
+    return tuple(first.setdefault(machine(device), number) for device, number in names.items())
 
 
 def _shape(plan: Plan, layout: Layout) -> object:

@@ -1,6 +1,6 @@
 """How much memory a job's workers need, from a profile; `bamboo validate --load` counts it from the task. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
@@ -8,22 +8,26 @@ from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
+from bamboo.planning.splits.devices import device_layers
 from bamboo.profiles.profile import ModelProfile
+from bamboo.simulation.job.devices import device_roles
 
 EAGER: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
 
 
 def device_bytes(profile: ModelProfile, spec: JobSpec, *, taken_over: bool) -> int:
-    """Of the worker that needs most, on its device: in calm, or while it runs the stages of lost workers, too.
+    """Of the device that needs most: in calm, or while its worker runs the stages of lost workers, too.
 
     Raises ValueError if the layers cannot be split so.
     """
-    roles = worker_roles(spec, len(layer_ranges(profile.costs, spec.topology)), taken_over=taken_over)
-    return max(_of(profile, spec, one) for one in roles)
+    devices = spec.worker.devices
+    stages = layer_ranges(profile.costs, spec.topology, devices=devices)
+    ranges = device_layers(spec, stages, profile.costs) or stages
+    roles = worker_roles(spec, len(stages), taken_over=taken_over)
+    return max(_of(profile, spec, ranges, device_roles(one, at, devices)) for one in roles for at in range(devices))
 
 
-def _of(profile: ModelProfile, spec: JobSpec, roles: Roles) -> int:
-    ranges = layer_ranges(profile.costs, spec.topology)
+def _of(profile: ModelProfile, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
     depth, owned, kept = len(ranges), roles.owned, roles.kept
     microbatches = -(-spec.training.microbatches // spec.topology.pipelines)
     on_host = spec.redundancy.placement is ReplicaPlacement.HOST
@@ -59,9 +63,10 @@ def _of_shards(profile: ModelProfile, spec: JobSpec) -> int | None:
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
     """A sentence if a worker may not have enough; "" if it has."""
+    one = "worker" if spec.worker.devices == 1 else "device of a worker"
     for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
         needed = device_bytes(profile, spec, taken_over=taken_over)
         if needed > profile.machine.memory:
             there = f"{profile.machine.memory / 1e9:.1f} GB"
-            return f"a worker needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {there}"
+            return f"a {one} needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {there}"
     return ""

@@ -1,0 +1,52 @@
+"""Workers with several devices in virtual time: plans in which each device is a worker of its own. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from bamboo.planning.grid import Roles
+from bamboo.planning.plan import Assignment, Plan, WorkerId
+from bamboo.planning.splits.devices import devices_of, expanded
+
+_BETWEEN = "/"  # a worker's name and its device's number; no worker's name has it
+
+
+def on_devices(plan: Plan) -> Plan:
+    """The plan with a stage for each device, run and kept by devices; the same one if workers have one device."""
+    devices = devices_of(plan)
+    if devices == 1:
+        return plan
+    whole = expanded(plan)
+    rows = tuple(tuple(_on(held, s % devices) for s, held in enumerate(row)) for row in whole.pipelines)
+    return msgspec.structs.replace(whole, pipelines=rows)
+
+
+def _on(held: Assignment, number: int) -> Assignment:
+    replicas = tuple(f"{worker}{_BETWEEN}{number}" for worker in held.replicas)
+    return Assignment(owner=f"{held.owner}{_BETWEEN}{number}", replicas=replicas)
+
+
+def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tuple[WorkerId, WorkerId]]:
+    """All of them, each with its worker."""
+    for worker in workers:
+        for number in range(devices):
+            yield (f"{worker}{_BETWEEN}{number}" if devices > 1 else worker), worker
+
+
+def machine(device: WorkerId) -> str:
+    """Whose connections it has: all devices of a worker have the same, and need none between each other."""
+    return device.partition(_BETWEEN)[0]
+
+
+def device_roles(roles: Roles, number: int, devices: int) -> Roles:
+    """What the device of that number holds of what its worker does, in stages of devices."""
+
+    def part(stages: Iterable[int]) -> tuple[int, ...]:
+        return tuple(stage * devices + number for stage in stages)
+
+    return Roles(
+        stage=None if roles.stage is None else roles.stage * devices + number,
+        owned=part(roles.owned),
+        kept=part(roles.kept),
+        taken_over=part(roles.taken_over),
+    )
