@@ -52,3 +52,25 @@ def test_nodes_with_too_many_workers_are_warned_of(per_node: int, stages: int, p
     found = [warning for warning in warnings(parse_manifest(document)) if "workersPerNode" in warning]
     assert bool(found) is bool(told)
     assert all(told in warning for warning in found)
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [
+        ({}, ""),
+        ({"resources": {"limits": {"nvidia.com/gpu": 0}}}, ""),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, ""),
+        ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "a worker uses one of its 8 GPUs; spec.worker.devices 8"),
+        ({"devices": 2, "resources": {"limits": {"amd.com/gpu": "2"}}}, ""),
+        (
+            {"devices": 2, "resources": {"limits": {"memory": "1Gi"}}},
+            "spec.worker.devices 2: spec.worker.resources asks",
+        ),
+    ],
+)
+def test_devices_without_gpus_and_gpus_without_use_are_warned_of(worker: dict[str, Any], told: str) -> None:
+    document = manifest(replicas=3)
+    document["spec"]["worker"] = worker
+    found = [warning for warning in warnings(parse_manifest(document)) if "GPU" in warning]
+    assert bool(found) is bool(told)
+    assert all(told in warning for warning in found)

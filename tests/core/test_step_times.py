@@ -118,7 +118,9 @@ def test_the_loss_of_a_worker_is_that_of_all_its_devices() -> None:
     took, repeating = times.disturbed(plan, later, plan.target, LostWorkers(at={"w1": 10.0}, planned=11.0))
     assert calm == pytest.approx(3 * 11)
     assert calm + 8 * 3 * 0.5 < took < 2 * calm, "each device of the other one has two stages from now on"
-    assert times.seconds(later, plan.target) == pytest.approx(2 * 8 * 3 + 7), "what a device does, and the first one through"
+    assert times.seconds(later, plan.target) == pytest.approx(2 * 8 * 3 + 7), (
+        "what a device does, and the first one through"
+    )
     assert 0 < repeating < took
 
 

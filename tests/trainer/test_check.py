@@ -43,6 +43,10 @@ class Looks(nn.Module):
             {"task": {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 0}}},
             "width must be at least 1",
         ),
+        (
+            {"topology": {"stages": 4}, "worker": {"devices": 3}},
+            "spec.topology.stages: expected with spec.worker.devices (3) at most the model's 8 layers, got 12",
+        ),
         ({"topology": {"stages": 99}}, "spec.topology.stages: expected at most the model's 8 layers, got 99"),
     ],
 )
@@ -111,6 +115,8 @@ def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypa
     memory = found["memory"]
     assert (found["stage"], memory["replica"], memory["parameters"]) == (1, 0, second.held)
     assert memory["log"] == 2 * 8 * second.inputs  # the gradients that it sent, of two steps
+    together = {**alone, "topology": {"stages": 1}, "worker": {"devices": 2}}
+    assert of(task, monkeypatch, **together)["calm"] == {"stage": 0, "memory": memory}, "of the second device"
     replicas = of(task, monkeypatch, **{**alone, "redundancy": {"mode": "LazyForward"}})
     assert replicas["calm"]["memory"]["replica"] > 0
     assert sum(replicas["taken_over"]["memory"].values()) > sum(replicas["calm"]["memory"].values())

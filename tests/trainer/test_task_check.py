@@ -30,6 +30,10 @@ def test_validate_loads_the_task_beside_the_manifest_or_says_that_it_did_not(tmp
     assert "task: 8 layers, 102.1 k parameters; layers of the stages: 0-" in loaded.stdout
     assert "memory: about " in loaded.stdout
     assert "noise" not in loaded.output
+    job.write_text(yaml.safe_dump(manifest(task={"entrypoint": "beside_it:build"}, worker={"devices": 2})))
+    several = CliRunner().invoke(app, ["validate", "--load", str(job)])
+    assert "workers of 2 devices and" in several.stdout
+    assert " for a device of the worker of stage " in several.stdout
     (tmp_path / "beside_it.py").write_text("import os\n\nos._exit(3)\n")
     broken = CliRunner().invoke(app, ["validate", "--load", str(job)])
     assert (broken.exit_code, f"bamboo: {job}: the task could not be tried" in broken.stderr) == (2, True)

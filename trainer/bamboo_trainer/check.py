@@ -8,6 +8,7 @@ import torch
 from bamboo.control.memory import Memory
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import layer_ranges
+from bamboo.planning.splits.devices import device_layers
 from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
@@ -22,9 +23,9 @@ from bamboo_trainer.transport.choice import body_channel
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """`problem`: one sentence, or what the task is made of; only JSON values. Nothing is trained.
 
-    layers, parameters: numbers. stages: first and last layer of each, and its parameters. calm, taken_over: the stage
-    whose worker needs most memory, and bytes by kind; taken_over: while it also runs the stages of lost neighbours,
-    `neighbours` of them.
+    layers, parameters: numbers. stages: first and last layer of each, and its parameters. devices: of a worker. calm,
+    taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over: while it also
+    runs the stages of lost neighbours, `neighbours` of them.
     """
     spec = parse_manifest(manifest)
     try:
@@ -36,7 +37,9 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         spec = with_steps(spec, task)
         evaluation_schedule(task, spec.training)
         loggers_of(task, spec.training)
-        stages = layer_ranges(profile(task, spec), spec.topology, devices=spec.worker.devices)
+        costs = profile(task, spec)
+        stages = layer_ranges(costs, spec.topology, devices=spec.worker.devices)
+        parts = device_layers(spec, stages, costs)
         sizes = measure(task, spec)
     except ValueError as error:  # a TaskError, or more stages than layers
         return {"problem": str(error)}
@@ -46,8 +49,9 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         "layers": len(sizes),
         "parameters": sum(size.parameters - size.tied for size in sizes),
         "stages": [[first, end - 1, sum(size.parameters for size in sizes[first:end])] for first, end in stages],
-        "calm": _told(*worker_memory(sizes, stages, spec, taken_over=False)),
-        "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True)),
+        "calm": _told(*worker_memory(sizes, stages, spec, taken_over=False, parts=parts)),
+        "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True, parts=parts)),
+        "devices": spec.worker.devices,
         "neighbours": min(max(1, spec.redundancy.kept), len(stages) - 1),
     }
 

@@ -177,9 +177,10 @@ def validate(
             for problem in error.problems:
                 typer.echo(f"bamboo: {problem}", err=True)
             continue
-        topology = spec.topology
+        topology, devices = spec.topology, spec.worker.devices
+        each = f" of {devices} devices" if devices > 1 else ""
         typer.echo(
-            f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers"
+            f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers{each}"
             f" and {spec.standby.workers} standby, {spec.training.until or f'{spec.training.steps} steps'}"
         )
         for warning in warnings(spec):

@@ -9,7 +9,8 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec), _loggers(spec), _one_zone(spec), _nodes(spec))))
+    found = (_one_pipeline(spec), _replicas(spec), _loggers(spec), _one_zone(spec), _nodes(spec), _devices(spec))
+    return tuple(filter(None, found))
 
 
 def _one_zone(spec: JobSpec) -> str:
@@ -35,6 +36,17 @@ def _nodes(spec: JobSpec) -> str:
     if stages > 1 and room > pipelines * (stages // 2):
         told = f"a node with {room} workers has neighbours in a pipeline of {count(stages, 'stage')}"
         return f"spec.spread.workersPerNode {room}: {told}, for which nothing is computed in advance if they are lost"
+    return ""
+
+
+def _devices(spec: JobSpec) -> str:
+    """GPUs that stay idle, or processors where GPUs may be meant."""
+    devices, gpus = spec.worker.devices, spec.worker.resources.gpus
+    if devices > 1 and not gpus:
+        none = "asks for no GPUs, such as nvidia.com/gpu"
+        return f"spec.worker.devices {devices}: spec.worker.resources {none}; without them all of it runs on the CPU"
+    if idle := next((number for number in gpus if number not in ("0", "1") and devices == 1), ""):
+        return f"spec.worker.resources: a worker uses one of its {idle} GPUs; spec.worker.devices {idle} uses all"
     return ""
 
 

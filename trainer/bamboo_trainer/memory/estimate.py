@@ -22,6 +22,7 @@ from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.grid import Roles, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
+from bamboo.planning.splits.devices import device_roles
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
@@ -187,17 +188,28 @@ def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> 
 
 
 def worker_memory(
-    sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, *, taken_over: bool
+    sizes: Sequence[LayerSize],
+    stages: Sequence[tuple[int, int]],
+    spec: JobSpec,
+    *,
+    taken_over: bool,
+    parts: Sequence[tuple[int, int]] = (),
 ) -> tuple[int | None, Memory]:
     """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too.
 
-    None: a worker on standby.
+    parts: the layers of each device stage, if workers have several devices; then it is how much the device that needs
+    most does. None: a worker on standby.
     """
     shards, roles = _shards(sizes, spec), worker_roles(spec, len(stages), taken_over=taken_over)
     if shards:
         whole = _account(sizes, stages, spec, roles[0])
         return 0, max((_sharded(sizes, shards, spec, whole, at) for at in range(len(shards))), key=lambda m: m.total)
-    accounts = [(one.stage, _account(sizes, stages, spec, one)) for one in roles]
+    devices = spec.worker.devices
+    accounts = [
+        (one.stage, _account(sizes, parts or stages, spec, device_roles(one, number, devices)))
+        for one in roles
+        for number in range(devices)
+    ]
     return max(accounts, key=lambda found: found[1].total)
 
 
@@ -226,7 +238,7 @@ def _sharded(
 
 
 def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles) -> Memory:
-    """Of a worker at its highest: the kinds are those of its account while it runs (`memory.account`)."""
+    """Of a worker's device at its highest: the kinds are those of its account while it runs (`memory.account`)."""
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = -(-spec.training.microbatches // pipelines)

@@ -70,6 +70,7 @@ def _memory(answer: dict[str, Any]) -> str:
     stages = "a lost neighbour's stage" if neighbours == 1 else f"the stages of {neighbours} lost neighbours"
     later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if neighbours else ""
     worker = "a worker on standby" if calm["stage"] is None else f"the worker of stage {calm['stage']}"
+    worker = f"a device of {worker}" if answer["devices"] > 1 else worker
     return f"memory: about {size(sum(calm['memory'].values()))} for {worker} ({most}){later}; torch itself comes on top"
 
 

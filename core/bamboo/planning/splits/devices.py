@@ -5,12 +5,12 @@ every stage becomes as many device stages as a worker has devices, with the same
 pipeline of device stages, of which this worker owns several. See docs/design/devices.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import grouped, split_layers
+from bamboo.planning.grid import Roles, grouped, split_layers
 from bamboo.planning.plan import Plan
 
 Ranges = tuple[tuple[int, int], ...]
@@ -53,3 +53,17 @@ def folded(plan: Plan, devices: int) -> Plan:
     rows = tuple(row[::devices] for row in plan.pipelines)
     stages = grouped(plan.stages, devices)
     return msgspec.structs.replace(plan, stages=stages, pipelines=rows, device_layers=plan.stages)
+
+
+def device_roles(roles: Roles, number: int, devices: int) -> Roles:
+    """What the device of that number holds of what its worker does, in stages of devices."""
+
+    def part(stages: Iterable[int]) -> tuple[int, ...]:
+        return tuple(stage * devices + number for stage in stages)
+
+    return Roles(
+        stage=None if roles.stage is None else roles.stage * devices + number,
+        owned=part(roles.owned),
+        kept=part(roles.kept),
+        taken_over=part(roles.taken_over),
+    )

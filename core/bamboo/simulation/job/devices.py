@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bamboo.planning.grid import Roles
 from bamboo.planning.plan import Assignment, Plan, WorkerId
 from bamboo.planning.splits.devices import devices_of, expanded
 
@@ -36,17 +35,3 @@ def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tu
 def machine(device: WorkerId) -> str:
     """Whose connections it has: all devices of a worker have the same, and need none between each other."""
     return device.partition(_BETWEEN)[0]
-
-
-def device_roles(roles: Roles, number: int, devices: int) -> Roles:
-    """What the device of that number holds of what its worker does, in stages of devices."""
-
-    def part(stages: Iterable[int]) -> tuple[int, ...]:
-        return tuple(stage * devices + number for stage in stages)
-
-    return Roles(
-        stage=None if roles.stage is None else roles.stage * devices + number,
-        owned=part(roles.owned),
-        kept=part(roles.kept),
-        taken_over=part(roles.taken_over),
-    )

@@ -8,9 +8,8 @@ from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
-from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.splits.devices import device_layers, device_roles
 from bamboo.profiles.profile import ModelProfile
-from bamboo.simulation.job.devices import device_roles
 
 EAGER: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
 
