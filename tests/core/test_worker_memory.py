@@ -31,6 +31,6 @@ def test_a_worker_on_standby_that_keeps_replicas_may_need_most() -> None:
 def test_memory_is_counted_for_a_device() -> None:
     """One layer each, with its replica."""
     two = job(2, 1, devices=2)
-    assert device_bytes(two.profile, two.spec, taken_over=False) == 2 * 300 + 2 * 100 + 100
+    assert device_bytes(two.profile, two.spec, taken_over=False) == 2 * 300 + 2 * 100
     small = msgspec.structs.replace(two.profile, machine=Machine(memory=100))
     assert memory_warning(small, two.spec).startswith("a device of a worker needs about 0.0 GB, and a machine")

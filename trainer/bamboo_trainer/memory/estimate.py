@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo.control.memory import Memory
-from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.job.spec import JobSpec
 from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.grid import Roles, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
-from bamboo.planning.splits.devices import device_roles
+from bamboo.planning.splits.devices import EAGER, device_roles, mode_in_force
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
@@ -36,7 +36,6 @@ from bamboo_trainer.training import TrainingConfig
 
 logger = logging.getLogger(__name__)
 
-EAGER = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
 KEPT_STEPS = 2  # of frames in the message log
 ADAM = 2  # tensors that an optimizer keeps for each parameter, if its step cannot be run without values
 
@@ -242,7 +241,8 @@ def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = -(-spec.training.microbatches // pipelines)
-    eager = [roles.shadowed] if spec.redundancy.mode in EAGER and roles.shadowed is not None else []
+    ahead = mode_in_force(spec.redundancy.mode, spec.worker.devices) in EAGER
+    eager = [roles.shadowed] if ahead and roles.shadowed is not None else []
 
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.grid import Roles, grouped, split_layers
 from bamboo.planning.plan import Plan
 
 Ranges = tuple[tuple[int, int], ...]
+EAGER = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
 
 
 def device_layers(spec: JobSpec, stages: Ranges, costs: Sequence[float] | None) -> Ranges:
@@ -35,6 +36,11 @@ def device_layers(spec: JobSpec, stages: Ranges, costs: Sequence[float] | None) 
 def devices_of(plan: Plan) -> int:
     """How many each worker has."""
     return len(plan.device_layers) // len(plan.stages) if plan.device_layers else 1
+
+
+def mode_in_force(mode: RedundancyMode, devices: int) -> RedundancyMode:
+    """What a mode means for workers with so many devices: several do nothing in advance so far."""
+    return RedundancyMode.LAZY_FORWARD if devices > 1 and mode in EAGER else mode
 
 
 def expanded(plan: Plan) -> Plan:

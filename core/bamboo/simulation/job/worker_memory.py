@@ -1,17 +1,14 @@
 """How much memory a job's workers need, from a profile; `bamboo validate --load` counts it from the task. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
-from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
+from bamboo.job.spec import JobSpec, ReplicaPlacement
 from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
-from bamboo.planning.splits.devices import device_layers, device_roles
+from bamboo.planning.splits.devices import EAGER, device_layers, device_roles, mode_in_force
 from bamboo.profiles.profile import ModelProfile
-
-EAGER: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
 
 
 def device_bytes(profile: ModelProfile, spec: JobSpec, *, taken_over: bool) -> int:
@@ -43,7 +40,8 @@ def _of(profile: ModelProfile, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
     gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
-    eager = [roles.shadowed] if spec.redundancy.mode in EAGER and not on_host and roles.shadowed is not None else []
+    ahead = mode_in_force(spec.redundancy.mode, spec.worker.devices) in EAGER
+    eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
     redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
     remembered = _of_shards(profile, spec) if depth == 1 else None
     if remembered is None:
