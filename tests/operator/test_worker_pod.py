@@ -332,6 +332,14 @@ def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
     assert [term["podAffinityTerm"]["topologyKey"] for term in nodes] == ["kubernetes.io/hostname"]
 
 
+def test_a_worker_with_several_devices_is_one_pod_with_as_many_gpus():
+    pod = render(resources={"limits": {"nvidia.com/gpu": 4}}, devices=4)
+    check_pod(pod)
+    assert trainer(pod)["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
+    single = render(resources={"limits": {"nvidia.com/gpu": 4}})
+    assert pod == single, "the number is the manifest's to say, which a worker gets from the coordinator"
+
+
 def test_pods_that_share_nodes_ask_for_nodes_that_have_some_already():
     spec = render({"spread": {"workersPerNode": 4}})["spec"]
     assert "topologySpreadConstraints" in spec

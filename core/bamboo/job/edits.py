@@ -44,10 +44,10 @@ def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     changed = {_spelled(name) for name in CHANGEABLE}
     spec = {key: value for key, value in before.items() if key not in changed}
     spec |= {key: value for key, value in after.items() if key in changed}
-    for name, inner in FIXED_INSIDE.items():
-        fixed = {key: value for key, value in (before.get(name) or {}).items() if key in inner}
+    for name, kept in FIXED_INSIDE.items():
+        fixed = {key: value for key, value in (before.get(name) or {}).items() if key in kept}
         if fixed or name in spec:
-            spec[name] = {key: value for key, value in (spec.get(name) or {}).items() if key not in inner} | fixed
+            spec[name] = {key: value for key, value in (spec.get(name) or {}).items() if key not in kept} | fixed
     for name, inner in CHANGEABLE_INSIDE.items():
         values = {key: value for key, value in (before.get(name) or {}).items() if key not in inner}
         spec[name] = values | {key: value for key, value in (after.get(name) or {}).items() if key in inner}
