@@ -220,6 +220,22 @@ def test_a_node_is_lost_with_both_its_workers(
     assert lost in ([0, 2], [1, 3])
 
 
+@pytest.mark.parametrize("part", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_worker_with_two_devices_is_lost_as_one(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed in a backward of either part of its stage, and the other worker repeats both."""
+    document = manifest(2)
+    document["spec"]["topology"]["split"] = [2, 3]
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    reference = run(document, folders[0])
+    document["spec"]["worker"] = {"devices": 2}
+    fault = ("Backward", 0, part, 5, 3, signal.SIGKILL)
+    job = run_with_faults(document, folders[1], monkeypatch, fault)
+    assert_same(job, reference)
+    assert (job.state.preemptions, job.state.restarts) == (1, 0)
+
+
 def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_kill: KillOnce) -> None:
     job = run_and_kill(manifest(), [(0, 1), (0, 2)])
     assert job.finish is not None
