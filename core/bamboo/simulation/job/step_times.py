@@ -224,6 +224,8 @@ class StepModel:
         stages, network = self.stages(plan.stages), self.profile.network
         sent: Counter[str] = Counter()
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
+        synced: defaultdict[str, float] = defaultdict(float)  # those to its replicas, if it runs several stages
+        runs = Counter(machine(plan.at(Cell(d, s)).owner) for d, s in ends)
         ready = 0.0
         for done, s in sorted((max(ends[d, s] for d in range(layout.pipelines)), s) for s in range(len(plan.stages))):
             cells = [Cell(d, s) for d in range(layout.pipelines)]
@@ -239,9 +241,11 @@ class StepModel:
                     taken[one] = over
                 done = over + 2 * network.latency
             for cell in cells:
-                assignment = plan.at(cell)
-                strict = len(plan.owned_by(assignment.owner)) > 1 and assignment.replicas
-                ready = max(ready, done + (self._sync(stages.final[s], 1) if strict else 0.0))
+                owner, strict = machine(plan.at(cell).owner), plan.at(cell).replicas
+                if strict and runs[owner] > 1:  # what is lost with it must not be repeated, so replicas come first
+                    synced[owner] = max(done, synced[owner]) + self._sync(stages.final[s], 1) - network.latency
+                    ready = max(ready, synced[owner] + network.latency)
+                ready = max(ready, done)
         over = max((size / network.machine for size in sent.values()), default=0.0)
         ready = max(ready, over) + self._distribution(plan, layout)
         alone = len({machine(plan.at(Cell(d, s)).owner) for d, s in ends}) == 1
