@@ -1,13 +1,17 @@
 """What is written to a job's status although the API server's answers are lost."""
 
+import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bamboo_operator.pods.rollouts.rollout import RolloutRecord
 from bamboo_operator.status.writer import StatusWriter
-from operator_kit import job
+from operator_kit import NOW, job, said
+from opsim_server import merged
 
 
 class Api:
@@ -19,7 +23,7 @@ class Api:
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
         self.writes += 1
-        self.status = {key: value for key, value in {**self.status, **status}.items() if value is not None}
+        self.status = merged(self.status, dict(status))
         if not self.answers:
             raise TimeoutError
 
@@ -58,3 +62,38 @@ async def test_what_may_have_been_written_is_written_over_though_nothing_has_cha
     writes = api.writes
     await writer.write(None)
     assert api.writes == writes, "once is enough"
+
+
+def rollout(stalled: str) -> RolloutRecord:
+    return RolloutRecord(revision="r", since=NOW, moved=0.0, active=True, total=2, stalled=stalled)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_more(answered: bool) -> None:
+    """Kubernetes 1.20 refuses a status with an empty string."""
+    api = Api()
+    writer = StatusWriter(("team", "tiny"), "uid", "selector", {}, api)  # type: ignore[arg-type]
+    writer.update(spec=job(), rollout=rollout(""))
+    await writer.write(None)
+    assert "message" not in api.status["rollout"]
+    writer.update(rollout=rollout("no node has room"))
+    api.answers = answered
+    with nullcontext() if answered else pytest.raises(TimeoutError):
+        await writer.write(None)
+    assert api.status["rollout"]["message"] == "no node has room"
+    api.answers = True
+    writer.update(rollout=rollout(""))
+    await writer.write(None)
+    assert "message" not in api.status["rollout"]
+    assert api.status == writer.written
+
+
+async def test_a_loss_that_is_not_known_any_more_is_not_shown() -> None:
+    api = Api()
+    writer = StatusWriter(("team", "tiny"), "uid", "selector", {}, api)  # type: ignore[arg-type]
+    writer.update(spec=job())
+    await writer.write(said())
+    assert api.status["training"]["loss"] == 4.0
+    await writer.write(said(loss=math.nan, steps=11))
+    assert "loss" not in api.status["training"]
+    assert api.status == writer.written

@@ -21,12 +21,11 @@ Changed = Callable[[str, Object], None]  # ADDED, MODIFIED or DELETED, and the o
 PLACE = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(/status)?")
 
 
-def merged(before: Object, patch: Object) -> Object:
+def merged(before: Any, patch: Object) -> Object:
     """As RFC 7396 has it."""
-    after = {**before, **patch}
-    for key in patch.keys() & before.keys():
-        if isinstance(patch[key], dict) and isinstance(before[key], dict):
-            after[key] = merged(before[key], patch[key])
+    after = dict(before) if isinstance(before, dict) else {}
+    for key, value in patch.items():
+        after[key] = merged(after.get(key), value) if isinstance(value, dict) else value
     return {key: value for key, value in after.items() if value is not None}
 
 

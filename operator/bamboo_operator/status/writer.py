@@ -13,6 +13,7 @@ from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
 from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
+from bamboo_operator.status.merge_patch import either, merge_patch
 from bamboo_operator.status.savings import CostComparison
 
 
@@ -23,7 +24,7 @@ class StatusWriter:
         self._key, self._uid, self._api = key, uid, api
         self.written: dict[str, Any] = dict(written)
         self._written_at = 0.0
-        self._unsure: set[str] = set()  # fields that may have been written, too: the answer was lost
+        self._possible: dict[str, Any] | None = None  # what may have been written, too: the answer was lost
         self.facts = StatusFacts(
             now=utc_now(), generation=0, spec=None, earlier=EarlierCounts.of(self.written), selector=selector,
             comparison=CostComparison.of(self.written),
@@ -93,12 +94,12 @@ class StatusWriter:
             new["completionTime"] = self.written.get("completionTime") or self.facts.time
         new["workersCreated"] = created if created is not None else self.written.get("workersCreated")
         new = {key: value for key, value in new.items() if value is not None}
-        if not self._unsure and not worth_writing(new, self.written, time.monotonic() - self._written_at):
+        if self._possible is None and not worth_writing(new, self.written, time.monotonic() - self._written_at):
             return
-        removed = {key: None for key in self.written.keys() | self._unsure if key not in new}
-        self._unsure |= new.keys()
-        await self._api.write_status(*self._key, self._uid, {**new, **removed})
-        self.written, self._written_at, self._unsure = new, time.monotonic(), set()
+        before = self.written if self._possible is None else self._possible
+        self._possible = either(before, new)
+        await self._api.write_status(*self._key, self._uid, merge_patch(new, before))
+        self.written, self._written_at, self._possible = new, time.monotonic(), None
 
 
 def _is_over(status: Mapping[str, Any]) -> bool:

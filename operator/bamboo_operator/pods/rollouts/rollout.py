@@ -128,14 +128,14 @@ class RolloutRecord:
 
     def written(self) -> dict[str, Any]:
         """For the job's status."""
-        return {
+        written = {
             "revision": self.revision,
             "state": self.state.value,
             "updated": self.updated,
             "total": self.total,
             "startTime": api_time(self.since),
-            "message": self.stalled[:LONGEST_MESSAGE],
         }
+        return written | ({"message": self.stalled[:LONGEST_MESSAGE]} if self.stalled else {})
 
     @classmethod
     def read(cls, written: Mapping[str, Any] | None, now: float) -> "RolloutRecord | None":

@@ -1,0 +1,32 @@
+"""A status becomes what it should be, whatever of it was there."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo_operator.status.merge_patch import either, merge_patch
+from opsim_server import merged
+
+VALUES = st.recursive(
+    st.integers(0, 2) | st.just("") | st.lists(st.integers(0, 1), max_size=1),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+)
+OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
+
+
+@given(before=OBJECTS, tried=OBJECTS, new=OBJECTS)
+def test_a_patch_makes_the_same_of_what_was_written_and_of_what_may_have_been(
+    before: dict[str, Any], tried: dict[str, Any], new: dict[str, Any]
+) -> None:
+    possible = either(before, tried)
+    for there in (before, merged(before, merge_patch(tried, before))):
+        assert merged(there, merge_patch(new, possible)) == new
+
+
+def test_a_patch_names_what_goes_and_what_is_there() -> None:
+    before = {"gone": 1, "kept": 2, "inner": {"gone": {"x": 1}, "kept": 3}, "list": [1, 2]}
+    new = {"kept": 2, "inner": {"kept": 4}, "list": [1]}
+    assert merge_patch(new, before) == {
+        "gone": None, "kept": 2, "inner": {"gone": None, "kept": 4}, "list": [1]
+    }  # fmt: skip
