@@ -73,6 +73,16 @@ def test_workers_of_one_stage_pipelines_share_what_is_lost() -> None:
     assert 6 / 8 * 0.9 < rates[160] / rates[40] <= 6 / 8 * 1.05
 
 
+def test_time_without_a_grid_counts_to_the_end() -> None:
+    """It said that a job waited for nothing that never had nodes enough."""
+    never = run(job(), nodes(2)).figures
+    assert (never.steps, never.waited) == (0, pytest.approx(never.hours))
+    checkpoint = {"storage": {"uri": "file:///tmp/x"}, "everySteps": 100}
+    gone = [(1800.0, "remove", f"n{i}") for i in range(3)]
+    stopped = run(job(checkpoint=checkpoint), nodes(3, *gone)).figures
+    assert stopped.waited * HOUR == pytest.approx(10 + 1800, abs=5)
+
+
 def test_a_standby_heals_the_pipeline() -> None:
     told: list[str] = []
     found = run(job(standby={"workers": 1}), nodes(4, (1800.0, "remove", "n1")), told=told).figures

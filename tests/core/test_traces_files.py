@@ -1,14 +1,14 @@
 """Files of traces that cannot be read, and several files."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
-from bamboo.traces.files import read_trace, read_traces
+from bamboo.traces import files, json_lines, tables
+from bamboo.traces.files import parse_trace, read_trace, read_traces
 from bamboo.traces.summary import summarize
-from bamboo.traces.trace import (
-    NodeTraceError,
-)
+from bamboo.traces.trace import NodeTraceError
 
 
 def test_files_that_cannot_be_read_and_several_files(tmp_path: Path) -> None:
@@ -20,7 +20,49 @@ def test_files_that_cannot_be_read_and_several_files(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("seconds,x-a\n0,2\n3600,2\n")
     (tmp_path / "prices").write_text("zone,tick,usd_per_hour\nx,0,0.5\n")
     assert summarize(read_traces([str(tmp_path / "nodes"), str(tmp_path / "prices")])).usd_per_hour == 0.5
+    (tmp_path / "longer").write_text("zone,tick,usd_per_hour\nx,0,0.5\nx,10,0.7\nx,100,0.9\n")
+    both = read_traces([str(tmp_path / "nodes"), str(tmp_path / "longer")])
+    assert (both.duration, [price.at for price in both.prices]) == (3600.0, [0.0, 1950.0]), "nodes were not watched on"
+    (tmp_path / "at-once").write_text("0,add,n1\n")
+    assert read_traces([str(tmp_path / "at-once"), str(tmp_path / "longer")]).duration == 19500.0
     with pytest.raises(
         NodeTraceError, match=r"nodes and .*nodes together: node x-a-1 is added, but it is there already"
     ):
         read_traces([str(tmp_path / "nodes"), str(tmp_path / "nodes")])
+
+
+def test_a_compressed_file_is_read_as_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"seconds,x-a\r\n0,2\r\n3600,1\r\n"
+    (tmp_path / "plain.csv").write_bytes(text)
+    (tmp_path / "small.csv.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(text)[:-9])
+    plain, small = (read_trace(str(tmp_path / name)) for name in ("plain.csv", "small.csv.gz"))
+    assert plain.changes == small.changes
+    assert len(small.changes) == 3
+    with pytest.raises(NodeTraceError, match=r"cannot read .*cut.gz: it is not whole: "):
+        read_trace(str(tmp_path / "cut.gz"))
+    monkeypatch.setattr(files, "MOST_BYTES", 2**20)
+    (tmp_path / "large.gz").write_bytes(gzip.compress(b"0,add,n\n" * 2**18))
+    with pytest.raises(NodeTraceError, match="it has more than 1 MiB"):
+        read_trace(str(tmp_path / "large.gz"))
+
+
+@pytest.mark.parametrize(
+    "text", ["seconds,nodes\n0,1\n60,2", "seconds,nodes\r\n0,1\r\n\r\n60,2\r\n", "seconds,nodes\r0,1\r60,2"]
+)
+def test_lines_may_end_as_on_any_system(text: str) -> None:
+    assert [change.at for change in parse_trace("p", text).changes] == [0.0, 60.0]
+    with pytest.raises(NodeTraceError, match=r"p line [45]: the count must be from 0 to 100000, not 'x'"):
+        parse_trace("p", text.rstrip() + ("\r" if "\n" not in text else "\n") + "70,x")
+
+
+def test_a_trace_of_too_many_changes_is_refused_before_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tables, json_lines):
+        monkeypatch.setattr(module, "MOST_CHANGES", 3)
+    events = "".join(f"{i},add,n{i}\n" for i in range(5))
+    entries = "".join(f'{{"at": {i}, "add": "n{i}"}}\n' for i in range(5))
+    prices = "".join(f"a,{i},0.{i}\n" for i in range(5))
+    header = '{"format": "bamboo-trace", "version": 1}\n'
+    for text in (events, header + entries, "zone,tick,usd_per_hour\n" + prices, "seconds,nodes\n0,5\n"):
+        with pytest.raises(NodeTraceError, match="a trace has at most 3 changes, and this one has more"):
+            parse_trace("p", text)

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bamboo.simulation.figures import SimulationError
 
@@ -29,9 +29,11 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
     # Nothing is ever sent: the other end is closed when this process closes it, or when it is gone.
     reader, writer = Pipe(duplex=False)
     count = min(jobs, os.cpu_count() or 1)
-    executor = ProcessPoolExecutor(count, initializer=_depend_on_parent, initargs=(reader, writer))
+    executor = ProcessPoolExecutor(
+        count, mp_context=get_context("fork"), initializer=_begin, initargs=(reader, writer, work)
+    )
     try:
-        yield from _begun(executor, work, items)
+        yield from _begun(executor, items)
         executor.shutdown(wait=True)
     except BrokenProcessPool:
         raise SimulationError(
@@ -43,16 +45,26 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
         reader.close()
 
 
-def _begun(executor: ProcessPoolExecutor, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+def _begun(executor: ProcessPoolExecutor, items: Sequence[T]) -> Iterator[R]:
     """The processes are forked here. A signal that comes before they have said what they do with it waits."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return executor.map(work, items)
+        return executor.map(_do, items)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _depend_on_parent(reader: Connection, writer: Connection) -> None:
+class _Process:
+    """What a process has from the one that forked it: not sent with every item, since it may hold a whole recording."""
+
+    work: Callable[[Any], Any]
+
+
+def _do(item: Any) -> Any:
+    return _Process.work(item)
+
+
+def _begin(reader: Connection, writer: Connection, work: Callable[[Any], Any]) -> None:
     """Ctrl-C goes to all processes of the terminal, and SIGTERM may, as `timeout` sends it; the parent ends the
     others.
     """
@@ -61,6 +73,7 @@ def _depend_on_parent(reader: Connection, writer: Connection) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     writer.close()
+    _Process.work = work
     threading.Thread(target=_end_with_parent, args=(reader,), daemon=True).start()
 
 

@@ -1,5 +1,7 @@
 """Traces in files. The only I/O of this package."""
 
+import gzip
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +9,8 @@ from bamboo.traces.json_lines import is_json_lines, parse_json_lines
 from bamboo.traces.tables import parse_table
 from bamboo.traces.trace import NodeTraceError, Trace, make_trace
 
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 256 * 2**20  # of the text
+GZIP = b"\x1f\x8b"
 
 
 def parse_trace(path: str, text: str, zone: str = "") -> Trace:
@@ -18,29 +21,46 @@ def parse_trace(path: str, text: str, zone: str = "") -> Trace:
 def read_trace(path: str, zone: str = "") -> Trace:
     """Raises NodeTraceError naming the file, and the line if there is one."""
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = _content(path)
+        if len(content) > MOST_BYTES:
+            raise NodeTraceError(f"cannot read {path}: it has more than {MOST_BYTES // 2**20} MiB")
         text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise NodeTraceError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise NodeTraceError(f"cannot read {path}: it is not UTF-8 text") from None
-    if len(content) > MOST_BYTES:
-        raise NodeTraceError(f"cannot read {path}: it has more than {MOST_BYTES // 2**20} MiB")
     return parse_trace(path, text, zone)
+
+
+def _content(path: str) -> bytes:
+    """At most a byte more than may be read. Compressed files are told by how they begin. Raises NodeTraceError."""
+    try:
+        with Path(path).open("rb") as file:
+            begin = file.read(len(GZIP))
+            file.seek(0)
+            if begin != GZIP:
+                return file.read(MOST_BYTES + 1)
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                return unpacked.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise NodeTraceError(f"cannot read {path}: it is not whole: {error}") from None
+    except OSError as error:
+        raise NodeTraceError(f"cannot read {path}: {error.strerror}") from None
 
 
 def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
     """What several files say, as one trace: nodes in one and prices in another, or one file for each zone.
 
+    It is as long as nodes were watched: prices that were watched for longer say nothing of what became of the nodes.
+
     Raises NodeTraceError, also if two of them have a node of one name.
     """
     traces = [read_trace(path, zone) for path in paths]
+    watched = max((trace.duration for trace in traces if trace.changes), default=0.0)
+    duration = watched or max((trace.duration for trace in traces), default=0.0)
     try:
         return make_trace(
             (change for trace in traces for change in trace.changes),
-            (price for trace in traces for price in trace.prices),
-            duration=max((trace.duration for trace in traces), default=0.0),
+            (price for trace in traces for price in trace.prices if price.at <= duration),
+            duration=duration,
             source=", ".join(trace.source for trace in traces),
         )
     except NodeTraceError as error:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from bamboo.traces.lines import numbered_lines
 from bamboo.traces.trace import MOST_CHANGES, Change, NodeChange, NodeTraceError, PriceChange, Trace, make_trace
 
 T = TypeVar("T")
@@ -46,23 +47,23 @@ _ENTRY = msgspec.json.Decoder(Entry, strict=True)
 
 def is_json_lines(text: str) -> bool:
     """Whether the text is meant to be of this form."""
-    return text.lstrip()[:1] == "{"
+    return next((one for one in text if not one.isspace()), "") == "{"
 
 
 def parse_json_lines(path: str, text: str) -> Trace:
     """Raises NodeTraceError naming file and line."""
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-    first, header_line = lines[0] if lines else (1, "")
+    lines = ((number, line) for number, line in numbered_lines(text) if line.strip())
+    first, header_line = next(lines, (1, ""))
     header = _decoded(_HEADER, path, first, header_line)
     if header.format != FORMAT or header.version != VERSION:
         found = f"{header.format!r} version {header.version}"[:60]
         raise NodeTraceError(f"{path} line {first}: expected format {FORMAT!r} version {VERSION}; found {found}")
-    if len(lines) - 1 > MOST_CHANGES:
-        raise NodeTraceError(f"{path}: a trace has at most {MOST_CHANGES} changes, not {len(lines) - 1}")
     changes: list[NodeChange] = []
     prices: list[PriceChange] = []
     before = 0.0
-    for number, line in lines[1:]:
+    for number, line in lines:
+        if len(changes) + len(prices) == MOST_CHANGES:
+            raise NodeTraceError(f"{path}: a trace has at most {MOST_CHANGES} changes, and this one has more")
         entry = _decoded(_ENTRY, path, number, line)
         if entry.at < before:
             raise NodeTraceError(f"{path} line {number}: the time goes back, from {before:g} to {entry.at:g}")

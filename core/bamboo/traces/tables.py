@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 
+from bamboo.traces.lines import numbered_lines
 from bamboo.traces.trace import (
     MOST_CHANGES,
     Change,
@@ -41,20 +43,21 @@ Row = tuple[int, list[str]]
 
 def parse_table(path: str, text: str, zone: str = "") -> Trace:
     """zone: of nodes whose table names none. Raises NodeTraceError naming file and line."""
-    rows = list(_rows(text))
-    read = _reader(rows[0][1]) if rows else None
-    if read is None:
-        found = f"; found {','.join(rows[0][1])[:60]!r}" if rows else ""
-        number = rows[0][0] if rows else 1
+    rows = _rows(text)
+    first = next(rows, None)
+    read = _reader(first[1]) if first else None
+    if first is None or read is None:
+        number, cells = first or (1, [])
+        found = f"; found {','.join(cells)[:60]!r}" if first else ""
         raise NodeTraceError(f"{path} line {number}: expected {CHANGES} or another form of a trace{found}")
     try:
-        return read(path, rows, zone)
+        return read(path, chain([first], rows), zone)
     except NodeTraceError as error:
         raise error if str(error).startswith(path) else NodeTraceError(f"{path}: {error}") from None
 
 
 def _rows(text: str) -> Iterator[Row]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in numbered_lines(text):
         cells = [cell.strip() for cell in _cells(line)]
         if any(cells) and not cells[0].startswith("#"):
             yield number, cells
@@ -68,7 +71,7 @@ def _cells(line: str) -> list[str]:
     return line.split(",")
 
 
-def _reader(first: list[str]) -> Callable[[str, list[Row], str], Trace] | None:
+def _reader(first: list[str]) -> Callable[[str, Iterator[Row], str], Trace] | None:
     if len(first[0]) == 10 and first[0].count("-") == 2:
         return _dated
     if first == PRICES:
@@ -100,12 +103,17 @@ class _Counter:
             self._add(at, Change.ADD, self.there[-1])
 
     def _add(self, at: float, change: Change, node: str) -> None:
-        if len(self.changes) == MOST_CHANGES:
-            raise NodeTraceError(f"a trace has at most {MOST_CHANGES} changes, and this one has more")
+        _check_count(len(self.changes))
         self.changes.append(NodeChange(at=at, change=change, node=node, zone=self.zone))
 
 
-def _changes(path: str, rows: list[Row], zone: str) -> Trace:
+def _check_count(so_far: int) -> None:
+    """Before one more: files may have many times as many as a trace."""
+    if so_far == MOST_CHANGES:
+        raise NodeTraceError(f"a trace has at most {MOST_CHANGES} changes, and this one has more")
+
+
+def _changes(path: str, rows: Iterator[Row], zone: str) -> Trace:
     """A node that is first named when it is removed was there from the beginning."""
     found: list[tuple[float, Change, str]] = []
     for number, cells in rows:
@@ -118,6 +126,7 @@ def _changes(path: str, rows: list[Row], zone: str) -> Trace:
         if not (math.isfinite(milliseconds) and milliseconds >= 0):
             raise NodeTraceError(f"{path} line {number}: the milliseconds must be a number from 0 up, not {cells[0]}")
         checked(milliseconds / 1000, f"{path} line {number}: the time")
+        _check_count(len(found))
         found.append((milliseconds / 1000, Change(cells[1]), cells[2]))
     found.sort(key=lambda one: one[0])
     known: set[str] = set()
@@ -131,7 +140,7 @@ def _changes(path: str, rows: list[Row], zone: str) -> Trace:
     return make_trace([*before, *changes], source=path)
 
 
-def _dated(path: str, rows: list[Row], zone: str) -> Trace:
+def _dated(path: str, rows: Iterator[Row], zone: str) -> Trace:
     """Some recorded stamps go back a little; the order of the lines is the order of what happened."""
     counter = _Counter(zone)
     start, now = None, 0.0
@@ -147,14 +156,14 @@ def _dated(path: str, rows: list[Row], zone: str) -> Trace:
     return make_trace(counter.changes, duration=now, source=path)
 
 
-def _counted(path: str, rows: list[Row], zone: str) -> Trace:
-    header = rows[0][1]
+def _counted(path: str, rows: Iterator[Row], zone: str) -> Trace:
+    first, header = next(rows)
     names = [zone] if header[1:] == ["nodes"] else header[1:]
     if len(set(names)) != len(names) or (header[1:] != ["nodes"] and not all(names)):
-        raise NodeTraceError(f"{path} line {rows[0][0]}: expected the name of a zone, each once, above every column")
+        raise NodeTraceError(f"{path} line {first}: expected the name of a zone, each once, above every column")
     counters = [_Counter(name) for name in names]
     now = 0.0
-    for number, cells in rows[1:]:
+    for number, cells in rows:
         if len(cells) != len(header):
             raise _wrong(path, number, ",".join(header)[:60], cells)
         now = _time(path, number, cells[0], now)
@@ -163,19 +172,22 @@ def _counted(path: str, rows: list[Row], zone: str) -> Trace:
     return make_trace([change for one in counters for change in one.changes], duration=now, source=path)
 
 
-def _price_changes(path: str, rows: list[Row], zone: str) -> Trace:
-    found = []
-    for number, cells in rows[1:]:
+def _price_changes(path: str, rows: Iterator[Row], zone: str) -> Trace:
+    found: list[PriceChange] = []
+    next(rows)
+    for number, cells in rows:
         if len(cells) != 3 or not cells[0]:
             raise _wrong(path, number, ",".join(PRICES), cells)
+        _check_count(len(found))
         at = checked(_number(path, number, cells[1], "the tick") * TICK_SECONDS, f"{path} line {number}: the time")
         found.append(PriceChange(at=at, zone=cells[0], usd_per_hour=_price(path, number, cells[2])))
     return make_trace(prices=found, source=path)
 
 
-def _price_list(path: str, rows: list[Row], zone: str) -> Trace:
+def _price_list(path: str, rows: Iterator[Row], zone: str) -> Trace:
     found: dict[str, PriceChange] = {}
-    for number, cells in rows[1:]:
+    next(rows)
+    for number, cells in rows:
         if len(cells) != len(PRICE_LIST) or not cells[0]:
             raise _wrong(path, number, ",".join(PRICE_LIST), cells)
         if cells[0] in found:

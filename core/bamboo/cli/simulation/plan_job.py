@@ -149,7 +149,8 @@ def _machines(prices: PriceList | None, wanted: PlanRequest) -> dict[str, Machin
 def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Market:
     """Nodes in the zones in which the job may be."""
     if wanted.traces:
-        recording = read_nodes(wanted.traces)
+        with RunProgress(1, "reading", shown=wanted.progress):
+            recording = read_nodes(wanted.traces)
         if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
         known = dict.fromkeys(change.zone for change in recording.changes)

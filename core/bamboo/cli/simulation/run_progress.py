@@ -1,20 +1,31 @@
-"""A bar for runs that are simulated, on standard error if that is a terminal."""
+"""A bar for what takes long, as runs that are simulated, on standard error if that is a terminal."""
 
 import sys
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class RunProgress:
-    """Of so many runs. about: what is done. It leaves nothing behind on the screen."""
+    """Of so many runs; of a single one nobody knows how far it is. about: what is done. It leaves nothing behind on the
+    screen.
+    """
 
     def __init__(self, runs: int, about: str = "simulating", *, shown: bool = True) -> None:
-        columns = (TextColumn(about), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        many = (MofNCompleteColumn(), TimeRemainingColumn()) if runs > 1 else (TimeElapsedColumn(),)
+        columns = (SpinnerColumn(), TextColumn(about), BarColumn(), *many)
         hidden = not (shown and sys.stderr.isatty())
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
-        self._task = self._bar.add_task("", total=runs)
+        self._task = self._bar.add_task("", total=runs if runs > 1 else None)
 
     def __enter__(self) -> "RunProgress":
         self._bar.start()

@@ -314,7 +314,7 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
         price=options.price, zone_price=options.zone_traffic_price, jobs=options.jobs,
     )  # fmt: skip
     say = (lambda line: print(line, file=sys.stderr)) if options.events else None
-    results = simulate(wanted, say, lambda runs: RunProgress(runs, shown=not options.quiet))
+    results = simulate(wanted, say, lambda runs, about: RunProgress(runs, about, shown=runs > 0 and not options.quiet))
     if options.plot is not None:
         from bamboo.simulation.plots import draw
 

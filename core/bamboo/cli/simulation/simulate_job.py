@@ -49,7 +49,7 @@ class JobSimulation:
 
 
 def simulate(
-    wanted: JobSimulation, say: Callable[[str], None] | None, progress: Callable[[int], RunProgress]
+    wanted: JobSimulation, say: Callable[[str], None] | None, progress: Callable[[int, str], RunProgress]
 ) -> list[tuple[str, list[JobResult]]]:
     """Each case with its runs. say: is told what happens, if there is one run. A mistake ends the command."""
     try:
@@ -57,12 +57,14 @@ def simulate(
         if warning := memory_warning(for_microbatch(run.profile, run.spec.training.micro_batch_size), run.spec):
             print(f"warning: {warning}", file=sys.stderr)
         if wanted.traces:
-            trace = read_nodes(wanted.traces)
+            with progress(1, "reading"):
+                trace = read_nodes(wanted.traces)
             if wanted.price is None and (told := unpriced(trace, all_nodes=True)):
                 raise NodeTraceError(told)
             allowed_zones(run.spec, dict.fromkeys(change.zone for change in trace.changes))
             name = " + ".join(os.path.basename(path) for path in wanted.traces)
-            return [(name, [simulate_job(replace(run, trace=trace), say)])]
+            with progress(1 if say is None else 0, "simulating"):
+                return [(name, [simulate_job(replace(run, trace=trace), say)])]
         generations = [_generation(wanted, run.spec, rate) for rate in wanted.rates]
         if say is not None:
             if len(wanted.rates) * len(wanted.seeds) != 1:
@@ -70,7 +72,7 @@ def simulate(
             trace = made_up(generations[0], run.spec, wanted.seeds[0])
             return [(f"{wanted.rates[0]:g}", [simulate_job(replace(run, trace=trace), say)])]
         runs = [JobSeed(run=run, generation=one, seed=seed) for one in generations for seed in wanted.seeds]
-        with progress(len(runs)) as bar:
+        with progress(len(runs), "simulating") as bar:
             found = list(simulate_jobs(runs, wanted.jobs or os.cpu_count() or 1, bar.done))
     except (SimulationError, NodeTraceError, ProfileError) as error:
         usage(str(error))

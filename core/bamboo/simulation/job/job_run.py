@@ -150,6 +150,8 @@ class _Simulation:
             if events > MOST_EVENTS:
                 raise SimulationError(f"more than {MOST_EVENTS} things happened in {self._clock.now / 3600:.1f} h")
         self._pay()
+        if self._finish is None:
+            self._training.end()
         end = self._clock.now
         self._record.repeated = self._state.checkpoints.counts.repeated
         outcome, message = CUT if self._finish is None else (self._finish.outcome.value, self._finish.message)

@@ -104,10 +104,20 @@ class SimulatedTraining:
         self._say_synced(current)
         if not self._record.begun:
             self._record.begun = self._clock.now
+        self._waited()
+        self._begin()
+
+    def end(self) -> None:
+        """The run is over, in whatever state it is."""
+        if self._begun is not None and self._timer is None and self._idle_since is None:
+            self._idle_since = min([self._clock.now, *self._left.values()])  # nobody is left to tell those who wait
+        self._waited()
+
+    def _waited(self) -> None:
+        """Until now no grid has stood, if it has not."""
         if self._idle_since is not None:
             self._record.stopped.append((self._idle_since, self._clock.now, self._clock.now - self._idle_since))
             self._idle_since = None
-        self._begin()
 
     def _applied(self, worker: WorkerId, plan: Plan) -> None:
         if worker not in self._gone:
