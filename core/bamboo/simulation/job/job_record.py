@@ -76,6 +76,7 @@ class JobResult:
     message: str
 
 
+SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
 Span = tuple[float, float, float]  # from, until, how much
 
 
@@ -164,11 +165,13 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Over the runs that last that long, at the ends of the bins of the longest one."""
+    """Over the runs that last that long, at the ends of the bins of the longest one; what is counted up to a moment stays
+    what it was when a run ended.
+    """
     longest = max(runs, key=lambda series: series.hours[-1])
     values = []
     for hour in longest.hours:
-        there = [series for series in runs if series.hours[-1] >= hour * (1 - 1e-9)]
+        there = [series for series in runs if name in SO_FAR or series.hours[-1] >= hour * (1 - 1e-9)]
         found = [getattr(s, name)[min(len(s.hours) - 1, int(hour / s.hours[-1] * len(s.hours) - 1e-6))] for s in there]
         values.append(sum(found) / len(found))
     return list(longest.hours), values

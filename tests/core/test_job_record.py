@@ -1,0 +1,24 @@
+"""What is written down of a run."""
+
+from bamboo.simulation.job.job_record import JobRecord, Series, mean_over_time
+
+HOUR = 3600.0
+
+
+def series(hours: float, preemptions: int, samples: float) -> Series:
+    record = JobRecord(samples=1)
+    for number in range(preemptions):
+        record.note("preemptions", hours * HOUR * (number + 0.5) / preemptions)
+    record.steps.append((0.0, hours * HOUR, samples))
+    return record.series(hours * HOUR)
+
+
+def test_what_is_counted_so_far_never_falls_when_a_run_ends() -> None:
+    """The mean of runs of which one had ended was that of the others alone."""
+    runs = [series(1.0, 8, 3600.0), series(2.0, 2, 3600.0)]
+    hours, counted = mean_over_time("preemptions", runs)
+    assert hours[-1] == 2.0
+    assert counted == sorted(counted)
+    assert counted[-1] == (8 + 2) / 2
+    rates = mean_over_time("throughput", runs)[1]
+    assert (round(rates[10], 6), round(rates[-1], 6)) == (0.75, 0.5), "a rate is that of the runs that still go on"
