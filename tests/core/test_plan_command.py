@@ -74,6 +74,8 @@ def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
         ([], "--preempt-rate or --trace: expected one of them"),
         (["--preempt-rate", "2"], "--preempt-rate 2: expected a probability from 0 to 1"),
         (["--preempt-rate", "0.1", "--trace", "x"], "--preempt-rate: cannot be combined with --trace"),
+        (["--trace", "x", "--zones", "a"], "--zones: cannot be combined with --trace"),
+        (["--trace", "x", "--replace-rate", "0.5"], "--replace-rate: cannot be combined with --trace"),
         (["--preempt-rate", "0.1", "--stages", "a"], "--stages 'a': expected at most 64 whole numbers from 1 on"),
         (["--preempt-rate", "0.1", "--budget", "0"], "--budget 0: expected a number above 0"),
         (["--preempt-rate", "0.1", "--stages", "9"], "none of 0 grids can be used; allow more --nodes"),

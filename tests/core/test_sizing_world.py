@@ -101,6 +101,17 @@ def test_a_machine_without_any_price_is_known_as_such() -> None:
     assert has_price(machine_of("m", layered(2), None), plain, MADE_UP)
 
 
+def test_a_price_on_demand_is_the_files_the_profiles_or_the_jobs() -> None:
+    bare = msgspec.structs.replace(layered(2), prices=None)
+    pools = [{"name": "s", "capacity": "Spot"}, {"name": "d", "capacity": "OnDemand", "pricePerHour": "2.5"}]
+    at = world(manifest(2, 1, 6, nodePools=pools), bare)
+    assert at.on_demand_usd("m") == 2.5
+    assert world(manifest(2, 1, 6), bare).on_demand_usd("m") is None
+    assert world(manifest(2, 1, 6, nodePools=pools), layered(2)).on_demand_usd("m") == 3.0
+    none = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0))})
+    assert none.on_demand_usd("m") is None, "a price file without one: it is not to be had"
+
+
 def test_no_step_is_shorter_or_cheaper_than_its_bound() -> None:
     at = world(manifest(2, 1, 6), layered(4))
     for stages, pipelines in ((1, 1), (2, 1), (4, 1), (2, 3)):

@@ -90,15 +90,12 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
     """What the cheapest grid would take on demand, where nothing is lost, that is not slower; "" without a price."""
     found = []
     for one, undisturbed in calm:
-        machine = world.machines[one.machine]
-        prices, start = machine.profile.prices, machine.profile.times.start
-        if prices is None:
-            return ""
-        if machine.price is not None and machine.price.on_demand is None:
-            continue  # it is not to be had
+        price, start = world.on_demand_usd(one.machine), world.machines[one.machine].profile.times.start
+        if price is None:
+            continue
         hours = (start + world.steps * undisturbed.seconds) / HOUR
         traffic = world.steps * traffic_usd(undisturbed.between_zones, world.traffic_price)
-        found.append((one.stages * one.pipelines * prices.on_demand * hours + traffic, hours, one))
+        found.append((one.stages * one.pipelines * price * hours + traffic, hours, one))
     fast = [entry for entry in found if entry[1] <= chosen.hours] or sorted(found, key=lambda entry: entry[1])[:1]
     if not fast or not chosen.usd:
         return ""

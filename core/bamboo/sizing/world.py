@@ -120,6 +120,18 @@ class World:
         usual = kind.profile.prices.spot if kind.profile.prices else 1.0
         return next((price for price in (recorded, listed) if price is not None), usual)
 
+    def on_demand_usd(self, machine: str) -> float | None:
+        """Of a node for an hour: of the price file or the profile, else the job's first pool on demand that says it;
+        None if it is not known, or if the price file has none.
+        """
+        kind = self.machines[machine]
+        if kind.price is not None and kind.price.on_demand is None:
+            return None
+        if kind.profile.prices is not None:
+            return kind.profile.prices.on_demand
+        pools = (pool for pool in self.spec.node_pools if pool.capacity is Capacity.ON_DEMAND)
+        return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
+
     def zones_for(self, machine: str, workers: int) -> list[str]:
         """For a job in a single zone: those that its manifest should name, the best one first; [] if it makes no
         difference in which one it is, or if nobody knows.

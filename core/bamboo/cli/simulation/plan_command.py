@@ -16,6 +16,7 @@ from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(rich_markup_mode=None)
 MOST_LISTED = 64
+OF_MADE_UP_NODES = ("preempt_rate", "replace_rate", "pattern", "zones", "notice")
 
 
 class PlanFormat(StrEnum):
@@ -134,6 +135,7 @@ class PlanOptions:
 @app.command()
 @grouped
 def plan(
+    ctx: typer.Context,
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
     *,
     options: PlanOptions,
@@ -148,7 +150,7 @@ def plan(
     """
     from bamboo.cli.simulation.plan_job import PlanRequest, plan_job
 
-    _check(options)
+    _check(ctx, options)
     wanted = PlanRequest(
         job=job, prices=options.prices, profile=options.profile, traces=tuple(options.trace or ()),
         rate=options.preempt_rate, replace_rate=options.replace_rate, pattern=options.pattern,
@@ -165,10 +167,12 @@ def plan(
     raise typer.Exit(plan_job(wanted))
 
 
-def _check(options: PlanOptions) -> None:
+def _check(ctx: typer.Context, options: PlanOptions) -> None:
     """What the flags themselves say wrong."""
-    if options.trace and options.preempt_rate is not None:
-        usage("--preempt-rate: cannot be combined with --trace")
+    for name in OF_MADE_UP_NODES if options.trace else ():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            usage(f"--{name.replace('_', '-')}: cannot be combined with --trace")
     if not options.trace and options.preempt_rate is None:
         usage("--preempt-rate or --trace: expected one of them")
     for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):

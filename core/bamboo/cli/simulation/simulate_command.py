@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 MOST_SEEDS = 1_000_000
 OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "zone_traffic_price", "plot", "events")
+OF_MADE_UP_NODES = ("preempt_rate", "seeds", "start_hour", "replace_rate", "notice", "zones")  # not beside --trace
 OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
 NOT_OF_STRATEGIES = (
     "model", "stages", "start_hour", "steps", "notice", "zones", "price", "plot", "events", "without_bug",
@@ -188,6 +189,8 @@ def simulate(
 
     Example: bamboo simulate --strategy all --workload bert --preempt-rate 0.1 --preempt-rate 0.33
     """
+    if options.trace:
+        _not_beside(ctx, OF_MADE_UP_NODES, "--trace")
     if options.strategy:
         _simulate_strategies(ctx, job, options)
         return
@@ -218,8 +221,6 @@ def _traced(workload: "Workload", options: SimulateOptions) -> "list[Case]":
     from bamboo.traces.files import read_nodes
 
     assert options.trace is not None
-    if options.preempt_rate:
-        usage("--preempt-rate: cannot be combined with --trace")
     if len(options.trace) > 1:
         usage("--trace: expected one with --model research")
     trace = read_nodes(options.trace)
@@ -275,8 +276,6 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
     if job is not None:
         usage("--strategy: expected no job; --workload or --profile says what is trained")
     _not_beside(ctx, NOT_OF_STRATEGIES, "--strategy")
-    if options.trace and options.preempt_rate:
-        usage("--preempt-rate: cannot be combined with --trace")
     _check_numbers(options)
     wanted = Comparison(
         strategies=tuple(options.strategy or ()), workload=options.workload, profile=options.profile,
@@ -302,8 +301,6 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
 
         known = ", ".join(shipped_names())
         usage(f"--profile: expected a file that `bamboo profile {job}` writes, or one of {known}")
-    if options.trace and options.preempt_rate:
-        usage("--preempt-rate: cannot be combined with --trace")
     _check_numbers(options)
     check_plot("--plot", options.plot)
     wanted = JobSimulation(

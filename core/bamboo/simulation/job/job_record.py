@@ -165,8 +165,9 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Over the runs that last that long, at the ends of the bins of the longest one; what is counted up to a moment stays
-    what it was when a run ended.
+    """Over the runs that last that long, at the ends of the bins of the longest one.
+
+    What is counted up to a moment is over all runs: it stays what it was when a run ended.
     """
     longest = max(runs, key=lambda series: series.hours[-1])
     values = []
