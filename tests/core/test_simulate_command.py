@@ -42,6 +42,7 @@ def test_the_command_under_a_trace(tmp_path_factory: pytest.TempPathFactory) -> 
         (["--preempt-rate", "2"], "--preempt-rate 2: expected a probability from 0 to 1"),
         (["--preempt-rate", "nan"], "--preempt-rate nan: expected a probability"),
         (["--preempt-rate", "0.1", "--trace", "t.csv"], "--preempt-rate: cannot be combined with --trace"),
+        (["--trace", "t.csv", "--seeds", "3"], "--seeds: cannot be combined with --trace"),
         (["--trace", "/no/such"], "cannot read /no/such: No such file or directory"),
         (["--preempt-rate", "0.1", "--seeds", "x"], "--seeds must be a number of seeds or A:B, not 'x'"),
         (["--preempt-rate", "0.1", "--seeds", "5:4"], "--seeds must name from 1 to 1000000 seeds, not '5:4'"),
