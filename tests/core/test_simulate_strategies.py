@@ -1,11 +1,16 @@
 """`bamboo simulate --strategy`."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
+
+pytest_plugins = ["job_simulation_fixtures"]
 
 
 def test_the_command() -> None:
@@ -22,9 +27,33 @@ def test_the_command() -> None:
     for arguments, problem in (
         (("--strategy", "x"), "--strategy must be one of on-demand, checkpoint"),
         (("--strategy", "all", "--steps", "5"), "--steps: cannot be combined with --strategy"),
-        (("job.yaml", "--strategy", "all"), "--strategy: expected no job"),
+        (("job.yaml", "--strategy", "all"), "--profile: expected what `bamboo profile job.yaml` writes"),
+        (("job.yaml", "--strategy", "all", "--workload", "vgg"), "--workload: cannot be combined with JOB.yaml"),
         (("--strategy", "all", "--workload", "x"), "cannot read the profile x-v100"),
     ):
         refused = called(*arguments)
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
         assert problem in refused.stderr
+
+
+def test_a_job_of_ones_own_is_compared(files: tuple[str, str]) -> None:
+    """Its batch, its grid and its pools' prices; it had to be a published model."""
+    job, profile = files
+    flags = ["--strategy", "bamboo", "--strategy", "on-demand", "--profile", profile, "--preempt-rate", "0.3"]
+
+    def called(*pools: dict[str, Any]) -> Any:
+        document = yaml.safe_load(Path(job).read_text())
+        document["spec"]["nodePools"] = list(pools)
+        Path(job).write_text(yaml.safe_dump(document))
+        return CliRunner().invoke(app, ["simulate", job, *flags, "--seeds", "1", "--hours", "2", "-o", "json"])
+
+    spot = {"name": "s", "capacity": "Spot", "pricePerHour": "1"}
+    refused = called(spot)
+    told = f"bamboo: {job}: expected pricePerHour in a node pool of each capacity, or prices in the profile {profile}\n"
+    assert (refused.exit_code, refused.stderr) == (2, told)
+    done = called(spot, {"name": "d", "capacity": "OnDemand", "pricePerHour": "3"})
+    assert done.exit_code == 0, done.output
+    ours, sure = (one["mean"] for one in json.loads(done.stdout))
+    assert 0 < ours["nodes"] <= 6, "3 stages and 2 pipelines"
+    assert ours["usd_per_hour"] == pytest.approx(ours["nodes"])
+    assert sure["usd_per_hour"] == pytest.approx(3 * sure["nodes"])

@@ -185,7 +185,7 @@ def simulate(
     Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
 
     With --strategy it compares Bamboo's policy with those of other systems, in closed form, for a published model
-    (--workload) or a profile.
+    (--workload) or for a job with its profile.
 
     Example: bamboo simulate --strategy all --workload bert --preempt-rate 0.1 --preempt-rate 0.33
     """
@@ -273,12 +273,14 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
     from bamboo.cli.simulation.run_progress import RunProgress
     from bamboo.cli.simulation.simulate_strategies import Comparison, compare, runs
 
-    if job is not None:
-        usage("--strategy: expected no job; --workload or --profile says what is trained")
     _not_beside(ctx, NOT_OF_STRATEGIES, "--strategy")
+    if job is not None:
+        _not_beside(ctx, ("workload",), "JOB.yaml")
+        if options.profile is None:
+            usage(f"--profile: expected what `bamboo profile {job}` writes")
     _check_numbers(options)
     wanted = Comparison(
-        strategies=tuple(options.strategy or ()), workload=options.workload, profile=options.profile,
+        job=job, strategies=tuple(options.strategy or ()), workload=options.workload, profile=options.profile,
         traces=tuple(options.trace or ()), rates=() if options.trace else tuple(_rates(options)),
         seeds=_seeds(options.seeds or "5"), hours=options.hours, replace_rate=options.replace_rate,
         zone_price=options.zone_traffic_price,

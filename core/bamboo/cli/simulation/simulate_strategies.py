@@ -3,10 +3,19 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.profile_check import check_profiles
+from bamboo.job.manifest import ManifestError, parse_source
+from bamboo.job.placement_spec import Capacity
+from bamboo.job.pod_fields import unknown_in_template
+from bamboo.job.spec import wanted_pipelines
+from bamboo.job.yaml_file import read_manifest_source
 from bamboo.profiles.files import read_profile
-from bamboo.profiles.profile import ProfileError
+from bamboo.profiles.profile import Prices, ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError, Spread
 from bamboo.simulation.strategies.choose import STRATEGIES, Workplace, strategy_result, workplace
 from bamboo.simulation.strategies.drive import StrategyResult
@@ -21,8 +30,11 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """As the user gave it. profile: a file or a name; of one of the published models if none is given."""
+    """As the user gave it. profile: a file or a name; of one of the published models if none is given. job: says the
+    batch and the grid, instead of what was published.
+    """
 
+    job: Path | None
     strategies: tuple[str, ...]
     workload: str
     profile: str | None
@@ -38,8 +50,7 @@ def compare(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, 
     """A case for each rate (or the traces) and strategy. done: is told of each run. A mistake ends the command."""
     names = _strategies(wanted.strategies)
     try:
-        known = workplace(read_profile(wanted.profile or f"{wanted.workload}-v100"))
-        place = replace(known, zone_price=wanted.zone_price)
+        place = replace(_place(wanted), zone_price=wanted.zone_price)
         return [
             (f"{case} {name}", spread_of([_run(name, place, trace, wanted.hours, done) for trace in traces]))
             for case, traces in _cases(wanted, place.nodes)
@@ -47,6 +58,31 @@ def compare(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, 
         ]
     except (ProfileError, SimulationError, NodeTraceError) as error:
         usage(str(error))
+
+
+def _place(wanted: Comparison) -> Workplace:
+    """Raises ProfileError or SimulationError."""
+    name = wanted.profile or f"{wanted.workload}-v100"
+    profile = read_profile(name)
+    if wanted.job is None:
+        return workplace(profile)
+    try:
+        source = read_manifest_source(str(wanted.job))
+        spec = parse_source(source, unknown_in_template)
+    except ManifestError as error:
+        usage(*map(str, error.problems))
+    check_profiles({name: profile}, spec, dict(source.document), wanted.job)
+    profile = msgspec.structs.replace(for_microbatch(profile, spec.training.micro_batch_size), published=None)
+    pools = {pool.capacity: float(pool.price_per_hour) for pool in spec.node_pools if pool.price_per_hour is not None}
+    spot, on_demand = pools.get(Capacity.SPOT), pools.get(Capacity.ON_DEMAND)
+    if spot is not None and on_demand is not None:
+        profile = msgspec.structs.replace(profile, prices=Prices(spot=spot, on_demand=on_demand))
+    if profile.prices is None:
+        raise SimulationError(
+            f"{wanted.job}: expected pricePerHour in a node pool of each capacity, or prices in the profile {name}"
+        )
+    nodes = spec.topology.stages * wanted_pipelines(spec)
+    return workplace(profile, batch=spec.training.global_batch_size, nodes=nodes)
 
 
 def runs(wanted: Comparison) -> int:

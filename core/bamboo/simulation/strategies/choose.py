@@ -177,7 +177,10 @@ def workplace(profile: ModelProfile, *, batch: int | None = None, nodes: int | N
     """Of what was published of a model, unless told otherwise. Raises SimulationError for what is not known."""
     published = profile.published
     if published is None and (batch is None or nodes is None):
-        raise SimulationError(f"{profile.name}: it says nothing of what was published, such as a batch and a grid")
+        raise SimulationError(
+            f"{profile.name}: it says nothing of what was published (field published), such as a batch and a grid;"
+            " JOB.yaml says them, too"
+        )
     batch = batch if batch is not None or published is None else published.batch
     wanted = nodes if nodes is not None or published is None else published.stages * published.pipelines
     assert batch is not None
