@@ -24,6 +24,7 @@ TIME_USE_OF_SPAN = {
     "Backward": TimeUse.BACKWARD,
     "BackwardInput": TimeUse.BACKWARD,
     "BackwardWeight": TimeUse.BACKWARD,
+    "BackwardRest": TimeUse.BACKWARD,
     "RedundantForward": TimeUse.REDUNDANT_FORWARD,
     "RedundantBackward": TimeUse.REDUNDANT_BACKWARD,
     "Rehearsal": TimeUse.REHEARSAL,

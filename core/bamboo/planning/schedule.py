@@ -43,6 +43,13 @@ class BackwardWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardRest:
+    """The next bucket of layers of a backward that its program runs bucket by bucket, after the first one."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """A forward for evaluation only, of that batch of the evaluation's data."""
 
@@ -65,17 +72,23 @@ class AddPartialSums:
 
 @dataclass(frozen=True, slots=True)
 class ScatterGradients:
-    """Send each pipeline's owner of this stage the chunk that it reduces."""
+    """Send each pipeline's owner of this stage the chunk of a bucket that it reduces."""
+
+    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceGradients:
-    """Sum this cell's chunk over the pipelines, in pipeline order, and send the sum to the others."""
+    """Sum this cell's chunk of a bucket over the pipelines, in one order, and send the sum to the others."""
+
+    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GatherGradients:
     """Put the reduced chunks together."""
+
+    buckets: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,7 @@ class ReportReady:
     """Tell the root that this cell has finished the step; waits until its replicas hold the step's first version."""
 
 
-Computed = Forward | Backward | BackwardWeight
+Computed = Forward | Backward | BackwardWeight | BackwardRest
 Instruction = (
     Evaluate | Computed | SendPartialSum | AddPartialSums | ScatterGradients | ReduceGradients
     | GatherGradients | ExchangeTied | SumTied | SyncReplicas | ReportReady
@@ -210,15 +223,37 @@ def portion_program(portion: Range) -> list[Instruction]:
     return [*one_f_one_b(0, 1, range(*portion)), SendPartialSum(portion)]
 
 
+def reduction(last: Instruction, buckets: int) -> list[Instruction]:
+    """After a step's forwards and backwards, of which this is the last one: gradients are summed over the pipelines.
+
+    A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one is
+    computed the one before is on its way, and the one before that is summed.
+    """
+    rest = [BackwardRest(last.microbatch)] if type(last) is Backward else []
+    steps: list[Instruction] = [ScatterGradients(0)]
+    for bucket in range(1, buckets):
+        steps += [*rest, ScatterGradients(bucket), ReduceGradients(bucket - 1)]
+    return [*steps, ReduceGradients(buckets - 1), GatherGradients(buckets)]
+
+
 def program(
-    cell: Cell, stages: int, layout: Layout, tied: bool, order: StageOrder, portions: Sequence[Range] = ()
+    cell: Cell,
+    stages: int,
+    layout: Layout,
+    tied: bool,
+    order: StageOrder,
+    portions: Sequence[Range] = (),
+    buckets: int = 1,
 ) -> list[Instruction]:
-    """The whole step of a cell, without an evaluation before it. portions: if others share its microbatches."""
+    """The whole step of a cell, without an evaluation before it. portions: if others share its microbatches.
+
+    buckets: of the stage's gradients.
+    """
     steps: list[Instruction] = [AddPartialSums(tuple(portions))]
     if not portions:
         steps = [*order.program(cell.stage, stages, layout.split[cell.pipeline])]
     if layout.pipelines > 1:
-        steps += [ScatterGradients(), ReduceGradients(), GatherGradients()]
+        steps += reduction(steps[-1], buckets)
     if tied:
         steps += [ExchangeTied(), SumTied()]
     return [*steps, SyncReplicas(), ReportReady()]

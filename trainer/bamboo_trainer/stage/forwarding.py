@@ -15,6 +15,7 @@ from bamboo_trainer.memory.host_copies import Bring
 from bamboo_trainer.memory.placement import contexts_on_host
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
 from bamboo_trainer.memory.saved_tensors import is_cast
+from bamboo_trainer.stage.gradients.buckets import Cut
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, capturing
@@ -42,6 +43,7 @@ class Forwarding:
     capture: Capture = field(default_factory=Capture)  # what the layers have left beside their outputs
     weight: float | None = None  # of the loss, if it is a sum
     metrics: Metrics = field(default_factory=dict)
+    cuts: list[Cut] | None = None  # where buckets of layers begin, so that the backward can be run by buckets; or not
 
     @property
     def done(self) -> bool:
@@ -80,6 +82,7 @@ class ForwardRunner:
         if self._compiled:
             forms = input_forms(task, config, self._end)
             self._compiled.compile_ahead(forms, device, lambda index, given: self._call(index, 0, given))
+        self._cut_at = frozenset(bucket.layer for bucket in parameters.buckets) - {self._first}
 
     @property
     def compile_seconds(self) -> float:
@@ -118,6 +121,9 @@ class ForwardRunner:
     def _run(self, f: Forwarding, end: int) -> None:
         with capturing(f.capture):
             for index in range(f.layer, end):
+                if f.cuts is not None and index in self._cut_at:
+                    f.cuts.append(Cut.at(f.parts, len(f.capture.losses)))
+                    f.parts = f.cuts[-1].leaves
                 seed = forward_seed(self._config.seed, f.step, f.microbatch, index)
                 call: Callable[[Any], Any] = partial(self._call, index, seed)
                 if index in self._checkpointed:

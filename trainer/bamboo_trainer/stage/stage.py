@@ -73,12 +73,13 @@ class Stage(SharedValues, EvaluatedState):
         self._reader = reader or BatchReader(task, config.samples)
         self._device = torch.device(device)
         self.bring = (copies or AtOnce(self._device)).bring
-        self._first, self._end = stages[stage]
-        self._last = stage == len(stages) - 1
-        self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
+        self.first, self._end = stages[stage]  # layers
+        self.last = stage == len(stages) - 1
+        self._layers = {i: build_layer(task, config.seed, i) for i in range(self.first, self._end)}
         groups = tied_groups(task)
         shared = tie(self._layers, groups, task, config.seed, apart=True)
         self._parameters = FlatParameters(self._layers, shared, self._device, config.parameter_dtype)
+        self.buckets = tuple(bucket.place for bucket in self._parameters.buckets)  # of the gradient
         self._tied = tied_segments(self._parameters, groups, stages)
         self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
         named = [(s.name, s.parameter) for s in self._parameters.slots] if remembers else []
@@ -104,10 +105,6 @@ class Stage(SharedValues, EvaluatedState):
         self._parked, self._shared = False, frozenset[str]()
 
     @property
-    def last(self) -> bool:
-        return self._last
-
-    @property
     def size(self) -> int:
         """Elements of the final gradient."""
         return self._parameters.size
@@ -117,9 +114,13 @@ class Stage(SharedValues, EvaluatedState):
         """Elements of a gradient in which each layer's use of a tied parameter still counts by itself."""
         return self._parameters.gradient_size
 
-    def begin(self, microbatches: Sequence[int], bounds: Sequence[int]) -> Work:
-        """Work on a step's microbatches, which are whole groups of those that the bounds say."""
-        return Work(GradientSum(self.gradient_size, self._device, bounds, microbatches, self.gradient_dtype))
+    def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
+        """Work on a step's microbatches, which are whole groups of those that the bounds say.
+
+        bucketwise: the last one's backward begins with one bucket, and `backward_rest` goes on with the others.
+        """
+        total = GradientSum(self.gradient_size, self._device, bounds, microbatches, self.gradient_dtype, self.buckets)
+        return Work(total, microbatches[-1] if bucketwise else None)
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.
@@ -138,13 +139,15 @@ class Stage(SharedValues, EvaluatedState):
         self._first_look.before(self._reader, place, given, self._device, self._forwards.call)
 
     def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        run = partial(self._run, step, microbatch, inputs, microbatch == work.bucketwise)
         if self.context:
-            return self.complete(work, self._run(step, microbatch, inputs))
-        forwarding, self.context = self._first_look.during(partial(self._run, step, microbatch, inputs))
+            return self.complete(work, run())
+        forwarding, self.context = self._first_look.during(run)
         return self.complete(work, forwarding)
 
-    def _run(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+    def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
         forwarding = self._forwards.start(step, microbatch, inputs)
+        forwarding.cuts = [] if bucketwise else None
         self._forwards.run(forwarding, self._end)
         return forwarding
 
@@ -205,11 +208,6 @@ class Stage(SharedValues, EvaluatedState):
         return outputs
 
     @property
-    def first(self) -> int:
-        """The first layer's number."""
-        return self._first
-
-    @property
     def layers(self) -> int:
         return len(self._layers)
 
@@ -227,6 +225,10 @@ class Stage(SharedValues, EvaluatedState):
         assert (gradients is None) == self.last
         scale = self._backward_scale()
         return self._backwards.run(work, (step, microbatch), gradients, scale, postpone=postpone)
+
+    def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
+        """Of a backward that goes bucket by bucket the next one; nothing if the forward was run in another way."""
+        self._backwards.next_part(work, (step, microbatch))
 
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
         """Adds to the sum of gradients what a backward has postponed: nothing if that was nothing. In order."""
@@ -377,7 +379,7 @@ class Stage(SharedValues, EvaluatedState):
         and does not depend on how the layers are split (`add_digests`). A frozen one is told where its first layer is.
         """
         trained = {slot.name for slot in self._parameters.slots if slot.group in self._elsewhere}
-        layers = range(self._first, self._end)
+        layers = range(self.first, self._end)
         frozen = {name for name in self._parameters.constants if int(name.partition(".")[0]) not in layers}
         elsewhere = frozenset(trained | frozen)
         return snapshot.digest(self._parameters, self._optimizer_state, elsewhere) if elsewhere else self.digest()

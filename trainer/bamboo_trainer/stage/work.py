@@ -1,6 +1,6 @@
 """What a cell has computed of a step so far, and what crosses the boundary between two stages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -9,13 +9,12 @@ from torch import Tensor
 
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
+from bamboo_trainer.stage.gradients.buckets import Cut, Ends, Part
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.gradients.weight_gradients import WeightGradients
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.task_errors import TaskError
-
-Ends = list[tuple[Tensor, Tensor]]  # tensors with their gradients
 
 # What a stage tells the one before it of an output that the loss does not depend on: a gradient is of floats.
 NO_GRADIENT: Final = torch.empty(0, dtype=torch.bool)
@@ -49,6 +48,9 @@ class Work:
 
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
+    bucketwise: int | None = None  # the last microbatch, if its backward is to be run bucket by bucket
+    cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is parted
+    parts: Iterator[Part] | None = None  # of the backward that is run so, those that are left
     postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has left
     unread: dict[int, Unread] = field(default_factory=dict)  # by microbatch: what is to be in the next ones
     losses: dict[int, float] = field(default_factory=dict)
@@ -66,6 +68,8 @@ class Work:
         """
         m, added = forwarding.microbatch, forwarding.capture.losses
         self.contexts[m] = (forwarding.leaves, forwarding.parts)
+        if forwarding.cuts:
+            self.cuts[m] = forwarding.cuts
         if added:
             self.added[m] = [value for _, value in added]
         if added or last:

@@ -13,6 +13,7 @@ from bamboo.planning.schedule import (
     AddPartialSums,
     Backward,
     BackwardInput,
+    BackwardRest,
     BackwardWeight,
     Computed,
     Forward,
@@ -153,11 +154,15 @@ class CellStep:
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
             shared, tied = self._ranges(layout), bool(stage.tied_segments())
-            step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, order, shared)
+            training = program(self.cell, stages, layout, tied, order, shared, len(stage.buckets))
+            step = last_program() if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)
             self.outer_backwards = _outer_backwards(step)
         self.inputs = [needs(one, self.cell, stages, layout, self.step, tied_to) for one in self.program if layout]
-        self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
+        self.work = None
+        if layout and active:
+            bucketwise = any(isinstance(one, BackwardRest) for one in self.program)
+            self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds, bucketwise=bucketwise)
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
         self.contributions = {}

@@ -15,9 +15,10 @@ from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.payloads import Contributed, RefusedFrame
 
 
-def chunk(size: int, parts: int, index: int) -> slice:
-    """The index-th of `parts` nearly equal, contiguous chunks of `size` elements."""
-    return slice(size * index // parts, size * (index + 1) // parts)
+def chunk(bucket: slice, parts: int, index: int) -> slice:
+    """The index-th of `parts` nearly equal, contiguous chunks of these elements."""
+    size = bucket.stop - bucket.start
+    return slice(bucket.start + size * index // parts, bucket.start + size * (index + 1) // parts)
 
 
 def check_fit(frame: Frame, stage: Stage, layout: Layout) -> None:
@@ -29,7 +30,7 @@ def check_fit(frame: Frame, stage: Stage, layout: Layout) -> None:
             _check_partial_sum(frame, stage, layout)
         case FrameKind.RESULT:
             source = _pipeline(frame, layout)
-            length = _length(chunk(stage.gradient_size, layout.pipelines, source))
+            length = _length(chunk(_bucket(frame, stage), layout.pipelines, source))
             _check_sizes(frame.tensors, [length], stage.gradient_dtype)
         case FrameKind.TIED:
             other = frame.address.part
@@ -43,9 +44,9 @@ def _check_contribution(frame: Frame, stage: Stage, layout: Layout) -> None:
     data = frame.tensors[len(nodes) :]
     if len(data) > 1 or any(tensor.dtype != torch.uint8 for tensor in data):
         raise RefusedFrame(f"{len(frame.tensors)} tensors, expected {len(nodes)} shares of the gradient")
-    length = _length(chunk(stage.gradient_size, layout.pipelines, own))
+    length = _length(chunk(_bucket(frame, stage), layout.pipelines, own))
     _check_sizes(frame.tensors[: len(nodes)], [length] * len(nodes))
-    _check_contributed(frame.payload, layout.split[source], stage)
+    _check_contributed(frame.payload, () if frame.address.microbatch else layout.split[source], stage)
 
 
 def _check_partial_sum(frame: Frame, stage: Stage, layout: Layout) -> None:
@@ -78,6 +79,14 @@ def _pipeline(frame: Frame, layout: Layout) -> int:
     if not 0 <= source < layout.pipelines:
         raise RefusedFrame(f"a share of pipeline {source}, expected one of {layout.pipelines}")
     return source
+
+
+def _bucket(frame: Frame, stage: Stage) -> slice:
+    """Some of whose elements it has."""
+    number = frame.address.microbatch
+    if not 0 <= number < len(stage.buckets):
+        raise RefusedFrame(f"a share of bucket {number}, expected one of {len(stage.buckets)}")
+    return stage.buckets[number]
 
 
 def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int], dtype: torch.dtype = torch.float32) -> None:

@@ -12,6 +12,7 @@ from bamboo.planning.schedule import (
     AddPartialSums,
     Backward,
     BackwardInput,
+    BackwardRest,
     BackwardWeight,
     Evaluate,
     ExchangeTied,
@@ -66,6 +67,7 @@ class Instructions:
             Backward: self._backward,
             BackwardInput: self._backward,
             BackwardWeight: self._weight_gradients,
+            BackwardRest: self._backward_rest,
             SendPartialSum: self._send_partial_sum,
             AddPartialSums: self._add_partial_sums,
             ScatterGradients: self._scatter,
@@ -159,6 +161,10 @@ class Instructions:
         stage, work = self._parts(cell_step)
         stage.weight_gradients(work, cell_step.step, instruction.microbatch)
 
+    def _backward_rest(self, cell_step: CellStep, instruction: BackwardRest) -> None:
+        stage, work = self._parts(cell_step)
+        stage.backward_rest(work, cell_step.step, instruction.microbatch)
+
     def _send_partial_sum(self, cell_step: CellStep, instruction: SendPartialSum) -> None:
         _stage, work = self._parts(cell_step)
         payload, tensors = packed_work(work)
@@ -172,50 +178,53 @@ class Instructions:
             frame = cell_step.take(Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *portion))
             add_to(work, portion, frame.payload, frame.tensors)
 
-    def _scatter(self, cell_step: CellStep, _: ScatterGradients) -> None:
+    def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
+        """With the first bucket goes what forwards contribute to running buffers: they are all done by then."""
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
-        d, s = cell_step.cell
-        payload, data = packed(work.contributions)
-        for e in range(cell_step.layout.pipelines):
+        (d, s), bucket, pipelines = cell_step.cell, instruction.bucket, cell_step.layout.pipelines
+        payload, data = packed({} if bucket else work.contributions)
+        own = work.gradients.nodes(bucket)
+        for e in range(pipelines):
             if e != d:
-                piece = chunk(stage.gradient_size, cell_step.layout.pipelines, e)
-                shares = tuple(total[piece] for _, total in work.gradients.nodes())
-                self._outbox.emit(
-                    Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, 0, d), (*shares, *data), payload
-                )
+                piece = chunk(stage.buckets[bucket], pipelines, e)
+                shares = tuple(total[piece] for _, total in own)
+                address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, d)
+                self._outbox.emit(address, (*shares, *data), payload)
 
-    def _reduce(self, cell_step: CellStep, _: ReduceGradients) -> None:
+    def _reduce(self, cell_step: CellStep, instruction: ReduceGradients) -> None:
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
-        (d, s), layout = cell_step.cell, cell_step.layout
+        (d, s), layout, bucket = cell_step.cell, cell_step.layout, instruction.bucket
         pipelines, groups = layout.pipelines, len(layout.bounds) - 1
-        own, piece = work.gradients.nodes(), chunk(stage.gradient_size, layout.pipelines, d)
+        own, piece = work.gradients.nodes(bucket), chunk(stage.buckets[bucket], pipelines, d)
         shares = {node: total[piece] for node, total in own}
         for e in range(pipelines):
             if e != d:
-                frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, 0, e))
+                frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, bucket, e))
                 nodes = nodes_of(share_of(layout.split[e], layout.bounds), groups)
                 theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
                 shares |= zip(nodes, stage.bring(theirs), strict=True)
                 cell_step.contributions |= unpacked(frame.payload, data)
         total = tree_sum(shares, groups).to(stage.gradient_dtype)
-        cell_step.final = torch.empty_like(own[0][1], dtype=stage.gradient_dtype)
+        if cell_step.final is None:
+            cell_step.final = torch.empty_like(own[0][1], dtype=stage.gradient_dtype)
         cell_step.final[piece] = total
         for e in range(pipelines):
             if e != d:
-                self._outbox.emit(Address(FrameKind.RESULT, e, s, cell_step.step, 0, d), (total,))
+                self._outbox.emit(Address(FrameKind.RESULT, e, s, cell_step.step, bucket, d), (total,))
 
     def _gather(self, cell_step: CellStep, _: GatherGradients) -> None:
         stage, _work = self._parts(cell_step)
         assert cell_step.layout is not None
         assert cell_step.final is not None
         (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
-        for e in range(pipelines):
-            if e != d:
-                frame = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, 0, e))
-                (share,) = stage.bring(frame.tensors)
-                cell_step.final[chunk(cell_step.final.numel(), pipelines, e)] = share
+        for bucket, place in enumerate(stage.buckets):
+            for e in range(pipelines):
+                if e != d:
+                    frame = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, bucket, e))
+                    (share,) = stage.bring(frame.tensors)
+                    cell_step.final[chunk(place, pipelines, e)] = share
 
     def _exchange_tied(self, cell_step: CellStep, _: ExchangeTied) -> None:
         stage, _work = self._parts(cell_step)

@@ -30,10 +30,12 @@ def needs(
             return (Address(FrameKind.GRADIENT, d, s, step, m),)
         case AddPartialSums(portions):
             return tuple(Address(FrameKind.PARTIAL_SUM, d, s, step, first, end) for first, end in portions)
-        case ReduceGradients():
-            return tuple(Address(FrameKind.CONTRIBUTION, d, s, step, 0, e) for e in range(layout.pipelines) if e != d)
-        case GatherGradients():
-            return tuple(Address(FrameKind.RESULT, d, s, step, 0, e) for e in range(layout.pipelines) if e != d)
+        case ReduceGradients(bucket):
+            others = (e for e in range(layout.pipelines) if e != d)
+            return tuple(Address(FrameKind.CONTRIBUTION, d, s, step, bucket, e) for e in others)
+        case GatherGradients(buckets):
+            chunks = ((b, e) for b in range(buckets) for e in range(layout.pipelines) if e != d)
+            return tuple(Address(FrameKind.RESULT, d, s, step, b, e) for b, e in chunks)
         case SumTied():
             return tuple(Address(FrameKind.TIED, d, s, step, 0, t) for t in tied_stages)
         case _:

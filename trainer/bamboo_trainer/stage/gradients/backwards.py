@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bamboo_trainer.memory.host_copies import Bring
+from bamboo_trainer.stage.gradients.buckets import Ends, parts_of
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.gradients.weight_gradients import split
 from bamboo_trainer.stage.state.parameters import FlatParameters
@@ -46,11 +47,18 @@ class BackwardRunner:
     ) -> Parts:
         """As `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes no bit."""
         step, microbatch = place
+        added = len(work.added.get(microbatch, ()))
         leaves, given = work.ends(microbatch, gradients, self._microbatches, scale)
-        reached = [(p, g) for p, g in given if p.requires_grad and is_gradient(g)]
-        pairs = list(zip([p for p, _ in reached], self._bring([g for _, g in reached]), strict=True))
+        cuts = work.cuts.pop(microbatch, None)
+        if cuts:
+            assert self._first  # nobody waits for gradients of its inputs
+            self._compute_all(work, step)
+            work.parts = parts_of(given, added, cuts)
+            self.next_part(work, place)
+            return ()
+        pairs = self._reached(given)
         if pairs:
-            with in_task(f"the backward of {self._named}, at step {step}, microbatch {microbatch},"), keep_casts():
+            with in_task(self._doing(place)), keep_casts():
                 if not (postpone and self._postponed(work, microbatch, pairs, leaves)):
                     self._compute_all(work, step)
                     backward = partial(torch.autograd.backward, [p for p, _ in pairs], [g for _, g in pairs])
@@ -65,6 +73,29 @@ class BackwardRunner:
             for leaf in leaves:
                 leaf.grad = None  # what is sent must not stay as long as the graph
         return (*inputs, *work.weight_of(microbatch))
+
+    def next_part(self, work: Work, place: tuple[int, int]) -> None:
+        """Of the backward that is run bucket by bucket; nothing if all of it is done, or it was not run so."""
+        if work.parts is None:
+            return
+        part, parameters, total = next(work.parts), self._parameters, work.gradients
+        pairs = self._reached(part.ends)
+        if pairs:
+            parameters.bind(total.target)
+            with in_task(self._doing(place)), keep_casts():
+                torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
+            parameters.mark(total.target, total.marked)
+        if part.last:
+            work.parts = None
+            total.added(place[1])
+
+    def _reached(self, ends: Ends) -> list[tuple[Tensor, Tensor]]:
+        """Those where there is a gradient, and something that it is for; on the device."""
+        reached = [(p, g) for p, g in ends if p.requires_grad and is_gradient(g)]
+        return list(zip([p for p, _ in reached], self._bring([g for _, g in reached]), strict=True))
+
+    def _doing(self, place: tuple[int, int]) -> str:
+        return f"the backward of {self._named}, at step {place[0]}, microbatch {place[1]},"
 
     def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[Tensor, Tensor]], leaves: Parts) -> bool:
         """Compute the gradients of the inputs alone, if this microbatch's backward can be split."""
@@ -98,7 +129,7 @@ class BackwardRunner:
         """What `run` has postponed, and of earlier microbatches; nothing if that is done."""
         for earlier in [m for m in work.postponed if m <= microbatch]:
             rest = work.postponed.pop(earlier)
-            with in_task(f"the backward of {self._named}, at step {step}, microbatch {earlier},"), keep_casts():
+            with in_task(self._doing((step, earlier))), keep_casts():
                 self._add(work.gradients, rest.compute)
             work.gradients.added(earlier)
 

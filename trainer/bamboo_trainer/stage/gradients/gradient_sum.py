@@ -23,14 +23,17 @@ class GradientSum:
         bounds: Sequence[int],
         microbatches: Sequence[int],
         final: torch.dtype = torch.float32,
+        buckets: Sequence[slice] = (slice(None),),
     ) -> None:
         """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups of them.
 
-        final: what the sum of all groups of a step is rounded to; those of some of them are not.
+        final: what the sum of all groups of a step is rounded to; those of some of them are not. buckets: of elements,
+        all of them together.
         """
         self._size, self._device, self._bounds, self._final = size, device, bounds, final
         share = share_of(microbatches, bounds)
         self._share, (self._group, self._end) = share, share
+        self._buckets, self._open = buckets, set(range(len(buckets)))  # those that lack the last group
         self._received: dict[SumNode, Tensor] = {}
         self._done: list[tuple[SumNode, Tensor]] = []
         self._current: Tensor | None = self._zeros()
@@ -64,20 +67,35 @@ class GradientSum:
         assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
         if microbatch + 1 < end:
             return
-        if self.half is None:
-            self._done.append((SumNode(self._group, self._group + 1), self.target))
-        else:
-            (left, total) = self._done[-1]
-            self._done[-1] = (SumNode(left.first, self._group + 1), total)
+        last, half = self._group + 1 == self._end, self.half
+        before = self._with_current() if half is None else self._with_half()
+        self._done = self._merged(before, [self._buckets[b] for b in self._open] if last else [slice(None)])
+        if last:
+            self._spare = None
+        elif len(self._done) < len(before):
+            self._spare = before[-1][1]
         self._current, self._group = None, self._group + 1
         self.marked.clear()
-        while len(self._done) > 1:
-            (left, total), (right, other) = self._done[-2:]
+
+    def _with_current(self) -> list[tuple[SumNode, Tensor]]:
+        return [*self._done, (SumNode(self._group, self._group + 1), self.target)]
+
+    def _with_half(self) -> list[tuple[SumNode, Tensor]]:
+        *others, (left, total) = self._done
+        return [*others, (SumNode(left.first, self._group + 1), total)]
+
+    def _merged(self, nodes: list[tuple[SumNode, Tensor]], places: Sequence[slice]) -> list[tuple[SumNode, Tensor]]:
+        """With the last ones added up where they are halves of a node, in these places."""
+        nodes = list(nodes)
+        while len(nodes) > 1:
+            (left, total), (right, other) = nodes[-2:]
             whole = parent(left, right, len(self._bounds) - 1)
             if whole is None:
                 break
-            self._done[-2:] = [(whole, total.add_(other))]
-            self._spare = other if self._group < self._end else None
+            for place in places:
+                total[place] += other[place]
+            nodes[-2:] = [(whole, total)]
+        return nodes
 
     def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
         """Take the sums of these groups, half-open, which somebody else has added up; with the last ones all are here.
@@ -95,10 +113,19 @@ class GradientSum:
             self._received = {}
         return len(nodes)
 
-    def nodes(self) -> tuple[tuple[SumNode, Tensor], ...]:
-        """The sum of all microbatches, as nodes of the tree, in order."""
-        assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
-        return tuple(self._done)
+    def nodes(self, bucket: int | None = None) -> tuple[tuple[SumNode, Tensor], ...]:
+        """The sum of all microbatches, as nodes of the tree, in order.
+
+        bucket: only its elements are needed, and the last microbatch's gradient is in `target` there, and maybe not
+        elsewhere: it need not have been `added`.
+        """
+        if bucket is None or self._group == self._end:
+            assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
+            return tuple(self._done)
+        assert self._group + 1 == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
+        nodes = self._merged(self._with_current(), [self._buckets[bucket]] if bucket in self._open else [])
+        self._open.discard(bucket)
+        return tuple(nodes)
 
     def total(self) -> Tensor:
         """If these are all groups of the step; in the type of final gradients."""

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer.stage.gradients.buckets import buckets_of
 from bamboo_trainer.tasks.mixed_precision import kept_in_fp32
 
 ALIGNMENT = 16  # elements that a parameter's place, its mark included, is padded to
@@ -109,7 +110,7 @@ class FlatParameters:
     gradient has `gradient_size` elements until these are summed (`TiedSegment`), then `size`.
 
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, as `ties.tie` gives it.
-    uses: the place of each tied group's gradient by each layer, in elements.
+    uses: the place of each tied group's gradient by each layer, in elements. buckets: of the gradient.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class FlatParameters:
         self.size = 0
         self.uses: dict[tuple[int, int], int] = {}
         self._others: list[tuple[Slot, int, nn.Parameter]] = []  # a tied slot's use by a further layer
-        self._dtype = dtype
+        self._dtype, self._starts = dtype, dict[int, int]()  # where each layer's slots begin
         self._collect(layers, shared, device)
         self.flat = torch.zeros(self.size, dtype=dtype, device=device)
         self.gradient_size = self.size
@@ -140,6 +141,7 @@ class FlatParameters:
             assert slot.group is not None
             self.uses[slot.group, layer] = self.gradient_size
             self.gradient_size += _padded(slot.size)
+        self.buckets = buckets_of(self._starts, self.size, self.gradient_size)
         self._bound: Tensor | None = None
         self._marks = torch.tensor([place.mark for place in self._places], dtype=torch.int64, device=device)
         self._slot_marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64)  # wherever a gradient is
@@ -157,6 +159,7 @@ class FlatParameters:
         seen: set[int] = set()
         tied: dict[int | None, Slot] = {}
         for index, layer in layers.items():
+            self._starts[index] = self.size
             layer.to(device)
             precise = kept_in_fp32(layer)
             for name, parameter in layer.named_parameters():
