@@ -19,7 +19,7 @@ from bamboo.planning.plan import Cell, WorkerId
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
 NOTICE_SECONDS = 30.0
 BACKWARDS = ("Backward", "BackwardInput")
-WORK = ("Forward", *BACKWARDS, "BackwardWeight")
+WORK = ("Forward", *BACKWARDS, "BackwardRest", "BackwardWeight")
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ import torch
 from _common import HERE
 from _recorder import StepTimes
 from _switch import CONTROL, MTU, Shape
+from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.transport.base import Arrived, Event
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
@@ -112,6 +113,12 @@ def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "
     with enter(address_of(worker)):
         settings = WorkerSettings(host=address_of(worker))
         return process.main(worker, url, token, zone, observer=StepTimes(trace), settings=settings)
+
+
+def time_steps_of_one_bucket(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
+    """The same, with no part of the reduction before the last backward is done."""
+    buckets.MOST_BUCKETS = 1  # type: ignore[misc]
+    return time_steps(worker, url, token, zone, trace)
 
 
 def _cutting(mark: Path) -> Callable[..., None]:

@@ -13,6 +13,7 @@ if each worker had an accelerator of its own.
                 forwards and backwards as measured without a network, and the time that each boundary tensor takes
     loss        the step in which a connection is lost, beside the others
     sync        what replicas cost (mode LazyForward), from which rate on they cost nothing
+    reduction   what it costs to sum gradients over two pipelines, as a whole and in buckets
 
 Needs Linux, iproute2, and root or the right to make namespaces. Nothing outside the namespaces is changed.
 """
@@ -45,32 +46,38 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """boundary: bytes of a microbatch between two stages. weights: parameters of each stage."""
+    """boundary: bytes of a microbatch between two stages. weights: parameters of each stage, in its layers. backward:
+    seconds of a microbatch in a stage, twice those of a forward. whole: gradients are reduced in one bucket.
+    """
 
     boundary: int = 4 << 20
     weights: int = 0
     mode: str = "None"
     flows: int = 4
     steps: int = 12
+    stages: int = STAGES
+    pipelines: int = 1
+    layers: int = 2
+    backward: float = BACKWARD
+    whole: bool = False
 
 
 def document_of(load: Load) -> Any:
-    made = manifest(TaskName.EMULATED, STAGES, MICROBATCHES, WARMUP + load.steps, mode=load.mode)
-    layers = 2 * STAGES
+    made = manifest(TaskName.EMULATED, load.stages, MICROBATCHES, WARMUP + load.steps, mode=load.mode)
     config: dict[str, float] = {
-        "layers": layers,
+        "layers": load.layers * load.stages,
         "width": load.boundary // 4 // SAMPLES,
-        "weights": load.weights * STAGES // layers,
+        "weights": load.weights // load.layers,
     }
-    config |= {"forwardMs": 1e3 * FORWARD * STAGES / layers, "backwardMs": 1e3 * BACKWARD * STAGES / layers}
+    config |= {"forwardMs": 500 * load.backward / load.layers, "backwardMs": 1e3 * load.backward / load.layers}
     made["spec"]["task"] = {"entrypoint": "_emulated:build_wide", "config": config}
-    made["spec"]["topology"]["flowsPerLink"] = load.flows
+    made["spec"]["topology"] |= {"flowsPerLink": load.flows, "pipelines": load.pipelines}
     return made
 
 
 async def steps_of(place: Lab, load: Load, cut: bool = False) -> tuple[list[float], float]:
     """Seconds of each step that counts, and the cores that others took. cut: lose a connection in the sixth of them."""
-    job = Job(place, document_of(load), main="_network:time_steps")
+    job = Job(place, document_of(load), main=f"_network:time_steps{'_of_one_bucket' if load.whole else ''}")
     job.host, mark = CONTROL, job.folder / CUT
 
     def look(now: float, event: Any, commands: Any) -> None:
@@ -201,7 +208,35 @@ async def sync(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
     return rows
 
 
-QUESTIONS = {"capacity": capacity, "flows": flows, "steps": steps, "loss": loss, "sync": sync}
+REDUCTION = [(stages, rate) for stages in (1, 2) for rate in (0.5, 1.0, 2.0)]
+REDUCED = Load(boundary=1 << 16, weights=20_000_000, pipelines=2, layers=4, backward=0.2)
+TURNS = 2  # with each other, so that what else the machine does strikes all alike
+
+
+async def reduction(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
+    rows = []
+    for stages, rate in REDUCTION:
+        shape, load = Shape(rate * GIGABIT, 0.0, 1e-3), replace(REDUCED, stages=stages)
+        net.shape(shape)
+        cases = {"none": replace(load, weights=0), "whole": replace(load, whole=True), "buckets": load}
+        found: dict[str, list[float]] = {name: [] for name in cases}
+        taken = 0.0
+        for _ in range(TURNS):
+            for name, case in cases.items():
+                say(f"reduction: {stages} stages, {rate:g} Gb/s, {name}")
+                times, others = await steps_of(place, case)
+                found[name] += times
+                taken = max(taken, others)
+        rows.append({
+            **asdict(shape), **{name: median(times) for name, times in found.items()}, "stages": stages,
+            "backward": load.backward, "transfer": 32 * load.weights / shape.rate, "others": taken,
+        })  # fmt: skip
+    return rows
+
+
+QUESTIONS = {
+    "capacity": capacity, "flows": flows, "steps": steps, "loss": loss, "sync": sync, "reduction": reduction,
+}  # fmt: skip
 
 
 def ms(seconds: float) -> str:
@@ -246,6 +281,16 @@ TABLES: dict[str, Table] = {
         ["Gb/s", "transfer ms", "None, ms a step", "LazyForward", "cost", "cores others took"],
         lambda r: [
             gigabits(r["rate"]), ms(r["transfer"]), ms(r["none"]), ms(r["lazy"]), f"{r['lazy'] / r['none'] - 1:+.0%}",
+            f"{r['others']:.2f}",
+        ],
+    ),
+    "reduction": (
+        "reduction: 80 MB of gradients of each stage, two pipelines of 4 microbatches; a backward takes 200 ms",
+        ["stages", "Gb/s", "transfer ms", "no gradients, ms a step", "one bucket", "buckets", "to one bucket",
+         "of the cost hidden", "cores others took"],
+        lambda r: [
+            str(r["stages"]), gigabits(r["rate"]), ms(r["transfer"]), ms(r["none"]), ms(r["whole"]), ms(r["buckets"]),
+            f"{r['buckets'] / r['whole']:.2f}", f"{(r['whole'] - r['buckets']) / (r['whole'] - r['none']):.0%}",
             f"{r['others']:.2f}",
         ],
     ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -55,6 +56,14 @@ class Postponed:
         return iter(())
 
 
+@dataclass(slots=True)
+class Unfinished:
+    """A backward whose gradients are added bucket by bucket. left: the buckets that they are not added to."""
+
+    new: list[int]
+    left: list[slice]
+
+
 def _at_once(layer: int, share: float) -> None:
     pass
 
@@ -102,8 +111,17 @@ class StandIn:
     def gradient_size(self) -> int:
         return self.size
 
-    def begin(self, microbatches: Sequence[int], bounds: Sequence[int]) -> Work:
-        return Work(GradientSum(self.size, torch.device("cpu"), bounds, microbatches))
+    def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
+        total = GradientSum(self.size, torch.device("cpu"), bounds, microbatches, torch.float32, self.buckets)
+        return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
+
+    @property
+    def buckets(self) -> tuple[slice, ...]:
+        """One for each layer of a first stage, the last one first."""
+        if self.first > 0:
+            return (slice(0, self.size),)
+        ends = accumulate((self._a.sizes[layer] for layer in self._mine), initial=0)
+        return tuple(slice(*place) for place in reversed(list(pairwise(ends))))
 
     @property
     def first(self) -> int:
@@ -198,7 +216,7 @@ class StandIn:
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
-        """Every third microbatch, by seed, cannot be split."""
+        """Every third microbatch, by seed, cannot be split, and every fourth not be run bucket by bucket."""
         given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
         gradient = int(gradients[0].item()) if gradients is not None else 0
         if gradients is not None and len(gradients) > 1:
@@ -212,9 +230,27 @@ class StandIn:
             new = added + new
         waiting: Any = work.postponed
         waiting[microbatch] = Postponed(new)
+        if work.bucketwise == microbatch and (microbatch + self._a.seed) % 4:
+            unfinished: Any = work
+            unfinished.parts = Unfinished(new, list(self.buckets))
+            self.backward_rest(work, step, microbatch)
+            return ()
         if not postpone or (microbatch + self._a.seed) % 3 == 0:
             self.weight_gradients(work, step, microbatch)
         return (torch.tensor([gradient]), *work.weight_of(microbatch)) if self.first else ()
+
+    def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
+        self._require("version", self.version, step)
+        unfinished: Any = work.parts
+        if unfinished is None:
+            return
+        place, target = unfinished.left.pop(0), work.gradients.target
+        so_far = [int(g) for g in target[place].tolist()]
+        target[place] = torch.tensor(self._a.accumulate(so_far, unfinished.new[place]), dtype=torch.float32)
+        if not unfinished.left:
+            work.parts = None
+            del work.postponed[microbatch]
+            work.gradients.added(microbatch)
 
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
         self._require("version", self.version, step)

@@ -35,6 +35,7 @@ from sim_store import SimStore, SimWeights, StoreRefuses
 
 SECONDS = {
     "Evaluate": 1e-3, "Forward": 1e-3, "Backward": 2e-3, "BackwardInput": 1e-3, "BackwardWeight": 1e-3,
+    "BackwardRest": 1e-3,
     "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
     "RedundantForward": 3e-4, "RedundantBackward": 2e-3,
 }  # fmt: skip

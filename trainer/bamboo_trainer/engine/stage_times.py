@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from bamboo.planning.schedule import Backward, BackwardRest, BackwardWeight, Forward, Instruction, ReportReady
 from bamboo.planning.splits.stage_times import MOST_TIMES, StageTimes
 
 KEPT: Final = 32  # microbatches
@@ -96,6 +97,20 @@ class StageTimer:
             measured.by_layer.append(_ByLayer())
         return by_layer
 
+    def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
+        """As a whole."""
+        match instruction:
+            case Forward():
+                self.ran_forward(stage, seconds)
+            case Backward():
+                self.ran_backward(stage, seconds)
+            case BackwardRest():
+                self.ran_rest(stage, seconds)
+            case BackwardWeight():
+                self.ran_weights(stage, seconds)
+            case ReportReady():
+                self.step_done()
+
     def ran_forward(self, stage: int, seconds: float) -> None:
         """A whole one, in one piece."""
         measured = self._of(stage)
@@ -108,6 +123,12 @@ class StageTimer:
         measured = self._of(stage)
         if measured.begun > IGNORED:
             measured.backwards.append(seconds)
+
+    def ran_rest(self, stage: int, seconds: float) -> None:
+        """Of the backward before it, which is run bucket by bucket."""
+        backwards = self._of(stage).backwards
+        if backwards:
+            backwards[-1] += seconds
 
     def ran_weights(self, stage: int, seconds: float) -> None:
         """What a backward had postponed."""

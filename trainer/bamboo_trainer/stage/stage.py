@@ -115,12 +115,11 @@ class Stage(SharedValues, EvaluatedState):
         return self._parameters.gradient_size
 
     def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
-        """Work on a step's microbatches, which are whole groups of those that the bounds say.
-
-        bucketwise: the last one's backward begins with one bucket, and `backward_rest` goes on with the others.
+        """Work on a step's microbatches, whole groups of those that the bounds say. bucketwise: the last one's backward
+        begins with one bucket, and `backward_rest` goes on with the others.
         """
         total = GradientSum(self.gradient_size, self._device, bounds, microbatches, self.gradient_dtype, self.buckets)
-        return Work(total, microbatches[-1] if bucketwise else None)
+        return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.

@@ -56,6 +56,7 @@ BULK = frozenset(
         FrameKind.PARAMETERS,
     }
 )
+REDUCED = frozenset({FrameKind.CONTRIBUTION, FrameKind.RESULT})  # microbatch = bucket of the stage's gradients
 STATES = frozenset({FrameKind.STATE, FrameKind.LOGGED_STATE})
 ANSWERS_END = (FrameKind.LOGGED, FrameKind.LOGGED_BULK, FrameKind.LOGGED_STATE)  # one on each link
 

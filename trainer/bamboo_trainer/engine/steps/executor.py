@@ -10,8 +10,6 @@ from bamboo.control.protocol import CellFinished, Message, TakenOver
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo.planning.schedule import (
     AddPartialSums,
-    Backward,
-    BackwardWeight,
     Forward,
     Instruction,
     ReportReady,
@@ -33,7 +31,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
-from bamboo_trainer.transport.frames import Frame
+from bamboo_trainer.transport.frames import REDUCED, Frame
 
 
 class Executor:
@@ -295,7 +293,7 @@ class Executor:
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         ended = self._clock()
         if ordinary and timed and not by_layer:
-            self._measured(cell_step, instruction, ended - begun)
+            self._timer.ran(cell_step.cell.stage, instruction, ended - begun)
         if cell_step.takeover:
             cell_step.takeover.until = ended
             if cell_step.next is None:
@@ -319,17 +317,6 @@ class Executor:
         if not isinstance(cell_step.next, Forward) or stage is None or stage.context is None:
             return False  # a stage's first forward is looked at as a whole
         return self._timer.begins_forward(cell_step.cell.stage)
-
-    def _measured(self, cell_step: CellStep, instruction: Instruction, seconds: float) -> None:
-        match instruction:
-            case Forward():
-                self._timer.ran_forward(cell_step.cell.stage, seconds)
-            case Backward():
-                self._timer.ran_backward(cell_step.cell.stage, seconds)
-            case BackwardWeight():
-                self._timer.ran_weights(cell_step.cell.stage, seconds)
-            case ReportReady():
-                self._timer.step_done()
 
     def _complete_takeover(self, cell_step: CellStep) -> None:
         takeover, cell_step.takeover = cell_step.takeover, None
@@ -384,7 +371,8 @@ class Executor:
             missing = cell_step.lacking(cell_step.done + 1)
             if missing:
                 kind, d, s, step, m, _ = missing[0]
-                return f"{kind.name} for stage {s} of pipeline {d}, step {step}, microbatch {m}"
+                which = "bucket" if kind in REDUCED else "microbatch"
+                return f"{kind.name} for stage {s} of pipeline {d}, step {step}, {which} {m}"
             if isinstance(cell_step.next, ReportReady):
                 return f"a replica of stage {cell_step.cell.stage} of pipeline {cell_step.cell.pipeline}"
         return "a part"
