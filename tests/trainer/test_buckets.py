@@ -1,0 +1,222 @@
+"""A first stage's gradient in buckets: what leaves while its last backward goes on is final, and has the same bits."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
+from bamboo_trainer.stage.gradients import buckets
+from bamboo_trainer.stage.gradients.buckets import MOST_BUCKETS, Bucket, Cut, buckets_of, parts_of
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.inspection.sharing import settled
+from branching_job import kill_at_each
+from manifest_kit import bamboojob, gpt_task, training
+from random_model_kit import build
+from stage_kit import CONFIG, ROUNDED, at, chain, small_task
+from training_job import Fault, Job
+
+HALF = (0, 1, 2, 3), (0, 2, 4, 8)  # a pipeline's microbatches, and the bounds of all groups
+TRAINING = replace(CONFIG, microbatches=8)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models have as many buckets as large ones."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.integers(0, 1), st.integers(0, 30))
+def test_buckets_are_whole_layers_that_a_backward_comes_to_one_after_the_other(
+    sizes: list[int], first: int, uses: int
+) -> None:
+    ends = list(accumulate(sizes))
+    starts = {first + i: end - size for i, (size, end) in enumerate(zip(sizes, ends, strict=True))}
+    found = buckets_of(starts, ends[-1], ends[-1] + uses)
+    covered = sorted(i for bucket in found for i in range(bucket.place.start, bucket.place.stop))
+    assert covered == list(range(ends[-1] + uses))
+    of_layers = [bucket for bucket in found if bucket.place.start < ends[-1]]
+    assert [b.layer for b in of_layers] == sorted((b.layer for b in of_layers), reverse=True)
+    assert all(bucket.place.start == starts[bucket.layer] for bucket in of_layers)
+    assert len(of_layers) <= MOST_BUCKETS
+    assert first == 0 or found == (Bucket(first, slice(0, ends[-1] + uses)),)
+
+
+def test_small_gradients_are_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    layers, megabytes = range(6), (1 << 20) // 4
+    starts = {layer: 5 * megabytes * layer for layer in layers}
+    assert buckets_of(starts, 30 * megabytes, 31 * megabytes) == (Bucket(0, slice(0, 31 * megabytes)),)
+    large = buckets_of({layer: 10 * start for layer, start in starts.items()}, 300 * megabytes, 301 * megabytes)
+    assert [bucket.place.start // megabytes for bucket in large] == [250, 200, 150, 100, 50, 0, 300]
+
+
+def test_a_part_begins_with_what_has_reached_its_cut_and_with_its_layers_own_losses() -> None:
+    x, given, lost = (torch.ones(2, requires_grad=True) for _ in range(3))
+    cut = Cut.at((x * 2, given * 3, lost * 4, torch.ones(1, dtype=torch.int64)), losses=1)
+    assert [leaf.requires_grad for leaf in cut.leaves] == [True, True, True, False]
+    end, early, late = cut.leaves[0].sum() + cut.leaves[1].sum(), (x * 5).sum(), (cut.leaves[0] * 7).sum()
+    one = torch.ones(())
+    for part, last in zip(parts_of([(end, one), (early, one), (late, one)], 2, [cut]), (False, True), strict=True):
+        assert part.last is last
+        torch.autograd.backward([tensor for tensor, _ in part.ends], [gradient for _, gradient in part.ends])
+        assert (x.grad is None) is not last
+    assert x.grad is not None
+    assert given.grad is not None
+    assert (x.grad.tolist(), given.grad.tolist(), lost.grad) == ([21.0] * 2, [3.0] * 2, None)
+
+
+def ran(stage: Stage, *, bucketwise: bool, after: Callable[[Work, int], None] = lambda work, m: None) -> Work:
+    """A pipeline's microbatches on all layers. after: each backward, or the first part of one."""
+    microbatches, bounds = HALF
+    work = stage.begin(microbatches, bounds, bucketwise=bucketwise)
+    for m in microbatches:
+        stage.forward(work, 0, m, None)
+        assert stage.backward(work, 0, m, None) == ()
+        after(work, m)
+    return work
+
+
+def check_buckets(task: Task, config: Any) -> int:
+    """Each bucket has its final bits when its part of the backward is done. How many parts the backward had."""
+    (expecting,) = chain(task, [(0, len(task.layers))], config)
+    expected = dict(ran(expecting, bucketwise=False).gradients.nodes())
+    (stage,) = chain(task, [(0, len(task.layers))], config)
+    parts = 0
+
+    def look(work: Work, m: int) -> None:
+        nonlocal parts
+        for bucket, place in enumerate(stage.buckets if m == HALF[0][-1] else ()):
+            parts += bucket == 0 or work.parts is not None
+            if bucket:
+                stage.backward_rest(work, 0, m)
+            got = work.gradients.nodes(bucket)
+            assert [node for node, _ in got] == list(expected)
+            for node, total in got:
+                torch.testing.assert_close(total[place], expected[node][place], rtol=0, atol=0, equal_nan=True)
+
+    work = ran(stage, bucketwise=True, after=look)
+    assert work.parts is None
+    for node, total in work.gradients.nodes():
+        torch.testing.assert_close(total, expected[node], rtol=0, atol=0, equal_nan=True)
+    return parts
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # bf16 norms
+@pytest.mark.parametrize("form", ["fp32", "bf16", "fp16", "bf16 parameters"])
+def test_gradients_have_the_bits_of_a_whole_backward(form: str) -> None:
+    """Of models drawn at random: experts, recurrent layers, losses of layers, tied and shared parameters, LoRA."""
+    config = ROUNDED if form == "bf16 parameters" else at(form)
+    config = replace(config, microbatches=8)
+    models = random.Random(form).sample(range(1000), 12)
+    parts = [check_buckets(settled(build({"model": model, "steps": 4}), 0), config) for model in models]
+    assert max(parts) > 3
+
+
+def test_a_checkpoint_that_runs_a_backward_of_its_own_can_be_parted() -> None:
+    """Which torch allows in no backward that is asked for some gradients only."""
+
+    class Reentrant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=True)
+            return y
+
+    task = small_task(layers=(lambda: nn.Linear(2, 3), Reentrant, Reentrant, lambda: nn.Linear(3, 2)))
+    assert check_buckets(task, replace(TRAINING, deterministic=False)) > 2
+
+
+def test_a_forward_that_was_run_in_another_way_has_a_whole_backward() -> None:
+    """Layer by layer, to measure it, or in advance by a shadow."""
+    (stage,) = chain(small_task(), [(0, 3)], TRAINING)
+    expected = ran(stage, bucketwise=False).gradients.nodes()
+    microbatches, bounds = HALF
+    work = stage.begin(microbatches, bounds, bucketwise=True)
+    for m in microbatches:
+        forwarding = stage.start(0, m, None)
+        while not forwarding.done:
+            stage.advance(forwarding)
+        stage.complete(work, forwarding)
+        stage.backward(work, 0, m, None)
+    stage.backward_rest(work, 0, microbatches[-1])
+    for (node, total), (same, other) in zip(work.gradients.nodes(0), expected, strict=True):
+        assert node == same
+        assert torch.equal(total, other)
+
+
+def manifest(stages: int, pipelines: int, *, tied: bool = True, mode: str = "LazyForward", **changes: Any) -> Any:
+    return bamboojob(
+        task=gpt_task(dModel=16, context=8, tieEmbeddings=tied),
+        training=training(3, 12, 2, maxGradientNorm=1.0, **changes.pop("training", {})),
+        topology={"stages": stages, "pipelines": pipelines, **changes},
+        redundancy={"mode": mode},
+    )
+
+
+def digest(job: Job) -> str:
+    assert job.finish is not None
+    assert job.finish.reason == "Complete", job.finish
+    return add_digests(job.digests)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"schedule": "ZBH1"}, {"training": {"precision": "bf16", "gradientPrecision": "bf16"}}],
+    ids=["1F1B", "ZBH1", "bf16"],
+)
+def test_a_job_has_the_same_bits_with_and_without_buckets(changes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def jobs(grids: Sequence[tuple[int, int]]) -> list[Job]:
+        return [Job(manifest(*grid, **changes)).run() for grid in grids]
+
+    alone, *several = jobs([(1, 1), (1, 3), (2, 2), (3, 2)])
+    assert not any(fault.name == "BackwardRest" for fault in alone.executed)
+    for job in several:
+        assert {fault.cell.stage for fault in job.executed if fault.name == "BackwardRest"} == {0}
+    monkeypatch.undo()
+    (whole,) = jobs([(2, 2)])
+    assert not any(fault.name == "BackwardRest" for fault in whole.executed)
+    assert len({digest(job) for job in (alone, *several, whole)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "mode"), [(2, "EagerForward"), pytest.param(1, "LazyForward", marks=pytest.mark.slow)]
+)
+def test_a_kill_at_every_part_of_the_backward_and_the_reduction_leaves_the_bits(stages: int, mode: str) -> None:
+    expected = digest(Job(manifest(1, 1)).run())
+    names = {"Backward", "BackwardRest", "ScatterGradients", "ReduceGradients", "GatherGradients"}
+
+    def judge(job: Job) -> None:
+        assert digest(job) == expected
+
+    def chosen(fault: Fault) -> bool:
+        last = fault.name != "Backward" or fault.microbatch == 5
+        return fault.step == 1 and fault.cell == Cell(1, 0) and fault.name in names and last
+
+    killed = kill_at_each(manifest(stages, 2, mode=mode), chosen, judge)
+    assert {fault.name for fault in killed} == names
+
+
+def test_sharded_optimizers_and_shared_pipelines_take_gradients_in_buckets() -> None:
+    """A lost pipeline of one stage is run by the others, whose portions are not parted; its owner reduces buckets."""
+    expected = digest(Job(manifest(1, 1, tied=False)).run())
+    lost = Fault("BackwardRest", Cell(1, 0), 1, 3)
+    for shards in (False, True):
+        job = Job(manifest(1, 3, tied=False, shardOptimizer=shards), (lost,)).run()
+        assert not job.faults
+        assert "AddPartialSums" in {fault.name for fault in job.executed} or shards
+        assert job.finish is not None
+        assert job.finish.reason == "Complete"
+        assert shards or digest(job) == expected
