@@ -337,7 +337,7 @@ def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
 def _at_parts(rng: random.Random, fault: Fault) -> Fault:
     """A kill at a forward or backward is one at a part of a backward, or at a whole one."""
     when, _, name = fault.name.partition(" ")
-    parts = ("Backward", "BackwardInput", "BackwardInput", "BackwardWeight", "BackwardWeight")
+    parts = ("Backward", "BackwardRest", "BackwardInput", "BackwardInput", "BackwardWeight", "BackwardWeight")
     return replace(fault, name=f"{when} {rng.choice(parts)}") if name in ("Forward", "Backward") else fault
 
 

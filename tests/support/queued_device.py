@@ -20,12 +20,13 @@ from training_job import Fault, Job, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Seconds. copy: of what is urgent, either way. bulk: of what is not."""
+    """Seconds. copy: of what is urgent, either way. bulk: of what is not; and of each byte of it."""
 
     forward: float
     backward: float
     copy: float = 0.0
     bulk: float = 0.0
+    bulk_byte: float = 0.0
 
 
 class QueuedCopy:
@@ -60,7 +61,8 @@ class QueuedDevice(AtOnce):
         if not parts:
             return super().start(parts)
         begin = max(self.clock(), self._computes, self._outward[bulk])
-        self._outward[bulk] = begin + (self.speed.bulk if bulk else self.speed.copy)
+        size = sum(part.nbytes for part in parts)
+        self._outward[bulk] = begin + (self.speed.bulk + size * self.speed.bulk_byte if bulk else self.speed.copy)
         return QueuedCopy(self, parts, self._outward[bulk])
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
@@ -105,8 +107,19 @@ class QueuedStage(Stage):
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
         inputs = super().backward(work, step, microbatch, gradients, postpone=postpone)
-        self._queues.run(self._queues.speed.backward)
+        self._queues.run(self._queues.speed.backward * (1.0 if work.parts is None else self._part))
         return inputs
+
+    def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
+        left = work.parts is not None
+        super().backward_rest(work, step, microbatch)
+        if left:
+            self._queues.run(self._queues.speed.backward * self._part)
+
+    @property
+    def _part(self) -> float:
+        """All take as long."""
+        return 1 / len({bucket.layer for bucket in self._parameters.buckets})
 
 
 class QueuedJob(Job):

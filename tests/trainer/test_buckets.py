@@ -1,6 +1,7 @@
 """A first stage's gradient in buckets: what leaves while its last backward goes on is final, and has the same bits."""
 
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -22,6 +23,7 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.sharing import settled
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
+from queued_device import QueuedJob, Speed
 from random_model_kit import build
 from stage_kit import CONFIG, ROUNDED, at, chain, small_task
 from training_job import Fault, Job
@@ -55,10 +57,10 @@ def test_buckets_are_whole_layers_that_a_backward_comes_to_one_after_the_other(
 def test_small_gradients_are_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     layers, megabytes = range(6), (1 << 20) // 4
-    starts = {layer: 5 * megabytes * layer for layer in layers}
-    assert buckets_of(starts, 30 * megabytes, 31 * megabytes) == (Bucket(0, slice(0, 31 * megabytes)),)
-    large = buckets_of({layer: 10 * start for layer, start in starts.items()}, 300 * megabytes, 301 * megabytes)
-    assert [bucket.place.start // megabytes for bucket in large] == [250, 200, 150, 100, 50, 0, 300]
+    starts = {layer: 2 * megabytes * layer for layer in layers}
+    assert buckets_of(starts, 12 * megabytes, 13 * megabytes) == (Bucket(0, slice(0, 13 * megabytes)),)
+    large = buckets_of({layer: 10 * start for layer, start in starts.items()}, 120 * megabytes, 121 * megabytes)
+    assert [bucket.place.start // megabytes for bucket in large] == [100, 80, 60, 40, 20, 0, 120]
 
 
 def test_a_part_begins_with_what_has_reached_its_cut_and_with_its_layers_own_losses() -> None:
@@ -172,10 +174,22 @@ def digest(job: Job) -> str:
     return add_digests(job.digests)
 
 
+COMPILED = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
+]
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"schedule": "ZBH1"}, {"training": {"precision": "bf16", "gradientPrecision": "bf16"}}],
-    ids=["1F1B", "ZBH1", "bf16"],
+    [
+        {},
+        {"schedule": "ZBH1"},
+        {"training": {"precision": "bf16", "gradientPrecision": "bf16"}},
+        pytest.param({"training": {"compile": True}}, marks=COMPILED),
+    ],
+    ids=["1F1B", "ZBH1", "bf16", "compiled"],
 )
 def test_a_job_has_the_same_bits_with_and_without_buckets(changes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def jobs(grids: Sequence[tuple[int, int]]) -> list[Job]:
@@ -220,3 +234,29 @@ def test_sharded_optimizers_and_shared_pipelines_take_gradients_in_buckets() -> 
         assert job.finish is not None
         assert job.finish.reason == "Complete"
         assert shards or digest(job) == expected
+
+
+def test_the_reduction_is_under_way_while_the_last_backward_is() -> None:
+    """On an emulated device and network, in virtual time: a backward of 24 ms, gradients that take as long to send.
+
+    In one bucket all of that comes after the backward. In buckets, of which there are six, the last one does.
+    """
+    layers, backward = 6, 0.024
+    config = {"width": 32, "blocks": layers - 2, "samples": 32}
+    document = bamboojob(
+        task={"entrypoint": "bamboo_trainer.models.mlp:build", "config": config},
+        training=training(7, 16, 2),
+        topology={"stages": 1, "pipelines": 2},
+        redundancy={"mode": "None"},
+    )
+    size = 4 * Job(document).stage("w0", 0, [(0, layers)], TRAINING).gradient_size
+
+    def step(seconds: float, most: int) -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(buckets, "MOST_BUCKETS", most)
+            job = QueuedJob(document, Speed(forward=backward / 2, backward=backward, bulk_byte=seconds / size))
+            return job.run().step_seconds(5)
+
+    whole, parted = (step(backward, most) - step(0.0, most) for most in (1, 8))
+    assert whole >= 0.95 * backward
+    assert parted <= 0.5 * whole

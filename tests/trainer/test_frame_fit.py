@@ -22,20 +22,20 @@ def stage() -> Stage:
     return Stage(small_task(), 0, [(0, 3)], CONFIG)
 
 
-@given(st.integers(0, 1000), st.integers(1, 20))
-def test_chunks_are_a_partition_of_nearly_equal_parts(size: int, parts: int) -> None:
-    found = [chunk(size, parts, i) for i in range(parts)]
-    assert [i for piece in found for i in range(size)[piece]] == list(range(size))
+@given(st.integers(0, 50), st.integers(0, 1000), st.integers(1, 20))
+def test_chunks_are_a_partition_of_nearly_equal_parts(start: int, size: int, parts: int) -> None:
+    found = [chunk(slice(start, start + size), parts, i) for i in range(parts)]
+    assert [i for piece in found for i in range(start + size)[piece]] == list(range(start, start + size))
     lengths = [piece.stop - piece.start for piece in found]
     assert max(lengths) - min(lengths) <= 1
 
 
 def share(stage: Stage, *, source: int = 0, pieces: int = 1, wrong: int = 0, said: Any = None, **more: Any) -> Frame:
     """Of pipeline `source`, for pipeline 1. Its microbatches 0 and 1 of three groups are one node of the sums' tree."""
-    part = chunk(stage.gradient_size, 2, 1)
+    part = chunk(slice(0, stage.gradient_size), 2, 1)
     tensors = tuple(torch.zeros(part.stop - part.start + wrong) for _ in range(pieces))
     microbatches = {m: [] for m in LAYOUT.split[source]} if said is None else said
-    address = Address(FrameKind.CONTRIBUTION, 1, 0, 0, part=more.get("part", source))
+    address = Address(FrameKind.CONTRIBUTION, 1, 0, 0, more.get("bucket", 0), part=more.get("part", source))
     return Frame(address=address, epoch=1, tensors=tensors, payload=Contributed(microbatches=microbatches))
 
 
@@ -62,6 +62,7 @@ def test_a_share_has_a_piece_for_each_sum_that_the_tree_takes(stage: Stage) -> N
         ({"source": 1, "said": {0: []}}, r"microbatches \[0\], expected \[2\]"),
         ({"part": 2}, "a share of pipeline 2"),
         ({"part": -1}, "a share of pipeline -1"),
+        ({"bucket": 1}, "a share of bucket 1, expected one of 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(stage: Stage, wrong: dict[str, Any], said: str) -> None:
@@ -75,7 +76,7 @@ def test_a_reduced_chunk_has_the_length_of_its_chunk(stage: Stage) -> None:
         return Frame(address=address, epoch=1, tensors=(torch.zeros(size),), payload=None)
 
     for part in range(2):
-        piece = chunk(stage.gradient_size, 2, part)
+        piece = chunk(slice(0, stage.gradient_size), 2, part)
         check_fit(result(part, piece.stop - piece.start), stage, LAYOUT)
     with pytest.raises(RefusedFrame, match="pieces of"):
         check_fit(result(0, stage.gradient_size), stage, LAYOUT)

@@ -10,6 +10,7 @@ import pytest
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
+from bamboo.planning.schedule import Backward, BackwardRest, Forward, ReportReady
 from bamboo_trainer.engine.stage_times import IGNORED, KEPT, PERIOD, StageTimer
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
@@ -88,6 +89,23 @@ def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
     timer.step_done()
     (said,) = timer.due(0.0) or ()
     assert (said.forward, said.each) == (3.0, (1.2, 2.4))
+
+
+def test_a_backward_in_parts_takes_what_they_take_together() -> None:
+    timer = StageTimer()
+    timer.begin([(0, 2)])
+    for _ in range(IGNORED + 5):
+        timer.begins_forward(0)
+        for instruction, seconds in (
+            (Forward(0), 1.0),
+            (Backward(0), 0.5),
+            (BackwardRest(0), 0.75),
+            (BackwardRest(0), 0.75),
+        ):
+            timer.ran(0, instruction, seconds)
+    timer.ran(0, ReportReady(), 0.0)
+    (said,) = timer.due(0.0) or ()
+    assert (said.forward, said.backward) == (1.0, 2.0)
 
 
 class Timed(Stage):

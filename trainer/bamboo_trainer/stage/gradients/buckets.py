@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bamboo_trainer.task import Parts
 
-BUCKET_BYTES: Final = 16 << 20  # of a gradient in fp32; less is not worth frames of its own
+BUCKET_BYTES: Final = 8 << 20  # of a gradient in fp32; less is not worth frames of its own
 MOST_BUCKETS: Final = 8
 
 Ends = Sequence[tuple[Tensor, Tensor]]  # tensors with their gradients
