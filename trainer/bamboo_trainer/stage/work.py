@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
-from bamboo_trainer.stage.gradients.buckets import Cut, Ends, Part
+from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.gradients.weight_gradients import WeightGradients
 from bamboo_trainer.task import Parts
@@ -50,7 +50,7 @@ class Work:
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     bucketwise: int | None = None  # the last microbatch, if its backward is to be run bucket by bucket
     cuts: dict[int, list[Cut]] = field(default_factory=dict)  # microbatch -> where its backward is parted
-    parts: Iterator[Part] | None = None  # of the backward that is run so, those that are left
+    parts: Iterator[BackwardPart] | None = None  # of the backward that is run so, those that are left
     postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has left
     unread: dict[int, Unread] = field(default_factory=dict)  # by microbatch: what is to be in the next ones
     losses: dict[int, float] = field(default_factory=dict)

@@ -64,14 +64,14 @@ class Cut(NamedTuple):
         return cls(parts, tuple(part.detach().requires_grad_(part.requires_grad) for part in parts), losses)
 
 
-class Part(NamedTuple):
+class BackwardPart(NamedTuple):
     """Of a backward: where it begins."""
 
     ends: Ends
     last: bool
 
 
-def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[Part]:
+def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPart]:
     """Of a backward, the last layers' part first. Each is to be asked for when the one before it is done.
 
     ends: where it begins as a whole; the last ones, so many, are losses that layers have added, in their order.
@@ -79,8 +79,8 @@ def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[Part]:
     whole = len(ends) - added
     ends, losses = ends[:whole], ends[whole:]
     for cut in reversed(cuts):
-        yield Part([*ends, *losses[cut.losses :]], last=False)
+        yield BackwardPart([*ends, *losses[cut.losses :]], last=False)
         losses = losses[: cut.losses]
         pairs = zip(cut.passed, cut.leaves, strict=True)
         ends = [(part, leaf.grad) for part, leaf in pairs if leaf.grad is not None]
-    yield Part([*ends, *losses], last=True)
+    yield BackwardPart([*ends, *losses], last=True)
