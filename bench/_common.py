@@ -72,11 +72,19 @@ def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode
     }
 
 
+def slower(document: Any, task: TaskName, factor: int) -> Any:
+    """The same job, whose emulated layers take so many times as long."""
+    config = document["spec"]["task"]["config"]
+    if task is TaskName.EMULATED:
+        config |= {name: factor * config[name] for name in ("forwardMs", "backwardMs")}
+    return document
+
+
 class Lab:
-    """One fork server for all repetitions, and folders that vanish."""
+    """One fork server for all repetitions, and folders that vanish. compiled: of compiled layers' code, of all jobs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.compiled = folder, folder / "compiled"
         self.pool = Pool(self._exited, folder / "workers.log", imports=IMPORTS)
         self.on_exit: Callable[[WorkerId, int | None], None] = lambda worker, code: None
         self._count = 0
@@ -122,6 +130,7 @@ async def lab() -> AsyncIterator[Lab]:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as folder:
         place = Lab(Path(folder))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.compiled)
         try:
             await place.pool.open()
             yield place

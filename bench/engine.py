@@ -3,6 +3,7 @@
     python bench/engine.py                        # real arithmetic, 4 and 2 stages
     python bench/engine.py --task emulated        # layers that sleep: shows the schedule
     python bench/engine.py --task emulated --zero-bubble        # and with weight gradients that are postponed, on both
+    python bench/engine.py --compiled             # and with compiled layers, whose code is made anew or on disk
 
 All sides fork their processes from the same server, with one torch thread each, and train the same layers, split
 alike (torch's interleaved schedules: into twice as many stages, two of them a rank), on the same samples with the same
@@ -12,6 +13,8 @@ sides take turns, and their order is swapped from one repetition to the next; ra
 
 import asyncio
 import json
+import shutil
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +22,22 @@ from typing import Annotated, Any
 
 import typer
 
-from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, quantile, say, show, write_json
+from _common import (
+    Job,
+    Lab,
+    TaskName,
+    gaps,
+    lab,
+    machine,
+    main,
+    manifest,
+    median,
+    quantile,
+    say,
+    show,
+    slower,
+    write_json,
+)
 from _pipelining import TorchSchedule
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.schedule import StageOrder
@@ -27,9 +45,10 @@ from bamboo.planning.schedule import StageOrder
 PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"
 ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"
 TORCH_INTERLEAVED, TORCH_ZBV = "torch interleaved ZB", "torch ZBV"
+COMPILED, ON_DISK = "Bamboo, compiled", "Bamboo, compiled before"
 COMPARED = [
     (PLAIN, TORCH), (LAZY, PLAIN), (LAZY, TORCH), (ZERO, TORCH), (ZERO, PLAIN), (ZERO, TORCH_ZERO),
-    (ZERO, TORCH_INTERLEAVED), (ZERO, TORCH_ZBV),
+    (ZERO, TORCH_INTERLEAVED), (ZERO, TORCH_ZBV), (COMPILED, PLAIN), (ON_DISK, PLAIN),
 ]  # fmt: skip
 WARMUP = 4  # steps that do not count
 
@@ -38,6 +57,7 @@ WARMUP = 4  # steps that do not count
 class Result:
     """ends: of the steps, in seconds, at stage 0, which is the last one to finish; cpu: of all processes, a step.
 
+    begun: when the processes were started, forked from a server that has imported torch.
     norms: of the whole gradient, of the first steps at least. in_flight: of how many microbatches a worker keeps
     activations at most, in those of all its layers.
     """
@@ -47,12 +67,13 @@ class Result:
     cpu: float
     norms: list[float]
     in_flight: float
+    begun: float
 
     def facts(self, others: float) -> dict[str, float]:
         ends = self.ends[WARMUP - 1 :]
         mean = (ends[-1] - ends[0]) / (len(ends) - 1)
         facts = {"median": median(gaps(ends)), "mean": mean, "cpu": self.cpu, "others": others}
-        return facts | {"in_flight": self.in_flight}
+        return facts | {"in_flight": self.in_flight, "first": self.ends[0] - self.begun}
 
     def difference(self, other: "Result") -> float:
         """The largest one of a loss or a gradient's norm, relative."""
@@ -64,7 +85,11 @@ def per_step(times: list[float]) -> float:
     return (times[-1] - times[WARMUP - 1]) / (len(times) - WARMUP)
 
 
-async def bamboo(place: Lab, document: Any) -> Result:
+async def bamboo(place: Lab, document: Any, *, anew: bool = False) -> Result:
+    """anew: nothing is compiled yet."""
+    if anew:
+        shutil.rmtree(place.compiled, ignore_errors=True)
+    begun = time.monotonic()
     job = await Job(place, document, main="_recorder:time_steps").run()
     found = [json.loads(path.read_text()) for path in job.folder.glob("*.record")]
     ends = [[times for _, times in sorted((int(step), times) for step, times in one.items())] for one in found]
@@ -73,11 +98,11 @@ async def bamboo(place: Lab, document: Any) -> Result:
     stages, order = spec.topology.stages, StageOrder.of(spec.topology)
     flying = max(order.in_flight(stage, stages, spec.training.microbatches) for stage in range(stages))
     committed, losses, norms = ([told[k] for k in sorted(told)] for told in (job.committed, job.losses, job.norms))
-    return Result(committed, losses, cpu, norms, flying)
+    return Result(committed, losses, cpu, norms, flying, begun)
 
 
 async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = TorchSchedule.ONE_F_ONE_B) -> Result:
-    spec, folder = document["spec"], place.new_folder()
+    spec, folder, begun = document["spec"], place.new_folder(), time.monotonic()
     steps = spec["training"]["steps"]
     arguments = {"manifest": document, "steps": steps, "folder": str(folder), "schedule": str(schedule)}
     ranks = [
@@ -88,7 +113,7 @@ async def pipelining(place: Lab, document: Any, *, schedule: TorchSchedule = Tor
     losses = next(r["losses"] for r in results if r["losses"])
     norms = [sum(squares) ** 0.5 for squares in zip(*(r["norms"] for r in results), strict=True)]
     cpu, flying = sum(per_step(r["cpu"]) for r in results), max(r["in_flight"] for r in results)
-    return Result(results[0]["ends"], losses, cpu, norms, flying)
+    return Result(results[0]["ends"], losses, cpu, norms, flying, begun)
 
 
 async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
@@ -119,9 +144,9 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
 def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
     """What runs each of them, and its manifest."""
     steps = WARMUP + options.steps
-    plain, lazy, split = (
-        _slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
-        for mode in ("None", "LazyForward", "None")
+    plain, lazy, split, compiled = (
+        slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
+        for mode in ("None", "LazyForward", "None", "None")
     )
     sides: dict[str, Any] = {PLAIN: (bamboo, plain), TORCH: (pipelining, plain), LAZY: (bamboo, lazy)}
     if options.zero_bubble:
@@ -132,15 +157,10 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
         }  # fmt: skip
         sides |= {ZERO: (bamboo, split)}
         sides |= {side: (partial(pipelining, schedule=kind), plain) for side, kind in kinds.items()}
+    if options.compiled and task is TaskName.GPT:
+        compiled["spec"]["training"]["compile"] = True
+        sides |= {COMPILED: (partial(bamboo, anew=True), compiled), ON_DISK: (bamboo, compiled)}
     return sides
-
-
-def _slower(document: Any, task: TaskName, factor: int) -> Any:
-    """The same job, whose emulated layers take so many times as long."""
-    config = document["spec"]["task"]["config"]
-    if task is TaskName.EMULATED:
-        config |= {name: factor * config[name] for name in ("forwardMs", "backwardMs")}
-    return document
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
@@ -151,16 +171,17 @@ def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> 
 def report(case: Any) -> None:
     batch, rounds = 4 * case["microbatches"], case["rounds"] or case["noisy"]
     rows = []
-    order = (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO, TORCH_INTERLEAVED, TORCH_ZBV)
+    order = (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO, TORCH_INTERLEAVED, TORCH_ZBV, COMPILED, ON_DISK)
     sides = [side for side in order if side in rounds[0]]
     for side in sides:
         step, cpu = median([r[side]["median"] for r in rounds]), median([r[side]["cpu"] for r in rounds])
         taken = median([r[side]["others"] for r in rounds])
         figures = [f"{batch / step:.1f}", f"{1e3 * step:.1f}", f"{1e3 * cpu:.1f}", f"{taken:.2f}"]
-        rows.append([side, *figures, f"{rounds[0][side]['in_flight']:.1f}"])
+        first = median([r[side]["first"] for r in rounds])
+        rows.append([side, *figures, f"{rounds[0][side]['in_flight']:.1f}", f"{first:.1f}"])
     title = f"{case['task']}, {case['stages']} stages, {case['microbatches']} microbatches of 4 samples"
     print(f"{len(case['rounds'])} rounds, and {len(case['noisy'])} that were too noisy")
-    columns = ["samples/s", "median step, ms", "CPU a step, ms", "cores that others took", "microbatches kept"]
+    columns = ["samples/s", "median step, ms", "CPU a step, ms", "others, cores", "microbatches kept", "first step, s"]
     show(title, ["", *columns], rows)
     rows = []
     for over, under in [pair for pair in COMPARED if set(pair) <= set(sides)]:
@@ -184,6 +205,7 @@ class EngineOptions:
     repeat: int
     quiet: float
     zero_bubble: bool
+    compiled: bool
     slower: int
 
 
@@ -208,14 +230,20 @@ def command(
     repeat: Annotated[int, typer.Option(help="Rounds; in each of them every side runs once.")] = 7,
     quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
     zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's zero-bubble schedules, too.")] = False,
-    slower: Annotated[int, typer.Option(help="Emulated layers take so many times as long: for a busy machine.")] = 1,
+    compiled: Annotated[
+        bool, typer.Option(help="Compiled layers of the GPT, too: made anew, and found on disk.")
+    ] = False,
+    times: Annotated[
+        int, typer.Option("--slower", help="Emulated layers take so many times as long: for a busy machine.")
+    ] = 1,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss or a norm.")] = 1e-3,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
     options = EngineOptions(
-        microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble, slower=slower
-    )
+        microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble, compiled=compiled,
+        slower=times,
+    )  # fmt: skip
     main(bench(task, stages, options, output, tolerance))
 
 

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 import typer
 
-from _common import Lab, TaskName, lab, machine, main, manifest, quantile, show, write_json
+from _common import Lab, TaskName, lab, machine, main, manifest, quantile, show, slower, write_json
 from _disturb import disturb
 from _restart import restart
 
@@ -52,10 +52,13 @@ class PauseOptions:
     every: int
     seed: int
     network: bool
+    slower: int
 
 
 async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
-    document = manifest(o.task, o.stages, o.microbatches, MANY, mode=o.mode, standby=o.standby)
+    document = slower(
+        manifest(o.task, o.stages, o.microbatches, MANY, mode=o.mode, standby=o.standby), o.task, o.slower
+    )
     document["spec"]["topology"]["schedule"] = o.schedule
     if o.standby_stages:
         document["spec"]["standby"]["stages"] = o.standby_stages
@@ -120,13 +123,16 @@ def command(
     checkpoint_every: Annotated[int, typer.Option(help="Steps between the restarted job's checkpoints.", min=6)] = 20,
     network: Annotated[bool, typer.Option("--network", help="Do not tell the coordinator of ended processes.")] = False,
     seed: Annotated[int, typer.Option(help="Of stages and moments.")] = 0,
+    times: Annotated[
+        int, typer.Option("--slower", help="Emulated layers take so many times as long: for a busy machine.")
+    ] = 1,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """How long training pauses when a worker is taken away, against restarting the whole job."""
     options = PauseOptions(
         task=task, stages=stages, microbatches=microbatches, mode=mode, schedule=schedule, standby=standby,
         standby_stages=standby_stages, kills=kills, notices=notices, restarts=restarts, every=checkpoint_every,
-        seed=seed, network=network,
+        seed=seed, network=network, slower=times,
     )  # fmt: skip
 
     async def body() -> None:
