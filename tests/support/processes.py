@@ -134,14 +134,26 @@ def run_slowly(
 
 
 def run_with_faults(
-    manifest: Mapping[str, Any], folder: Path, monkeypatch: Any, *faults: tuple[str, int, int, int, int, int]
+    manifest: Mapping[str, Any],
+    folder: Path,
+    monkeypatch: Any,
+    *faults: tuple[str, int, int, int, int, int],
+    then: Decide = lambda job: None,
+    seconds: float = 100.0,
 ) -> Processes:
-    """faults: (instruction, pipeline, stage, step, microbatch, signal), each striking once."""
+    """faults: (instruction, pipeline, stage, step, microbatch, signal), each striking once. then: what befalls the job
+    once one has struck.
+    """
     marks = folder / "marks"
     marks.mkdir()
+
+    def decide(job: Processes) -> None:
+        if any(marks.iterdir()):
+            then(job)
+
     monkeypatch.setenv(faulty_worker.ENVIRONMENT, json.dumps({"marks": str(marks), "faults": faults}))
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
-    job = asyncio.run(Processes(manifest, folder, main="faulty_worker:main").run())
+    job = asyncio.run(Processes(manifest, folder, main="faulty_worker:main", decide=decide).run(seconds))
     assert len(list(marks.iterdir())) == len(faults), "a fault did not strike"
     return job
 

@@ -12,7 +12,7 @@ from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from manifest_kit import bamboojob, gpt_task, training
-from processes import run, run_with_faults
+from processes import Processes, run, run_with_faults
 from training_job import Fault, Job
 
 pytestmark = [
@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
 ]
 STEPS = 4
+SECONDS = 300.0  # a job of processes, which compile
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,14 +79,37 @@ def test_a_kill_changes_no_bit(name: str) -> None:
     assert_same(job, undisturbed())
 
 
-def test_processes_train_to_the_same_bits_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calm, struck = tmp_path / "calm", tmp_path / "struck"
-    calm.mkdir()
-    struck.mkdir()
-    reference = run(manifest(2, 1), calm, seconds=300.0)
-    job = run_with_faults(manifest(2, 1), struck, monkeypatch, ("Backward", 0, 1, 2, 1, signal.SIGKILL))
+@pytest.fixture(scope="module")
+def calm_processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
+    return run(manifest(2, 1), tmp_path_factory.mktemp("calm"), seconds=SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "microbatch"),
+    [
+        ("Backward", 1, 1),
+        *(
+            pytest.param(*point, marks=pytest.mark.slow)
+            for point in [
+                ("Forward", 0, 0), ("Forward", 1, 2), ("Backward", 0, 3), ("SyncReplicas", 0, 0), ("ReportReady", 1, 0),
+                ("OptimizerStep", 0, 0), ("OptimizerStep", 1, 0),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_processes_train_to_the_same_bits_after_a_kill(
+    name: str,
+    stage: int,
+    microbatch: int,
+    calm_processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault = (name, 0, stage, 2, microbatch, signal.SIGKILL)
+    job = run_with_faults(manifest(2, 1), tmp_path, monkeypatch, fault, seconds=SECONDS)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == reference.state.losses
-    assert dict(job.state.finished) == dict(reference.state.finished)
+    assert job.state.losses == calm_processes.state.losses
+    assert dict(job.state.finished) == dict(calm_processes.state.finished)
     assert job.state.losses == undisturbed().state.losses
+    assert job.state.preemptions == 1

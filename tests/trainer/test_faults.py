@@ -236,6 +236,38 @@ def test_a_worker_with_two_devices_is_lost_as_one(part: int, tmp_path: Path, mon
     assert (job.state.preemptions, job.state.restarts) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "stage", "microbatch"),
+    [
+        ("Backward", 2, 3),
+        *(
+            pytest.param(*point, marks=pytest.mark.slow)
+            for point in [
+                ("Forward", 0, 0), ("Forward", 3, 6), ("Backward", 1, 7), ("SyncReplicas", 0, 0), ("ReportReady", 3, 0),
+                ("OptimizerStep", 1, 0), ("OptimizerStep", 2, 0),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_is_lost_while_one_of_its_workers_is_inside_an_instruction(
+    name: str, stage: int, microbatch: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops there, and then both of the node get SIGKILL."""
+    document = manifest()
+    document["spec"]["spread"] = {"workersPerNode": 2}
+
+    def lose_the_node(job: Processes) -> None:
+        if not job.acted:
+            owner = job.owner(0, stage)
+            for worker in [owner, *job.places.lost_with(owner, job.pool.alive)]:
+                job.signal(worker)
+
+    fault = (name, 0, stage, 5, microbatch, signal.SIGSTOP)
+    job = run_with_faults(document, tmp_path, monkeypatch, fault, then=lose_the_node)
+    assert_same(job, references[4, 1, False])
+    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0)
+
+
 def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_kill: KillOnce) -> None:
     job = run_and_kill(manifest(), [(0, 1), (0, 2)])
     assert job.finish is not None

@@ -1,7 +1,9 @@
 """Final gradients in bf16: half of what replicas receive, applied by owners and replicas alike, the same bits."""
 
+import signal
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +11,13 @@ import torch
 from test_sharded_optimizer import ended_with
 
 from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import RefusedFrame, read
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
+from processes import run_with_faults
 from stage_kit import CONFIG, SPLITS, check_rounds_as_plain_pytorch, small_gpt
 from training_job import Fault, Job
 
@@ -50,6 +54,39 @@ def test_a_job_has_the_same_bits_on_any_grid_and_after_losses() -> None:
     assert not any(job.faults for job in jobs)
     assert len({add_digests(job.digests) for job in jobs}) == 1
     assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+
+
+@pytest.fixture(scope="module")
+def calm() -> Job:
+    return Job(manifest(2, 2)).run()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("SyncReplicas", 0, 0, 2, 0),
+        *(
+            pytest.param(place, marks=pytest.mark.slow)
+            for place in [
+                ("Forward", 1, 1, 2, 1), ("Backward", 0, 1, 2, 1), ("ReduceGradients", 0, 1, 2, 0),
+                ("GatherGradients", 1, 0, 1, 0), ("SumTied", 1, 1, 2, 0), ("SyncReplicas", 1, 1, 2, 0),
+                ("ReplicaUpdate", 0, 0, 2, 0), ("OptimizerStep", 0, 1, 2, 0),
+            ]
+        ),
+    ],
+    ids=lambda place: f"{place[0]}-pipeline{place[1]}-stage{place[2]}",
+)  # fmt: skip
+def test_a_process_that_is_killed_leaves_the_bits(
+    place: tuple[str, int, int, int, int], calm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a job without processes. Who is killed at SyncReplicas has rounded, and nobody has what it rounded."""
+    job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, (*place, signal.SIGKILL))
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.losses == calm.state.losses
+    assert dict(job.state.finished) == dict(calm.state.finished)
+    assert job.state.preemptions == 1
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
