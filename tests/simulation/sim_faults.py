@@ -8,6 +8,7 @@ from typing import Any
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from sim_arithmetic import Arithmetic
+from sim_kinds import Kind
 
 ZONES = 3
 SPAN_SECONDS = 0.1  # about one step
@@ -170,38 +171,12 @@ class Scenario:
 MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
 
 
-def scenario(
-    seed: int,
-    *,
-    restarts: bool = False,
-    elastic: bool = False,
-    checkpoints: bool = False,
-    resplit: bool = False,
-    replicas: bool = False,
-    stragglers: bool = False,
-    siblings: bool = False,
-    sharded: bool = False,
-    zbh1: bool = False,
-    stops: bool = False,
-    verify: bool = False,
-    devices: bool = False,
-    nodes: bool = False,
-    spares: bool = False,
-    divided: bool = False,
-) -> Scenario:
-    """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
-    and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
-    several, and neighbours or zones are lost at once. stragglers: workers are slow for a time or for good, and layers
-    take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
-    sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed. stops:
-    an evaluation ends the job early. verify: results that are there twice are compared; none of them differ.
-    devices: what is sent has to be copied from one. nodes: they have several workers, and are lost with all of them.
-    spares: a worker on standby keeps replicas of stages. divided: workers have several devices, and run their stage in
-    as many parts.
-    """
+def scenario(seed: int, *kinds: Kind) -> Scenario:
+    """What the seed stands for, if jobs have what these kinds say."""
     rng = random.Random(seed)
-    resplit = resplit or stragglers
-    grow = elastic and rng.random() < 0.5
+    has, resplit = frozenset(kinds), not {Kind.RESPLIT, Kind.STRAGGLERS}.isdisjoint(kinds)
+    checkpoints = Kind.CHECKPOINTS in has
+    grow = Kind.ELASTIC in has and rng.random() < 0.5
     a = _arithmetic(rng, seed, grow, resplit)
     most = min(3, a.groups)
     bounds = (rng.randint(1, a.pipelines), rng.randint(a.pipelines, most), rng.choice((1, 1, 3))) if grow else None
@@ -220,7 +195,7 @@ def scenario(
         removing=rng.random() < 0.7,
         slowness=10 ** rng.uniform(-1, 0.7),
         capacity=wanted if rng.random() < 0.6 else rng.randint(a.stages * a.pipelines, wanted + 2),
-        faults=_faults(rng, a, restarts, checkpoints, resplit),
+        faults=_faults(rng, a, Kind.RESTARTS in has, checkpoints, resplit),
         lookahead=rng.choice((0, 1, 1, 2)),
         checkpoints=chance.choice((1, 1, 2, 3, 5)) if checkpoints else 0,
         in_memory=random.Random(f"{seed} memory").random() < 0.8,
@@ -228,17 +203,18 @@ def scenario(
         store_seconds=10 ** chance.uniform(-3, -0.5),
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
-    made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if stragglers else made
-    made = _with_siblings(made, random.Random(f"{seed} siblings")) if siblings or sharded else made
-    made = _with_shards(made, random.Random(f"{seed} shards")) if sharded else made
-    made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if zbh1 else made
-    made = _with_replicas(made, several) if replicas else made
-    made = _with_nodes(made, random.Random(f"{seed} nodes")) if nodes else made
-    made = _with_ready_spares(made, random.Random(f"{seed} spares")) if spares else made
-    made = _with_devices(made, random.Random(f"{seed} divided")) if divided else made
-    made = replace(made, verifies=verify)
-    made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2)) if devices else made
-    return _with_early_stop(made, random.Random(f"{seed} stops")) if stops else made
+    made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if Kind.STRAGGLERS in has else made
+    made = _with_siblings(made, random.Random(f"{seed} siblings")) if has & {Kind.SIBLINGS, Kind.SHARDED} else made
+    made = _with_shards(made, random.Random(f"{seed} shards")) if Kind.SHARDED in has else made
+    made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if Kind.ZBH1 in has else made
+    made = _with_replicas(made, several) if Kind.REPLICAS in has else made
+    made = _with_nodes(made, random.Random(f"{seed} nodes")) if Kind.NODES in has else made
+    made = _with_ready_spares(made, random.Random(f"{seed} spares")) if Kind.SPARES in has else made
+    made = _with_devices(made, random.Random(f"{seed} divided")) if Kind.DIVIDED in has else made
+    made = replace(made, verifies=Kind.VERIFY in has)
+    if Kind.DEVICES in has:
+        made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2))
+    return _with_early_stop(made, random.Random(f"{seed} stops")) if Kind.STOPS in has else made
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:

@@ -139,7 +139,5 @@ class SimWeights:
         if written.keys() == set(range(request.stages)):
             self.folder = written
         elif not self.folder:
-            raise Violation(
-                f"of {request.stages} stages only {sorted(written)} are written, and these are committed"
-            )
+            raise Violation(f"of {request.stages} stages only {sorted(written)} are written, and these are committed")
         self.written.clear()

@@ -4,14 +4,7 @@
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
---elastic, --restarts, --checkpoints, --resplit, --replicas, --stragglers, --siblings, --sharded, --zbh1, --stops,
---verify, --devices, --nodes, --spares, --divided: scenarios in which the number of pipelines may change, the
-coordinator restarts, the job has checkpoints and loses what only they bring back, the number of stages follows the
-workers, it has several replicas and loses as many workers at once, workers are slow, its pipelines have one stage, or
-that and shards of the optimizer's state, weight gradients are postponed, an evaluation ends it early, results that are
-there twice are compared, of which none may be found to differ, boundary tensors take a while to be copied from a
-device, workers share nodes and are lost with them, a worker on standby keeps replicas, or workers have several devices,
-which run a part of their stage each.
+Each kind of scenario has a flag; any of them go together.
 --record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
 times): a change that is to change no behaviour leaves the file as it was.
 """
@@ -22,41 +15,32 @@ import multiprocessing
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from sim_checks import RunResult
 from sim_faults import Scenario, scenario
 from sim_job import Simulation
+from sim_kinds import Kind, flags
 from sim_many import report
 
 BATCH = 20
-KINDS = (
-    "restarts", "elastic", "checkpoints", "resplit", "replicas", "stragglers", "siblings", "sharded", "zbh1", "stops",
-    "verify",
-    "devices", "nodes", "spares", "divided",
-)  # fmt: skip
 
 
 def run_scenario(job: Scenario) -> RunResult:
     return Simulation(job).run()
 
 
-Kinds = dict[str, bool]  # keyword arguments of `scenario`
+def run_seed(seed: int, *kinds: Kind) -> RunResult:
+    return run_scenario(scenario(seed, *kinds))
 
 
-def run_seed(seed: int, **kinds: bool) -> RunResult:
-    return run_scenario(scenario(seed, **kinds))
+def command(seed: int, *kinds: Kind) -> str:
+    return f"python tests/simulation/simulate.py --seed {seed}{flags(kinds)} --verbose"
 
 
-def command(seed: int, **kinds: bool) -> str:
-    flags = "".join(f" --{kind}" for kind, wanted in kinds.items() if wanted)
-    return f"python tests/simulation/simulate.py --seed {seed}{flags} --verbose"
-
-
-def kinds_of(arguments: argparse.Namespace) -> Kinds:
-    return {kind: getattr(arguments, kind) for kind in KINDS}
+def kinds_of(arguments: argparse.Namespace) -> tuple[Kind, ...]:
+    return tuple(kind for kind in Kind if getattr(arguments, kind))
 
 
 def shrink(job: Scenario) -> Scenario:
@@ -73,13 +57,13 @@ def shrink(job: Scenario) -> Scenario:
 
 
 def one(arguments: argparse.Namespace) -> int:
-    job = scenario(arguments.seed, **kinds_of(arguments))
+    job = scenario(arguments.seed, *kinds_of(arguments))
     if arguments.faults is not None:
         kept = [int(i) for i in arguments.faults.split(",") if i]
         job = replace(job, faults=tuple(job.faults[i] for i in kept))
     if arguments.shrink:
         job = shrink(job)
-    full = scenario(arguments.seed, **kinds_of(arguments)).faults
+    full = scenario(arguments.seed, *kinds_of(arguments)).faults
     print(job)
     for fault in job.faults:
         print(f"  fault {full.index(fault)}: {fault}")
@@ -98,10 +82,10 @@ def events_hash(job: Scenario) -> str:
     return told.hexdigest()[:16]
 
 
-def _hashes(task: tuple[range, Kinds]) -> list[str]:
+def _hashes(task: tuple[range, tuple[Kind, ...]]) -> list[str]:
     torch.set_num_threads(1)
     seeds, kinds = task
-    return [f"{seed} {events_hash(scenario(seed, **kinds))}\n" for seed in seeds]
+    return [f"{seed} {events_hash(scenario(seed, *kinds))}\n" for seed in seeds]
 
 
 def record(arguments: argparse.Namespace) -> int:
@@ -112,22 +96,24 @@ def record(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def batches(arguments: argparse.Namespace) -> list[tuple[range, Kinds]]:
+def batches(arguments: argparse.Namespace) -> list[tuple[range, tuple[Kind, ...]]]:
     first, last = map(int, arguments.seeds.split(":"))
     starts = range(first, last, BATCH)
     return [(range(a, min(a + BATCH, last)), kinds_of(arguments)) for a in starts]
 
 
-def _batch(task: tuple[range, Kinds]) -> list[RunResult]:
+def _batch(task: tuple[range, tuple[Kind, ...]]) -> list[RunResult]:
     torch.set_num_threads(1)
     seeds, kinds = task
-    return [run_seed(seed, **kinds) for seed in seeds]
+    return [run_seed(seed, *kinds) for seed in seeds]
 
 
 def many(arguments: argparse.Namespace) -> int:
-    replay = partial(command, **kinds_of(arguments))
+    kinds = kinds_of(arguments)
     with multiprocessing.Pool(arguments.processes) as pool:
-        return report(pool.imap_unordered(_batch, batches(arguments)), replay, arguments.keep_going)
+        return report(
+            pool.imap_unordered(_batch, batches(arguments)), lambda seed: command(seed, *kinds), arguments.keep_going
+        )
 
 
 def main() -> int:
@@ -139,21 +125,8 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="drop faults while the run still fails")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--record", metavar="FILE", help="write a hash of each seed's events")
-    parser.add_argument("--restarts", action="store_true")
-    parser.add_argument("--elastic", action="store_true")
-    parser.add_argument("--checkpoints", action="store_true")
-    parser.add_argument("--resplit", action="store_true")
-    parser.add_argument("--replicas", action="store_true")
-    parser.add_argument("--stragglers", action="store_true")
-    parser.add_argument("--siblings", action="store_true")
-    parser.add_argument("--sharded", action="store_true")
-    parser.add_argument("--zbh1", action="store_true")
-    parser.add_argument("--stops", action="store_true")
-    parser.add_argument("--verify", action="store_true")
-    parser.add_argument("--devices", action="store_true")
-    parser.add_argument("--nodes", action="store_true")
-    parser.add_argument("--spares", action="store_true")
-    parser.add_argument("--divided", action="store_true")
+    for kind in Kind:
+        parser.add_argument(f"--{kind}", action="store_true", help=kind.help)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -9,6 +9,7 @@ from bamboo.planning.heirs import heirs_may_differ
 from sim_arithmetic import Arithmetic
 from sim_faults import Fault, FaultKind, Scenario, scenario
 from sim_job import Simulation, describe
+from sim_kinds import Kind
 from simulate import command, run_seed
 
 QUIET, BATCHES, BATCH, LONG = 25, 15, 20, 30
@@ -17,7 +18,7 @@ QUIET, BATCHES, BATCH, LONG = 25, 15, 20, 30
 @pytest.mark.parametrize("seed", range(QUIET))
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     """The jobs of seeds that are not used below; one of them with another number of pipelines."""
-    job = Simulation(scenario(10_000 + seed, elastic=True))
+    job = Simulation(scenario(10_000 + seed, Kind.ELASTIC))
     job.injector.left.clear()
     verdict = job.run()
     assert verdict.problem is None, verdict.problem
@@ -33,131 +34,131 @@ def test_no_seed_of_random_faults_breaks_the_protocol(batch: int) -> None:
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ({"checkpoints": True}, 0),
-        ({"checkpoints": True}, 12),
-        ({"checkpoints": True}, 395),  # 400: a writer gives its stage away with the very commit that is kept
-        ({"checkpoints": True, "restarts": True}, 0),
+        ((Kind.CHECKPOINTS,), 0),
+        ((Kind.CHECKPOINTS,), 12),
+        ((Kind.CHECKPOINTS,), 395),  # 400: a writer gives its stage away with the very commit that is kept
+        ((Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
 )
-def test_random_faults_of_jobs_with_checkpoints(kinds: dict[str, bool], first: int) -> None:
+def test_random_faults_of_jobs_with_checkpoints(kinds: tuple[Kind, ...], first: int) -> None:
     """The store is slow, fails, and damages what it has; a whole stage and all workers are lost, too."""
-    verdicts = [run_seed(seed, **kinds) for seed in range(first, first + 12)]
+    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + 12)]
     failed = [v for v in verdicts if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ({"resplit": True}, 0),
-        ({"resplit": True}, 100),
-        ({"resplit": True, "restarts": True}, 1084),  # 1087: the layers were to be split anew after the last step
-        ({"resplit": True, "checkpoints": True, "elastic": True}, 0),
+        ((Kind.RESPLIT,), 0),
+        ((Kind.RESPLIT,), 100),
+        ((Kind.RESPLIT, Kind.RESTARTS), 1084),  # 1087: the layers were to be split anew after the last step
+        ((Kind.RESPLIT, Kind.CHECKPOINTS, Kind.ELASTIC), 0),
     ],
 )
-def test_random_faults_while_layers_are_split_anew(kinds: dict[str, bool], first: int) -> None:
+def test_random_faults_while_layers_are_split_anew(kinds: tuple[Kind, ...], first: int) -> None:
     """Workers are lost, and for a while there are no others; some of the kills wait until layers travel."""
-    verdicts = [run_seed(seed, **kinds) for seed in range(first, first + 10)]
+    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + 10)]
     failed = [v for v in verdicts if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
 @pytest.mark.parametrize("first", [0, 6])
 def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -> None:
     """Some workers are slow for a time or for good; they are replaced or get fewer layers, and others are lost."""
-    jobs = [Simulation(scenario(seed, stragglers=True)) for seed in range(first, first + 6)]
+    jobs = [Simulation(scenario(seed, Kind.STRAGGLERS)) for seed in range(first, first + 6)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, stragglers=True)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, Kind.STRAGGLERS)}" for v in failed)
     assert {"StragglerFound", "StragglerReplaced", "Rebalancing"} <= {e.reason for job in jobs for e in job.emitted}
 
 
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ({"siblings": True}, 0),
-        ({"siblings": True, "restarts": True}, 100),
-        ({"siblings": True, "checkpoints": True}, 200),
+        ((Kind.SIBLINGS,), 0),
+        ((Kind.SIBLINGS, Kind.RESTARTS), 100),
+        ((Kind.SIBLINGS, Kind.CHECKPOINTS), 200),
     ],
 )
-def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: dict[str, bool], first: int) -> None:
+def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: tuple[Kind, ...], first: int) -> None:
     """All share what is lost; half of the kills befall who runs a portion of it."""
-    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 30)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 30)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     shared = [e for job in jobs for e in job.emitted if "its microbatches are shared" in e.message]
     assert len(shared) > 3
 
 
-@pytest.mark.parametrize("kinds", [{}, {"restarts": True}])
-def test_random_faults_while_tensors_are_copied_from_a_device(kinds: dict[str, bool]) -> None:
+@pytest.mark.parametrize("kinds", [(), (Kind.RESTARTS,)])
+def test_random_faults_while_tensors_are_copied_from_a_device(kinds: tuple[Kind, ...]) -> None:
     """What is emitted leaves later, and the worker may be lost, or a plan may come, before it does."""
-    verdicts = [run_seed(seed, devices=True, **kinds) for seed in range(5)]
+    verdicts = [run_seed(seed, Kind.DEVICES, *kinds) for seed in range(5)]
     failed = [v for v in verdicts if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, devices=True, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, Kind.DEVICES, *kinds)}" for v in failed)
 
 
-@pytest.mark.parametrize(("kinds", "first"), [({}, 0), ({"restarts": True}, 100), ({"replicas": True}, 200)])
-def test_random_faults_of_jobs_whose_standby_workers_keep_replicas(kinds: dict[str, bool], first: int) -> None:
+@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS,), 100), ((Kind.REPLICAS,), 200)])
+def test_random_faults_of_jobs_whose_standby_workers_keep_replicas(kinds: tuple[Kind, ...], first: int) -> None:
     """They take stages over in the middle of a step, and are lost in turn."""
-    kinds = {**kinds, "spares": True}
-    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 10)]
+    kinds = (*kinds, Kind.SPARES)
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 10)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     assert sum(e.reason == "Takeover" for job in jobs for e in job.emitted) > 3
 
 
-@pytest.mark.parametrize(("kinds", "first"), [({}, 0), ({"checkpoints": True}, 100)])
-def test_random_faults_of_jobs_that_an_evaluation_ends(kinds: dict[str, bool], first: int) -> None:
+@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.CHECKPOINTS,), 100)])
+def test_random_faults_of_jobs_that_an_evaluation_ends(kinds: tuple[Kind, ...], first: int) -> None:
     """Half of what befalls a certain step befalls the one that is given up, or the one before."""
-    kinds = {**kinds, "stops": True}
-    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 6)]
+    kinds = (*kinds, Kind.STOPS)
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 6)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     assert sum(job.finish is not None and job.finish.reason == "EarlyStopped" for job in jobs) > 3
 
 
-@pytest.mark.parametrize(("kinds", "first"), [({"sharded": True}, 0), ({"sharded": True, "checkpoints": True}, 200)])
-def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(kinds: dict[str, bool], first: int) -> None:
+@pytest.mark.parametrize(("kinds", "first"), [((Kind.SHARDED,), 0), ((Kind.SHARDED, Kind.CHECKPOINTS), 200)])
+def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(kinds: tuple[Kind, ...], first: int) -> None:
     """Half of the kills befall who updates a shard, or sends its parameters to the others."""
-    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 8)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 8)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     assert sum(any(plan.shards for plan in job.checks.plans.values()) for job in jobs) > 2
 
 
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ({"replicas": True}, 80),  # 90: one after the other, and with them what they had sent to each other
-        ({"replicas": True}, 170),
-        ({"replicas": True, "checkpoints": True, "resplit": True}, 7060),  # 7068: back to the last step
-        ({"replicas": True, "checkpoints": True, "restarts": True, "elastic": True}, 7045),
-        ({"replicas": True, "elastic": True}, 1000),
-        ({"replicas": True, "checkpoints": True, "restarts": True}, 0),
+        ((Kind.REPLICAS,), 80),  # 90: one after the other, and with them what they had sent to each other
+        ((Kind.REPLICAS,), 170),
+        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESPLIT), 7060),  # 7068: back to the last step
+        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS, Kind.ELASTIC), 7045),
+        ((Kind.REPLICAS, Kind.ELASTIC), 1000),
+        ((Kind.REPLICAS, Kind.CHECKPOINTS, Kind.RESTARTS), 0),
     ],
 )
-def test_neighbours_and_zones_are_lost_at_once(kinds: dict[str, bool], first: int) -> None:
+def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: int) -> None:
     """In jobs with two or three replicas. Where faults leave copies of all they take, no job goes back or ends."""
-    verdicts = [run_seed(seed, **kinds) for seed in range(first, first + 12)]
+    verdicts = [run_seed(seed, *kinds) for seed in range(first, first + 12)]
     failed = [v for v in verdicts if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
-        ({"nodes": True}, 0),
-        ({"nodes": True, "restarts": True, "elastic": True}, 100),
-        ({"nodes": True, "replicas": True}, 200),
-        ({"nodes": True, "checkpoints": True, "resplit": True}, 300),
-        ({"nodes": True, "siblings": True}, 400),
+        ((Kind.NODES,), 0),
+        ((Kind.NODES, Kind.RESTARTS, Kind.ELASTIC), 100),
+        ((Kind.NODES, Kind.REPLICAS), 200),
+        ((Kind.NODES, Kind.CHECKPOINTS, Kind.RESPLIT), 300),
+        ((Kind.NODES, Kind.SIBLINGS), 400),
     ],
 )
-def test_nodes_are_lost_with_all_their_workers(kinds: dict[str, bool], first: int) -> None:
+def test_nodes_are_lost_with_all_their_workers(kinds: tuple[Kind, ...], first: int) -> None:
     """In one instant, in the middle of anything. Where faults leave copies of all they take, the job goes on."""
-    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 24)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 24)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
-    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
     assert sum(fault.with_node for job in jobs for fault, _ in job.injector.struck) >= 5
 
 

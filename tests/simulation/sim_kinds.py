@@ -1,0 +1,36 @@
+"""Kinds of scenarios: what a job has, or what befalls it, beyond the usual. Any of them go together."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """A flag of simulate.py; `help` says what it is."""
+
+    help: str
+
+    def __new__(cls, name: str, help: str) -> "Kind":
+        kind = str.__new__(cls, name)
+        kind._value_, kind.help = name, help
+        return kind
+
+    RESTARTS = "restarts", "the coordinator restarts, too"
+    ELASTIC = "elastic", "the number of pipelines may change"
+    CHECKPOINTS = "checkpoints", "the job has some, and more often loses what only they bring back"
+    RESPLIT = "resplit", "the number of stages follows the workers"
+    REPLICAS = "replicas", "there are several of each state, and neighbours or zones are lost at once"
+    STRAGGLERS = "stragglers", "workers are slow for a time or for good, and layers take other times than was counted"
+    SIBLINGS = "siblings", "several pipelines of one stage, whose workers share what is lost"
+    SHARDED = "sharded", "as with siblings, and each has but a shard of the optimizer's state"
+    ZBH1 = "zbh1", "weight gradients are postponed"
+    STOPS = "stops", "an evaluation ends the job early"
+    VERIFY = "verify", "results that are there twice are compared; none of them differ"
+    DEVICES = "devices", "what is sent has to be copied from a device, which takes a while"
+    NODES = "nodes", "nodes have several workers, and are lost with all of them"
+    SPARES = "spares", "a worker on standby keeps replicas of stages"
+    DIVIDED = "divided", "workers have several devices, and run their stage in as many parts"
+
+
+def flags(kinds: Iterable[Kind]) -> str:
+    """As simulate.py takes them, each after a space."""
+    return "".join(f" --{kind}" for kind in kinds)
