@@ -69,7 +69,7 @@ def calm() -> Job:
         *(
             pytest.param(place, marks=pytest.mark.slow)
             for place in [
-                ("Forward", 1, 1, 2, 1), ("Backward", 0, 1, 2, 1), ("ReduceGradients", 0, 1, 2, 0),
+                ("Forward", 1, 1, 2, 3), ("Backward", 0, 1, 2, 1), ("ReduceGradients", 0, 1, 2, 0),
                 ("GatherGradients", 1, 0, 1, 0), ("SumTied", 1, 1, 2, 0), ("SyncReplicas", 1, 1, 2, 0),
                 ("ReplicaUpdate", 0, 0, 2, 0), ("OptimizerStep", 0, 1, 2, 0),
             ]
