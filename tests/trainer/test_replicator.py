@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from bamboo.control.protocol import Message, ReplicaSynced
-from bamboo.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.replicator import Replicator
@@ -32,16 +33,16 @@ COMMIT = Commit(norm=1.0, loss=1.0, microbatches=3, generation=0, epoch=1)
 class One:
     """A worker of the plan with its states of the stages, and what it says."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: str, of: Plan = PLAN, devices: int = 1) -> None:
         self.net, self.said = RecordingTransport(), list[Message]()
-        plan = PlanState(worker, PLAN)
+        plan = PlanState(worker, of, devices)
         outbox = Outbox(plan, self.net, lambda frame: None)
 
         def build(index: int, stages: Any, restore: CheckpointId | None) -> Stage:
             return Stage(small_task(), index, stages, CONFIG)
 
         self.states = StageStates(build, False, {})
-        self.states.take_roles(PLAN, worker, first=True)
+        self.states.take_roles(of, worker, first=True)
         committer = Committer(plan, outbox, self.states, lambda _: None, lambda: 0.0, lambda: "a", NoHistory())
         self.replicator = Replicator(plan, outbox, self.states, committer, self.said.append)
         self.replicator.take_roles(None)
@@ -158,3 +159,70 @@ def test_ready_goes_before_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [kinds for kinds in sent.values() if len(set(kinds)) == 2]
     assert len(both) >= 2 * REPORTED, sent
     assert all(kinds[0] is FrameKind.READY for kinds in both), sent
+
+
+# a stage in two parts, on two devices of a worker, and its replica on another one
+
+DIVIDED = msgspec.structs.replace(
+    planned(1, 1, 1, "a"),
+    stages=((0, 1), (1, 3)),
+    pipelines=((Assignment(owner="w0", replicas=("w1",)),) * 2,),
+    workers=tuple(Peer(worker=f"w{i}", host="h", port=1) for i in range(2)),
+)
+
+
+def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() -> None:
+    """At different versions none of them could be repeated after the owner's loss."""
+    owner = One("w0", DIVIDED, devices=2)
+
+    def announce(part: int, version: int) -> None:
+        digest = "" if version else owner.states[part].digest()
+        said = Announce(version=version, secured=version, digest=digest)
+        owner.replicator.announced(Cell(0, part), "w1", 1, said)
+
+    announce(0, 0)
+    assert owner.said == [], "nothing is known of the other part"
+    for part in range(2):
+        stage = owner.states[part]
+        owner.replicator.finalize(part, 0, (torch.ones(stage.size),))
+        owner.states.apply(part, COMMIT)
+    announce(1, 1)
+    assert owner.said == [], "the first part's gradients may be lost on their way"
+    announce(0, 1)
+    assert owner.said == [ReplicaSynced(cell=Cell(0, 0), replica="w1")]
+    assert list(owner.replicator.synced()) == [(Cell(0, 0), "w1"), (Cell(0, 1), "w1")]
+
+
+def test_a_replica_takes_a_state_over_when_all_parts_can_come_to_its_version() -> None:
+    owner, replica = One("w0", DIVIDED, devices=2), One("w1", DIVIDED, devices=2)
+    states = {}
+    for part in range(2):
+        owner.replicator.finalize(part, 0, (torch.ones(owner.states[part].size),))
+        owner.states.apply(part, COMMIT)
+        owner.replicator.send_state(Cell(0, part), "w1")
+        ((_, states[part]),) = owner.sent()
+    inbox = replica.replicator
+    inbox.state_arrived(states[1])
+    assert inbox.next_state() is None, "if the owner is lost now, both parts repeat the step"
+    inbox.finalize(0, 0, (torch.ones(replica.states[0].size),))
+    assert inbox.next_state() is states[1], "the other part can go on by itself"
+    assert inbox.next_state() is None
+    later = One("w1", DIVIDED, devices=2).replicator
+    for part in (1, 0):
+        later.state_arrived(states[part])
+    for part in (1, 0):
+        assert later.next_state() is states[part]
+        assert later.restore(states[part].address, states[part].tensors, states[part].payload)
+
+
+def test_a_state_that_waits_for_the_other_parts_is_given_up_with_the_plan() -> None:
+    owner, replica = One("w0", DIVIDED, devices=2), One("w1", DIVIDED, devices=2)
+    owner.replicator.finalize(0, 0, (torch.ones(owner.states[0].size),))
+    owner.states.apply(0, COMMIT)
+    owner.replicator.send_state(Cell(0, 0), "w1")
+    ((_, state),) = owner.sent()
+    replica.replicator.state_arrived(state)
+    assert list(replica.replicator.waiting_frames()) == [state]
+    replica.replicator.take_roles(DIVIDED)
+    replica.replicator.finalize(1, 0, (torch.ones(replica.states[1].size),))
+    assert replica.replicator.next_state() is None

@@ -18,7 +18,8 @@ class ReplicaProgress:
     """since: the replica gets every gradient from that step on (None: not fed); acked: the version it holds.
 
     epoch: of the plan in which it became one. What it says of an earlier one is of a state that it may have dropped.
-    secured: the version that it can reach without anybody's help, with the gradients that it has.
+    secured: the version that it can reach without anybody's help, with the gradients that it has. level: it has been in
+    step together with the replicas of the stage's other parts, if workers have several devices.
     """
 
     epoch: int = 0
@@ -26,6 +27,7 @@ class ReplicaProgress:
     acked: int = -1
     secured: int = -1
     synced: bool = False
+    level: bool = False
     follows_from: int | None = None  # the owner's version when the replica first had a state to go on from
 
     def announced(self, version: int, secured: int, mine: int, same: bool) -> Owed:
@@ -41,7 +43,7 @@ class ReplicaProgress:
 
     def _owed(self, version: int, mine: int, same: bool) -> Owed:
         if version < 0 <= self.acked:  # it was none for a plan that this owner has never obeyed
-            self.since, self.acked, self.follows_from, self.synced = None, -1, None, False
+            self.since, self.acked, self.follows_from, self.synced, self.level = None, -1, None, False, False
         self.acked = max(self.acked, version)
         if version >= 0 and not same:
             self.since, self.acked, self.follows_from = mine, -1, None

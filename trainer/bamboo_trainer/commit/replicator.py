@@ -32,12 +32,14 @@ class Replicator:
         self._plan, self._outbox, self._states, self._committer, self._tell = plan, outbox, states, committer, tell
         self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
         self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
+        self._arrived: dict[int, Frame] = {}  # states for stages here, by number, that are not taken over yet
 
     # as an owner
 
     def take_roles(self, old: Plan | None) -> None:
         """The plan in force names the replicas. old: the one before."""
         worker = self._plan.worker
+        self._arrived.clear()  # whoever has sent them hears which version is here, and sends what is owed
         was_mine = set(old.owned_by(worker)) if old else set()
         self.progress = {
             (cell, replica): (self.progress.get((cell, replica)) if cell in was_mine else None)
@@ -97,8 +99,24 @@ class Replicator:
         same = not (said.version == 0 and stage.version == 0) or said.digest == stage.digest()
         owed = progress.announced(said.version, said.secured, stage.version, same)
         self._send_owed(cell, replica, owed)
-        if progress.caught_up(stage.version):
+        progress.caught_up(stage.version)
+        if not progress.level and self._come_level(cell, replica):
             self._tell(ReplicaSynced(cell=cell, replica=replica))
+
+    def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
+        """Does a replica hold all that the owner of a stage holds, in all parts? From then on its parts go on together.
+
+        Where they are at different versions none of them could be repeated after a loss: what the parts had sent to
+        each other is lost with their owner.
+        """
+        cells = self._plan.parts(cell)
+        parts = [self.progress[part, replica] for part in cells]
+        newest = max(self._states.version(self._states.number(part)) for part in cells)
+        if any(not part.synced or part.acked < newest for part in parts):
+            return False
+        for part in parts:
+            part.level = True
+        return True
 
     def relinked(self, peer: WorkerId) -> None:
         """What was sent to that peer may be lost."""
@@ -135,7 +153,7 @@ class Replicator:
 
     def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
         """The replicas that have held all that their owner holds."""
-        return (key for key, progress in self.progress.items() if progress.synced)
+        return (key for key, progress in self.progress.items() if progress.level)
 
     # as a replica
 
@@ -161,6 +179,32 @@ class Replicator:
             )
         self.finalize(number, address.step, final)
         self.announce(number)
+
+    def state_arrived(self, frame: Frame) -> None:
+        """Another worker's state of a stage, for `next_state`."""
+        self._arrived[self._states.number(frame.address.cell)] = frame
+
+    def next_state(self) -> Frame | None:
+        """One that may be taken over now: of a replica whose parts are on several devices, not before the others can
+        come to its version as well. If their owner is lost they have to be at one version, or none can be repeated.
+        """
+        number = next((n for n, frame in self._arrived.items() if self._may_take(n, frame.address)), None)
+        return None if number is None else self._arrived.pop(number)
+
+    def _may_take(self, number: int, address: Address) -> bool:
+        if self._plan.devices == 1 or self._states.here(number) is None or self._states.by_stage[number].owned:
+            return True
+        others = (part.stage for part in self._plan.parts(address.cell) if part.stage != number)
+        held = (other for other in others if self._states.here(other) is not None)
+        return all(max(self._states.secured(other), self._waiting(other)) >= address.step for other in held)
+
+    def _waiting(self, number: int) -> int:
+        """The version of a state that has arrived."""
+        frame = self._arrived.get(number)
+        return frame.address.step if frame else -1
+
+    def waiting_frames(self) -> Iterator[Frame]:
+        return iter(tuple(self._arrived.values()))
 
     def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
         """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""

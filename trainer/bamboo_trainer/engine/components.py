@@ -52,7 +52,7 @@ class Components:
         timer.begin(first.stages)
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
-        self.plan = PlanState(ports.worker, first)
+        self.plan = PlanState(ports.worker, first, ports.devices)
         self.outbox = Outbox(
             self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)), ports.copies
         )
@@ -211,9 +211,15 @@ class Components:
             return
         if address.kind is FrameKind.SYNC:
             self.replicator.received(address, frame.tensors)
-            return
+        else:
+            self.replicator.state_arrived(frame)
+        while (state := self.replicator.next_state()) is not None:
+            self._restore(state)
+
+    def _restore(self, frame: Frame) -> None:
+        stage = self.states.number(frame.address.cell)
         self.shares.finish(stage)
-        if self.replicator.restore(address, frame.tensors, frame.payload):
+        if self.replicator.restore(frame.address, frame.tensors, frame.payload):
             self.shares.reached(stage)
             self.redundant.drop(stage)
             self._begin(stage)
@@ -384,7 +390,7 @@ class Components:
 
     def memory(self) -> Memory:
         """What is used for what."""
-        frames = (frame for _, frame in self.early_frames)
+        frames = (*(frame for _, frame in self.early_frames), *self.replicator.waiting_frames())
         return account(self.states, self.executor, self.redundant, self.outbox.log, Beside(frames, self._copies()))
 
     def _memory_changed(self, step: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from bamboo.control.protocol import KeepLastState, Message, PlanApplied, ReplicaSynced, TakeCheckpoint
+from bamboo.control.protocol import KeepLastState, Message, PlanApplied, TakeCheckpoint
 from bamboo.control.verification import LookAgain
 from bamboo.planning.plan import Cell, Plan
 from bamboo.planning.splits.devices import devices_of, expanded, folded
@@ -27,7 +27,7 @@ def make_engine(ports: Ports, devices: int) -> Engine:
 class DividedEngine(Engine):
     def __init__(self, ports: Ports, devices: int) -> None:
         self._devices, self._folding, self._to_coordinator = devices, Folding(devices), ports.tell
-        super().__init__(replace(ports, tell=self._tell))
+        super().__init__(replace(ports, tell=self._tell, devices=devices))
 
     # from the coordinator
 
@@ -60,12 +60,7 @@ class DividedEngine(Engine):
         parts = self.components
         if isinstance(message, PlanApplied) and parts:
             self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))
-        if isinstance(message, ReplicaSynced):
-            cell, synced = self._folding.cell(message.cell), set(parts.replicator.synced()) if parts else set()
-            if any((part, message.replica) not in synced for part in self._folding.cells(cell)):
-                return
-            self._to_coordinator(ReplicaSynced(cell=cell, replica=message.replica))
-        elif (told := self._folding.fold(message)) is not None:
+        if (told := self._folding.fold(message)) is not None:
             self._to_coordinator(told)
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from bamboo.control.digests import add_digests
-from bamboo.control.protocol import CellFinished, LeftBehind, Message, Report, TakenOver
+from bamboo.control.protocol import CellFinished, LeftBehind, Message, ReplicaSynced, Report, TakenOver
 from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, StateSum
 from bamboo.planning.grid import grouped
 from bamboo.planning.plan import Cell, WorkerId
@@ -53,8 +53,8 @@ class Folding:
         match message:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
-            case LeftBehind(cell=cell):
-                return LeftBehind(cell=self.cell(cell))
+            case LeftBehind(cell=cell) | ReplicaSynced(cell=cell):
+                return msgspec.structs.replace(message, cell=self.cell(cell))
             case TakenOver():
                 return self._taken_over(message)
             case CellFinished(cell=cell):

@@ -36,7 +36,7 @@ class Ports:
     handled when one is there.
     order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. verifies: results
-    that are there twice are compared.
+    that are there twice are compared. devices: of the worker, on which its stages are run in as many parts.
     """
 
     worker: WorkerId
@@ -60,6 +60,7 @@ class Ports:
     history: History = field(default_factory=NoHistory)
     verifies: bool = False
     copies: HostCopies = field(default_factory=AtOnce)
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

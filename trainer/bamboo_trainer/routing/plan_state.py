@@ -1,5 +1,7 @@
 """Which plan this worker obeys, which one waits for its step boundary, and which peers' links are broken."""
 
+from collections.abc import Iterable
+
 from bamboo.planning.heirs import heirs_may_differ
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo.planning.ring import share_nodes
@@ -8,12 +10,12 @@ from bamboo.planning.ring import share_nodes
 class PlanState:
     """current: the plan in force. pending: a boundary plan that waits until the root has committed under it.
 
-    heirs_may_differ: of adjacent stages that are lost at once, under the plan in force. nodes_are_shared: there are
-    workers that are lost together.
+    devices: of the worker, on which its stages are run in as many parts. heirs_may_differ: of adjacent stages that are
+    lost at once, under the plan in force. nodes_are_shared: there are workers that are lost together.
     """
 
-    def __init__(self, worker: WorkerId, first: Plan) -> None:
-        self.worker = worker
+    def __init__(self, worker: WorkerId, first: Plan, devices: int = 1) -> None:
+        self.worker, self.devices = worker, devices
         self.current = first
         self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(first), share_nodes(first.workers)
         self._workers = first.worker_ids()  # of the plan in force
@@ -60,6 +62,15 @@ class PlanState:
 
     def owner(self, cell: Cell) -> WorkerId:
         return self.current.at(cell).owner
+
+    def parts(self, cell: Cell) -> list[Cell]:
+        """All parts of the stage that a cell is a part of: itself, if workers have one device."""
+        first = cell.stage - cell.stage % self.devices
+        return [Cell(cell.pipeline, first + device) for device in range(self.devices)]
+
+    def are_parts(self, cells: Iterable[Cell]) -> bool:
+        """Of one stage at most?"""
+        return len({(cell.pipeline, cell.stage // self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:
         return set(self._workers) - {self.worker}

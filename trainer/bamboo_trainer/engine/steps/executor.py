@@ -254,10 +254,10 @@ class Executor:
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Might those who would have to repeat the cell's step lack what another lost cell has sent for it?
 
-        With the owner of several cells the log of what they sent to each other is lost, too; so it is if two owners are
-        lost at once.
+        With the owner of several cells the log of what they sent to each other is lost, too, unless they are parts of a
+        stage, which one heir has at one version; so it is if two owners are lost at once.
         """
-        if len([r for r in self.cells.values() if r.program]) > 1 or self._plan.heirs_may_differ:
+        if not self._plan.are_parts(r.cell for r in self.cells.values() if r.program) or self._plan.heirs_may_differ:
             return True
         s, depth = cell_step.cell.stage, self._plan.stages
         several = len(self._plan.current.at(cell_step.cell).replicas) > 1 or self._plan.nodes_are_shared
