@@ -32,7 +32,12 @@ class OneEngine:
     """now: its clock. said: to the coordinator. did: instructions, by name, cell and microbatch. net: what it sends."""
 
     def __init__(
-        self, worker: str, plan: Plan = THREE, task: Task | None = None, config: TrainingConfig = CONFIG
+        self,
+        worker: str,
+        plan: Plan = THREE,
+        task: Task | None = None,
+        config: TrainingConfig = CONFIG,
+        devices: int = 1,
     ) -> None:
         self.now, self.said, self.net = 0.0, list[Message](), RecordingTransport()
         self.did: list[tuple[str, Cell, int]] = []
@@ -51,6 +56,7 @@ class OneEngine:
                 observer=self,
                 clock=lambda: self.now,
                 order=StageOrder(lookahead=0),
+                devices=devices,
             )
         )
         self.engine.obey(plan)

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
+
 from bamboo.job.spec import RedundancySpec
 from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.heirs import lost_runs
-from bamboo.planning.plan import Peer, Plan
+from bamboo.planning.plan import Assignment, Peer, Plan
 from bamboo.planning.transitions import PlanningView, takeover
 
 TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
@@ -17,6 +19,16 @@ def planned(stages: int, pipelines: int, replicas: int, zones: str) -> Plan:
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zones[i % len(zones)]) for i in range(stages * pipelines)]
     layers = tuple((s, s + 1) for s in range(stages))
     return initial_plan(peers, layers, pipelines, TRAINING, RedundancySpec(replicas=replicas))
+
+
+def in_two_parts() -> Plan:
+    """One stage of three layers on w0, as its engine has it on two devices, or as two stages; its replica is on w1."""
+    return msgspec.structs.replace(
+        planned(1, 1, 1, "a"),
+        stages=((0, 1), (1, 3)),
+        pipelines=((Assignment(owner="w0", replicas=("w1",)),) * 2,),
+        workers=tuple(Peer(worker=f"w{i}", host="h", port=1) for i in range(2)),
+    )
 
 
 def after_loss(plan: Plan, dead: set[str]) -> Any:

@@ -1,6 +1,7 @@
 """What a worker does next, of all that its cells could do, and what becomes of a cell that moves."""
 
 import msgspec
+import pytest
 import torch
 
 from bamboo.control.protocol import TakenOver
@@ -9,7 +10,7 @@ from bamboo.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.payloads import Announce, Commit
 from engine_kit import THREE, OneEngine
-from replica_kit import after_loss
+from replica_kit import after_loss, in_two_parts
 
 PLAN = msgspec.structs.replace(THREE, mode=RedundancyMode.LAZY_FORWARD)
 MIDDLE, LAST = Cell(0, 1), Cell(0, 2)
@@ -64,6 +65,21 @@ def test_a_step_is_not_reported_before_the_replica_has_the_state_that_it_began_w
     assert one.engine.waits_for() == "a replica of stage 2 of pipeline 0"
     announce(one, 1)
     assert done(one, "ReportReady") == [("ReportReady", 0)]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_parts_of_a_stage_are_reported_before_the_replica_has_their_gradients(devices: int) -> None:
+    """One heir has all of them at one version, and repeats them together; two stages of a worker may have two."""
+    one = OneEngine("w0", in_two_parts(), devices=devices)
+    parts = [Cell(0, part) for part in range(2)]
+    for part, cell in enumerate(parts):
+        said = Announce(version=0, secured=0, digest=one.inside.states[part].digest())
+        one.get(FrameKind.ANNOUNCE, cell, sender="w1", payload=said)
+    one.get(FrameKind.HEARD, ROOT, sender="w1", payload=[])
+    one.work()
+    assert one.engine.waits_for() == "a replica of stage 0 of pipeline 0"
+    assert one.engine.step == devices - 1, "with two devices the first step is committed"
+    assert sum(kind is FrameKind.SYNC for _, kind, _ in one.sent()) == 2 * devices
 
 
 def announce(one: OneEngine, version: int) -> None:

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
 from bamboo.control.protocol import Message, ReplicaSynced
-from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.replicator import Replicator
@@ -20,7 +19,7 @@ from bamboo_trainer.transport.payloads import Announce, Commit, RefusedFrame
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from recording_transport import RecordingTransport
-from replica_kit import planned
+from replica_kit import in_two_parts, planned
 from stage_kit import CONFIG, small_task
 from training_job import Job
 
@@ -163,12 +162,7 @@ def test_ready_goes_before_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # a stage in two parts, on two devices of a worker, and its replica on another one
 
-DIVIDED = msgspec.structs.replace(
-    planned(1, 1, 1, "a"),
-    stages=((0, 1), (1, 3)),
-    pipelines=((Assignment(owner="w0", replicas=("w1",)),) * 2,),
-    workers=tuple(Peer(worker=f"w{i}", host="h", port=1) for i in range(2)),
-)
+DIVIDED = in_two_parts()
 
 
 def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() -> None:
