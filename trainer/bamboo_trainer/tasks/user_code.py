@@ -147,6 +147,8 @@ def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
     """What is passed on as it came, or twice, has a gradient of its own in each place, as it has where the model is
     split: otherwise those of all its uses would be added up in one row, in another order.
     """
+    if len(parts) == len(result) == 1 and parts[0] is not result[0]:
+        return result  # as nearly always
     seen, found = {id(part) for part in parts}, []
     for part in result:
         found.append(part.view_as(part) if part.requires_grad and id(part) in seen else part)

@@ -1,6 +1,5 @@
 """Where the worker's main thread hears of what other threads have for it."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -32,8 +31,10 @@ class Inbox:
         """All that is there; waits for something for at most that long."""
         items = []
         if seconds > 0:
-            with suppress(Empty):
+            try:
                 items.append(self._items.get(timeout=seconds))
+            except Empty:
+                return items
         while not self._items.empty():  # nobody else takes
             items.append(self._items.get_nowait())
         return items
