@@ -225,7 +225,8 @@ class StepModel:
         sent: Counter[str] = Counter()
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
         synced: defaultdict[str, float] = defaultdict(float)  # those to its replicas, if it runs several stages
-        runs = Counter(machine(plan.at(Cell(d, s)).owner) for d, s in ends)
+        devices = self._spec.worker.devices
+        runs = Counter(one for one, *_ in {(machine(plan.at(Cell(d, s)).owner), d, s // devices) for d, s in ends})
         ready = 0.0
         for done, s in sorted((max(ends[d, s] for d in range(layout.pipelines)), s) for s in range(len(plan.stages))):
             cells = [Cell(d, s) for d in range(layout.pipelines)]
