@@ -170,6 +170,26 @@ def test_what_cannot_be_written_leaves_no_part(folder: Path, monkeypatch: pytest
     assert list((folder.parent / ".weights-7").iterdir()) == []
 
 
+def test_whoever_may_read_the_folder_may_read_its_files(folder: Path) -> None:
+    write(folder, 7, 1)
+    commit_weights(folder, 7, 1)
+    beside = folder.parent / "beside"
+    beside.touch()
+    assert (folder / "stage-000.safetensors").stat().st_mode == beside.stat().st_mode
+
+
+def test_complex_numbers_are_kept_and_what_the_format_does_not_have_is_named(folder: Path) -> None:
+    turns = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
+    write_stage(folder, 7, 0, 1, {"layers.0.turns": turns.conj(), "layers.0.empty": torch.empty(0)}, "w0")
+    commit_weights(folder, 7, 1)
+    read = load_file(folder / "stage-000.safetensors")
+    assert torch.equal(read["layers.0.turns"], turns.conj())
+    assert read["layers.0.empty"].shape == (0,)
+    with pytest.raises(ValueError, match=r"layers.0.turns is of torch.complex128, which"):
+        write_stage(folder, 8, 0, 1, {"layers.0.turns": turns.to(torch.complex128)}, "w0")
+    assert list((folder.parent / ".weights-8").iterdir()) == []
+
+
 def test_a_folder_of_which_a_stage_is_missing_is_not_exported(folder: Path) -> None:
     write(folder, 7, 3)
     commit_weights(folder, 7, 3)

@@ -28,6 +28,7 @@ _ALIGNMENT: Final = 8
 _NAMES: Final = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.complex64: "C64",
 }  # fmt: skip
 _COMPLEX: Final = {torch.complex64: "c64", torch.complex128: "c128"}
 assert set(DTYPES.values()) == _NAMES.keys() | _COMPLEX.keys()
@@ -123,7 +124,10 @@ def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     safetensors' own writer copies every tensor twice and lets no other thread run meanwhile; the one that trains must
     not wait for that.
     """
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    whole = {name: tensor.resolve_conj().resolve_neg().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in whole.items():
+        if tensor.dtype not in _NAMES:
+            raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have")
     order = sorted(whole, key=lambda name: (-whole[name].element_size(), name))  # so that each one is aligned
     specs = [(name, _NAMES[whole[name].dtype], tuple(whole[name].shape), whole[name].nbytes) for name in order]
     return [header_bytes(specs, metadata), *(byte_view(whole[name]) for name in order if whole[name].nbytes)]

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bamboo.storage.durable import sync, sync_names
+from bamboo_trainer.checkpoint.layer_file import safetensors_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def stages_of(metadata: Mapping[str, Any] | None) -> int | None:
 def write_stage(folder: Path, number: int, stage: int, stages: int, tensors: Mapping[str, Tensor], writer: str) -> None:
     """For the folder; durable when it returns. number: of the saving. stages: of it. writer: no other one's name.
 
-    Raises OSError or SafetensorError, and then leaves no part of the file.
+    Raises OSError, or ValueError for a dtype that the format does not have, and then leaves no part of the file.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
@@ -46,7 +46,8 @@ def write_stage(folder: Path, number: int, stage: int, stages: int, tensors: Map
     partial = file.with_name(f".{file.name}.{writer}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(dict(tensors), partial, {_ENTRY: json.dumps({"stages": stages})})
+        with partial.open("wb") as written:  # safetensors' own writer makes files that only their owner may read
+            written.writelines(safetensors_bytes(tensors, {_ENTRY: json.dumps({"stages": stages})}))
         sync(partial)
         partial.replace(file)
         sync_names(file.parent)

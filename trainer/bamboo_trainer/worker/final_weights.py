@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, write_stage
@@ -37,7 +35,7 @@ class FinalWeights:
         tensors = {name: tensor for part in parts for name, tensor in part.state_tensors().items()}
         try:
             write_stage(folder, request.number, request.stage, request.stages, tensors, self._worker)
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             raise SaveError(f"cannot write stage {request.stage} for {folder}: {error}") from None
         self._tell(Saved(stage=request.stage, number=request.number))
 
