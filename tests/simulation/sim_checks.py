@@ -131,6 +131,9 @@ class Checks:
                     continue
                 if replica.plan.pending or owner.plan.pending:
                     continue
+                plan = replica.plan.current
+                if any(plan.at(c).owner not in owners for c in plan.replicated_by(worker)):
+                    continue  # lost as the job ended: a replica takes a step for all that it keeps, or for none
                 state = replica.states.by_stage[replica.states.number(cell)]
                 if state.version != steps or not known.synced:
                     raise Violation(
