@@ -67,6 +67,20 @@ def test_a_saving_with_fewer_stages_leaves_none_of_the_one_that_was_given_up(fol
     assert around(folder) == ["weights"]
 
 
+def test_a_commit_leaves_what_belongs_to_others(folder: Path) -> None:
+    """Another job's saving, whose folder's name begins as this one's, and somebody's own hidden folder."""
+    other = folder.with_name("weights-2")
+    write(other, 7, 2)
+    own = folder.with_name(".weights-notes")
+    own.mkdir()
+    write(folder, 7, 1)
+    write(folder, 8, 1)
+    commit_weights(folder, 8, 1)
+    assert around(folder) == [".weights-2-7", ".weights-notes", "weights"]
+    commit_weights(other, 7, 2)
+    assert len(content(other)) == 2
+
+
 def test_a_commit_may_be_repeated_by_another_worker(folder: Path) -> None:
     write(folder, 7, 2)
     for _ in range(2):

@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 STAGE_FILES: Final = "stage-*.safetensors"
 _ENTRY: Final = "bamboo"  # the only one of a file's metadata, of which several have no certain order
+_BEFORE: Final = "-before"  # behind a saving's name: what was in the folder before it
 
 
 def stage_file(stage: int) -> str:
@@ -67,7 +69,7 @@ def commit_weights(folder: Path, number: int, stages: int) -> None:
     elif not _holds_weights(folder):
         raise FileNotFoundError(errno.ENOENT, "a stage of the final weights is missing", str(written))
     sync_names(folder.parent)
-    for other in [path for path in folder.parent.iterdir() if path.name.startswith(_hidden(folder, "").name)]:
+    for other in [path for path in folder.parent.iterdir() if _is_saving(path, folder)]:
         try:
             shutil.rmtree(other)
         except FileNotFoundError:
@@ -80,13 +82,18 @@ def _hidden(folder: Path, name: str) -> Path:
     return folder.with_name(f".{folder.name}-{name}")
 
 
+def _is_saving(path: Path, folder: Path) -> bool:
+    """Of that folder? Beside it are maybe those of others, such as .run-2-7 beside `run`, and what is none at all."""
+    return re.fullmatch(rf"{re.escape(_hidden(folder, '').name)}\d+({_BEFORE})?", path.name) is not None
+
+
 def _holds_weights(folder: Path) -> bool:
     return any(folder.glob(STAGE_FILES))
 
 
 def _take_name(written: Path, folder: Path) -> None:
     """In the place of what an earlier coordinator's saving has left there."""
-    before = written.with_name(f"{written.name}-before")
+    before = written.with_name(written.name + _BEFORE)
     if _holds_weights(folder):
         folder.rename(before)
     try:
