@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
@@ -89,6 +90,56 @@ def test_who_only_reads_gradients_leaves_them_as_they_are(name: str, settings: d
         scheduled.step(step)
     assert scheduled.only_reads == (name in READING)
     assert not scheduled.only_reads or (torch.equal(gradient, before) and gradient._version == version)
+
+
+def clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """What a task may do with its gradients before a step, or after it."""
+    for group in optimizer.param_groups:
+        nn.utils.clip_grad_value_(group["params"], 0.01)
+
+
+def with_own_step(optimizer: torch.optim.Optimizer) -> None:
+    inner = optimizer.step
+
+    def step() -> None:
+        clip(optimizer)
+        inner()
+
+    optimizer.step = step  # type: ignore[method-assign, assignment]
+
+
+HOOKED: tuple[Callable[[torch.optim.Optimizer], Any], ...] = (
+    lambda optimizer: optimizer.register_step_pre_hook(clip),
+    lambda optimizer: optimizer.register_step_post_hook(clip),
+    with_own_step,
+)
+
+
+@pytest.mark.parametrize("hook", HOOKED)
+def test_a_hook_that_clips_gradients_does_not_write_to_the_final_gradient(hook: Callable[..., Any]) -> None:
+    """Replicas and logs have the same one."""
+
+    def build(named: Named) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW([p for _, p in named], lr=0.1)
+        hook(optimizer)
+        return optimizer
+
+    (stage,) = chain(small_task(optimizer=build), [(0, 3)], UNCLIPPED)
+    gradient = torch.ones(stage.size)
+    stage.apply(gradient, 1.0)
+    assert torch.equal(gradient, torch.ones(stage.size))
+
+
+def test_a_hook_for_all_optimizers_may_write_to_gradients() -> None:
+    task = small_task(optimizer=lambda named: torch.optim.AdamW([p for _, p in named]))
+    scheduled = ScheduledOptimizer(task, [("0.0", nn.Parameter(torch.ones(3)))])
+    assert scheduled.only_reads
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        assert not scheduled.only_reads
+    finally:
+        handle.remove()
+    assert scheduled.only_reads
 
 
 GROUPED = {

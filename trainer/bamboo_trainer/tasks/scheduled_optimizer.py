@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
@@ -46,8 +47,8 @@ class ScheduledOptimizer:
 
     @property
     def only_reads(self) -> bool:
-        """Is it certain that a step leaves the gradients as they are?"""
-        return type(self.inner) in _READING
+        """Is it certain that a step leaves the gradients as they are? A hook of the task may clip them."""
+        return type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version."""
@@ -91,6 +92,13 @@ def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim
                 "bamboo_trainer.optimizers.Combined makes one of several"
             )
     return optimizer
+
+
+def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Does anything run with its step but the step of its class?"""
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    everybodys = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
+    return any(own) or any(everybodys) or "step" in vars(optimizer)
 
 
 def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
