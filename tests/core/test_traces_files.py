@@ -1,6 +1,7 @@
 """Files of traces that cannot be read, and several files."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_lines_may_end_as_on_any_system(text: str) -> None:
     assert [change.at for change in parse_trace("p", text).changes] == [0.0, 60.0]
     with pytest.raises(NodeTraceError, match=r"p line [45]: the count must be from 0 to 100000, not 'x'"):
         parse_trace("p", text.rstrip() + ("\r" if "\n" not in text else "\n") + "70,x")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pipe_is_read_as_a_file(packed: bool) -> None:
+    text = b"0,add,n1\n3600000,remove,n1\n"
+    reader, writer = os.pipe()
+    try:
+        with os.fdopen(writer, "wb") as file:
+            file.write(gzip.compress(text) if packed else text)
+        trace = read_trace(f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
+    assert [change.node for change in trace.changes] == ["n1", "n1"]
 
 
 def test_a_trace_of_too_many_changes_is_refused_before_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 from bamboo.traces.json_lines import is_json_lines, parse_json_lines
@@ -34,12 +35,11 @@ def _content(path: str) -> bytes:
     """At most a byte more than may be read. Compressed files are told by how they begin. Raises NodeTraceError."""
     try:
         with Path(path).open("rb") as file:
-            begin = file.read(len(GZIP))
-            file.seek(0)
-            if begin != GZIP:
-                return file.read(MOST_BYTES + 1)
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                return unpacked.read(MOST_BYTES + 1)
+            content = file.read(MOST_BYTES + 1)  # at once, since a pipe is read but once
+        if not content.startswith(GZIP):
+            return content
+        with gzip.GzipFile(fileobj=BytesIO(content)) as unpacked:
+            return unpacked.read(MOST_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise NodeTraceError(f"cannot read {path}: it is not whole: {error}") from None
     except OSError as error:
