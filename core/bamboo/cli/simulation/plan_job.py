@@ -24,7 +24,7 @@ from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, on_demand, reasons, single_zone
 from bamboo.sizing.edited_text import edited_text
-from bamboo.sizing.prices import PriceError, PriceList, read_prices
+from bamboo.sizing.prices import MachinePrice, PriceError, PriceList, read_prices
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trials
@@ -124,7 +124,8 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
     for machine in machines.values():
         if not has_price(machine, spec, market):
             raise SimulationError(f"no price is known for {machine.name}; say it in a file for --prices")
-    check_profiles({one.profile.name: one.profile for one in machines.values()}, spec, document, wanted.job)
+    paths = {_profile_path(one.price, wanted) or one.name: one.profile for one in machines.values()}
+    check_profiles(paths, spec, document, wanted.job)
     return World(
         spec=spec, document=document, machines=machines, market=market, hours=wanted.hours, seeds=wanted.seeds,
         traffic_price=prices.network.between_zones if prices else ZONE_TRAFFIC_PRICE,
@@ -138,12 +139,16 @@ def _machines(prices: PriceList | None, wanted: PlanRequest) -> dict[str, Machin
         return {known.name: machine_of(known.name, known, None)}
     found = {}
     for name, price in prices.machines.items():
-        path = price.profile or wanted.profile
+        path = _profile_path(price, wanted)
         if path is None:
             wrong = f"machines.{name}: expected a profile, or --profile for all machines without one"
             raise PriceError(f"{wanted.prices}: {wrong}")
         found[name] = machine_of(name, read_profile(path), price)
     return found
+
+
+def _profile_path(price: MachinePrice | None, wanted: PlanRequest) -> str | None:
+    return (price.profile if price is not None else None) or wanted.profile
 
 
 def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Market:
