@@ -61,6 +61,7 @@ def test_nodes_with_too_many_workers_are_warned_of(per_node: int, stages: int, p
         ({"resources": {"limits": {"nvidia.com/gpu": 0}}}, ""),
         ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, ""),
         ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "a worker uses one of its 8 GPUs; spec.worker.devices 8"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 32}}}, "one of its 32 GPUs; more workers with one GPU each"),
         ({"devices": 2, "resources": {"limits": {"amd.com/gpu": "2"}}}, ""),
         (
             {"devices": 2, "resources": {"limits": {"memory": "1Gi"}}},

@@ -1,6 +1,6 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
-from bamboo.job.placement_spec import SpreadPolicy
+from bamboo.job.placement_spec import MOST_DEVICES, SpreadPolicy
 from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, wanted_workers
 from bamboo.text import count
 
@@ -46,7 +46,9 @@ def _devices(spec: JobSpec) -> str:
         none = "asks for no GPUs, such as nvidia.com/gpu"
         return f"spec.worker.devices {devices}: spec.worker.resources {none}; without them all of it runs on the CPU"
     if idle := next((number for number in gpus if number not in ("0", "1") and devices == 1), ""):
-        return f"spec.worker.resources: a worker uses one of its {idle} GPUs; spec.worker.devices {idle} uses all"
+        allowed = idle.isdigit() and int(idle) <= MOST_DEVICES and not spec.topology.shard_optimizer
+        better = f"spec.worker.devices {idle} uses all" if allowed else "more workers with one GPU each would use all"
+        return f"spec.worker.resources: a worker uses one of its {idle} GPUs; {better}"
     return ""
 
 
