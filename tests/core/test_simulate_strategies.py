@@ -41,9 +41,9 @@ def test_a_job_of_ones_own_is_compared(files: tuple[str, str]) -> None:
     job, profile = files
     flags = ["--strategy", "bamboo", "--strategy", "on-demand", "--profile", profile, "--preempt-rate", "0.3"]
 
-    def called(*pools: dict[str, Any]) -> Any:
+    def called(*pools: dict[str, Any], devices: int = 1) -> Any:
         document = yaml.safe_load(Path(job).read_text())
-        document["spec"]["nodePools"] = list(pools)
+        document["spec"] |= {"nodePools": list(pools), "worker": {"devices": devices}}
         Path(job).write_text(yaml.safe_dump(document))
         return CliRunner().invoke(app, ["simulate", job, *flags, "--seeds", "1", "--hours", "2", "-o", "json"])
 
@@ -51,7 +51,12 @@ def test_a_job_of_ones_own_is_compared(files: tuple[str, str]) -> None:
     refused = called(spot)
     told = f"bamboo: {job}: expected pricePerHour in a node pool of each capacity, or prices in the profile {profile}\n"
     assert (refused.exit_code, refused.stderr) == (2, told)
-    done = called(spot, {"name": "d", "capacity": "OnDemand", "pricePerHour": "3"})
+    later = {"name": "t", "capacity": "Spot", "pricePerHour": "2"}
+    pools = (spot, later, {"name": "d", "capacity": "OnDemand", "pricePerHour": "3"})
+    divided = called(*pools, devices=2)
+    told = f"bamboo: {job}: expected spec.worker.devices 1 with --strategy, whose nodes have one GPU each, got 2\n"
+    assert (divided.exit_code, divided.stderr) == (2, told)
+    done = called(*pools)
     assert done.exit_code == 0, done.output
     ours, sure = (one["mean"] for one in json.loads(done.stdout))
     assert 0 < ours["nodes"] <= 6, "3 stages and 2 pipelines"

@@ -73,7 +73,13 @@ def _place(wanted: Comparison) -> Workplace:
         usage(*map(str, error.problems))
     check_profiles({name: profile}, spec, dict(source.document), wanted.job)
     profile = msgspec.structs.replace(for_microbatch(profile, spec.training.micro_batch_size), published=None)
-    pools = {pool.capacity: float(pool.price_per_hour) for pool in spec.node_pools if pool.price_per_hour is not None}
+    if spec.worker.devices > 1:
+        raise SimulationError(
+            f"{wanted.job}: expected spec.worker.devices 1 with --strategy, whose nodes have one GPU each,"
+            f" got {spec.worker.devices}"
+        )
+    priced = [pool for pool in reversed(spec.node_pools) if pool.price_per_hour is not None]  # the first one counts
+    pools = {pool.capacity: float(pool.price_per_hour or 0) for pool in priced}
     spot, on_demand = pools.get(Capacity.SPOT), pools.get(Capacity.ON_DEMAND)
     if spot is not None and on_demand is not None:
         profile = msgspec.structs.replace(profile, prices=Prices(spot=spot, on_demand=on_demand))
