@@ -45,3 +45,28 @@ def test_a_buffer_that_is_written_with_the_same_bits_stays() -> None:
     for step in range(3):
         one_step(stages, step)
     assert stages[0].checksums() == stages[0].checksums()
+
+
+def test_two_stages_that_share_what_is_frozen_are_restored_one_after_the_other() -> None:
+    """An adapter's base that the task has made once; a checkpoint of other values is theirs, too."""
+    base = nn.Parameter(torch.full((3,), 2.0), requires_grad=False)
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.weight = base, nn.Parameter(torch.ones(3))
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return given * self.base * self.weight
+
+    stages = chain(between(Adapted), [(0, 2), (2, 3)])
+    others = chain(between(Adapted), [(0, 2), (2, 3)])
+    for value in (2.0, -0.0, 0.0):
+        parts, meta = stages[0].snapshot()
+        frozen = meta["names"].index("constant:1.base")
+        parts = (*parts[:frozen], torch.full((3,), value), *parts[frozen + 1 :])
+        for stage in (stages[0], others[0]):
+            stage.restore(parts, meta)
+        assert torch.equal(base.view(torch.int32), torch.full((3,), value).view(torch.int32))
+        one_step(stages, stages[0].version)
+        one_step(others, others[0].version)
