@@ -48,7 +48,7 @@ class ScheduledOptimizer:
     @property
     def only_reads(self) -> bool:
         """Is it certain that a step leaves the gradients as they are? A hook of the task may clip them."""
-        return type(self.inner) in _READING and not _is_hooked(self.inner)
+        return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version."""
