@@ -1,4 +1,7 @@
-"""Kinds of scenarios: what a job has, or what befalls it, beyond the usual. Any of them go together."""
+"""Kinds of scenarios: what a job has, or what befalls it, beyond the usual.
+
+Any of them go together, but `SHARDED` and `DIVIDED`: no manifest may have both.
+"""
 
 from collections.abc import Iterable
 from enum import StrEnum
