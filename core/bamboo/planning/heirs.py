@@ -84,11 +84,6 @@ def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
     return len(level_holders(plan, synced, cell)) - 1
 
 
-def is_protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
-    """Can the cell's owner be lost without losing its state?"""
-    return copies(plan, synced, cell) > 0
-
-
 def domains_of(plan: Plan) -> dict[WorkerId, str]:
     """What each holder is lost with; see `Peer`."""
     return {w: w for w in plan.holders()} | {peer.worker: peer.failure_domain for peer in plan.workers}
