@@ -41,6 +41,21 @@ def test_what_is_valid_only_with_another_training_is_not_followed() -> None:
     assert "pipelines" in found.problems[0]
 
 
+def test_what_changes_together_once_the_job_is_suspended_is_no_mistake_before() -> None:
+    """Devices are fixed until then, and the number of GPUs is not: the one with the other would not be valid."""
+
+    def with_gpus(count: int, suspend: bool) -> dict[str, Any]:
+        worker = {"devices": count, "resources": {"limits": {"nvidia.com/gpu": count}}}
+        return edited(suspend=suspend, worker=worker)
+
+    before = with_gpus(2, suspend=False)
+    accepted, found = merge_followed(before, with_gpus(4, suspend=True))
+    assert (accepted, found.problems, found.refused) == (before, (), "")
+    assert (found.spec.worker.devices, found.spec.suspend) == (2, True)
+    _, found = merge_followed(before, with_gpus(4, suspend=False))
+    assert "(4), got 2" in found.problems[0]
+
+
 TASK = task_digest(parse_manifest(edited()))
 
 

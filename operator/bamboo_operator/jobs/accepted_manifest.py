@@ -46,16 +46,19 @@ def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
     """What of the newest manifest workers follow that train by the accepted one, and what is accepted from now on.
 
     A job whose manifest is not valid may be suspended all the same. What the API server has accepted once may be
-    invalid for another version.
+    invalid for another version. What may change only while a job is suspended may be changed with `suspend` itself:
+    then what is followed may not go with what is not yet, and nothing of it is wrong.
     """
     suspend = (newest.get("spec") or {}).get("suspend") is True
+    wanted: JobSpec | None = None
     try:
         wanted = parse_manifest(newest)
         merged = apply_edit_to_manifest(accepted, newest)
         spec = parse_manifest(merged)
     except ManifestError as error:
-        kept = parse_manifest(accepted)
-        return accepted, FollowedSpec(spec=replace(kept, suspend=suspend), problems=problems_of(error))
+        kept = replace(parse_manifest(accepted), suspend=suspend)
+        halfway = suspend and wanted is not None
+        return accepted, FollowedSpec(spec=kept, problems=() if halfway else problems_of(error))
     names = refused_fields(spec, wanted)
     return merged, FollowedSpec(spec=spec, refused=refusal_message(names) if names and not suspend else "")
 
