@@ -132,6 +132,25 @@ def test_a_commit_that_died_midway_is_brought_to_its_end_by_another(
     assert around(folder) == ["weights"]
 
 
+def test_who_finds_the_old_ones_moved_away_already_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker has moved them, with all done, between this one's look at the folder and its move."""
+    write(folder, 7, 2, value=1.0)
+    commit_weights(folder, 7, 2)
+    write(folder, 8, 2, value=2.0)
+    rename = Path.rename
+
+    def other_moves(path: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        rename(folder, folder.with_name(".weights-8-before"))
+        rename(folder.with_name(".weights-8"), folder)
+        return rename(path, target)  # onto the old ones
+
+    monkeypatch.setattr(Path, "rename", other_moves)
+    commit_weights(folder, 8, 2)
+    assert content(folder) == {"stage-000.safetensors": 2.0, "stage-001.safetensors": 2.0}
+    assert around(folder) == ["weights"]
+
+
 @pytest.mark.parametrize("calls_before", [0, 1])
 def test_two_that_commit_at_once_leave_one_whole_folder(
     calls_before: int, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,16 +89,28 @@ def _is_saving(path: Path, folder: Path) -> bool:
 
 
 def _holds_weights(folder: Path) -> bool:
-    return any(folder.glob(STAGE_FILES))
+    try:
+        return any(fnmatch(name, STAGE_FILES) for name in os.listdir(folder))
+    except FileNotFoundError:
+        return False
 
 
 def _take_name(written: Path, folder: Path) -> None:
-    """In the place of what an earlier coordinator's saving has left there."""
+    """In the place of what an earlier coordinator's saving has left there. Other workers may do the same meanwhile."""
     before = written.with_name(written.name + _BEFORE)
-    if _holds_weights(folder):
-        folder.rename(before)
+    if written.exists() and _holds_weights(folder):
+        _move_unless_done(folder, before)
     try:
         written.rename(folder)  # also over an empty one
     except FileNotFoundError:  # another worker was faster
         if not _holds_weights(folder):
-            before.rename(folder)  # this is what it has put there
+            _move_unless_done(before, folder)  # this is what it has put there
+
+
+def _move_unless_done(folder: Path, to: Path) -> None:
+    """Another worker may have moved it, and put something in its place."""
+    try:
+        folder.rename(to)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise
