@@ -13,7 +13,7 @@ from _recorder import Done, read
 from bamboo.control.channel_events import ChannelClosed, Received
 from bamboo.control.protocol import PlanApplied, SendPlan, TakenOver
 from bamboo.coordinator.events import Command, Event, PreemptionNotice, Send
-from bamboo.planning.heirs import is_protected
+from bamboo.planning.heirs import copies
 from bamboo.planning.plan import Cell, WorkerId
 
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
@@ -91,7 +91,7 @@ class Taker:
             return False
         cells = state.plan.cells()
         owners = {state.plan.at(c).owner for c in cells}
-        covered = all(is_protected(state.plan, state.synced, c) for c in cells)
+        covered = all(copies(state.plan, state.synced, c) for c in cells)
         level = all((c, w) in state.synced for c in cells for w in state.plan.at(c).replicas)
         held = {c.stage for c in cells for w in state.plan.at(c).replicas if w not in owners}
         wanted = min(state.spec.standby.stages, len(state.plan.stages))

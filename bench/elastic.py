@@ -38,7 +38,7 @@ from _restart import restart
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import StepCommitted
 from bamboo.coordinator.events import Command, Event, PreemptionNotice
-from bamboo.planning.heirs import is_protected
+from bamboo.planning.heirs import copies
 from bamboo.planning.plan import Cell
 
 MANY = 1_000_000  # steps of a job that is stopped when everything is measured
@@ -104,7 +104,7 @@ def settled(job: Job) -> bool:
     owners = {plan.at(cell).owner for cell in plan.cells()}
     alone = len(owners) == len(plan.cells()) and len(plan.layouts) == 1
     noticed = any(r.notice_until is not None for r in state.workers.values())
-    return alone and not noticed and all(is_protected(plan, state.synced, cell) for cell in plan.cells())
+    return alone and not noticed and all(copies(plan, state.synced, cell) for cell in plan.cells())
 
 
 def grid(job: Job) -> tuple[int, int]:
