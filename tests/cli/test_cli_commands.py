@@ -211,6 +211,41 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
     assert processes_with(setting) == []
 
 
+def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: Path) -> None:
+    """The second time Ctrl-C is pressed twice, and everything ends at once; nothing is left but the store."""
+    setting = f"TMPDIR={tmp_path}/tmp"
+    (tmp_path / "tmp").mkdir()
+    checkpoint = f"checkpoint: {{storage: {{uri: 'file://{tmp_path}/store'}}, everySteps: 1000000}}"
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 1000000") + f"  {checkpoint}\n")
+    kept = 0
+    for presses in (1, 2):
+        with subprocess.Popen(
+            ["env", setting, *BAMBOO, "run", job], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as run:
+            assert run.stdout is not None
+            step = None
+            while step is None or int(step[1]) < 20:
+                line = run.stdout.readline()
+                assert line, "the run ended early"
+                step = re.search(r" step (\d+)/", line) or step
+                assert step is None or int(step[1]) >= kept
+            said = ""
+            for _ in range(presses):
+                run.send_signal(signal.SIGINT)
+                while "the state is kept first" not in said:
+                    said += (line := run.stdout.readline())
+                    assert line, said
+            said += run.stdout.read()
+        assert (run.returncode, "Traceback" in said) == (130, False), said
+        if presses == 1:
+            saved = re.search(r"CheckpointSaved: the state of step (\d+) is saved", said)
+            assert saved, said
+            kept = int(saved[1])
+            assert kept >= int(step[1])
+        assert list((tmp_path / "tmp").iterdir()) == []
+        assert processes_with(setting) == []
+
+
 def test_a_run_loses_a_node_with_both_its_workers_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     text = SPIRALS.replace("steps: 600", "steps: 6").replace("stages: 2", "stages: 4")
     options = ("--workers-per-node", "2", "--preempt", "at:3:1", "--verify", "--no-page")

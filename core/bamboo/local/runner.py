@@ -177,6 +177,8 @@ class _LocalRun:
 
     async def _drain(self) -> None:
         """Lets the workers leave; those that do not are killed by close()."""
+        if self._interrupted and self._task:
+            self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
         deadline = time.monotonic() + DRAIN_SECONDS
         while self._pool.alive and (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
@@ -318,18 +320,16 @@ class _LocalRun:
                     self._strike(strike)
 
     def _interrupt(self) -> None:
-        """While training: asks for a clean stop within five seconds. A second time, or else: ends everything now."""
+        """While training: asks for a clean end, before which the state is kept. Again, or else: ends everything now."""
         assert self._task is not None
-        if self._closing:
-            self._interrupted = True  # too late to end anything sooner, but no second run shall follow
-            return
-        if self._interrupted or not self._driving:
-            self._interrupted = self._closing = True
+        again, self._interrupted = self._interrupted, True  # also if it ends anyway: no second run shall follow
+        if not self._closing and (again or not self._driving):
+            self._closing = True
             self._task.cancel()
-            return
-        self._interrupted = True
-        self._events.put_nowait(Interrupted())
-        self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
+        elif not self._closing:
+            if self._spec.checkpoint and self._state.phase == "Running":
+                self._tell(Emit("Interrupted", "the state is kept first; a second Ctrl-C ends the job at once"))
+            self._events.put_nowait(Interrupted(keep=True))
 
     # the end
 
