@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy
 from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
@@ -34,8 +35,8 @@ class NodeSupply:
         self._trace, self._prices, self._price = trace, prices, price
         self._spread, self._room, pools = spec.spread.policy, spec.spread.workers_per_node, spec.node_pools
         zones = dict.fromkeys(change.zone for change in trace.changes)
-        self._allowed_zones = {zone for zone in zones if zone_allowed(spec, zone)}
-        self._zones = tuple(zone for zone in zones if zone in self._allowed_zones) or named_zones(spec) or ("",)
+        self._may_be_in = cache(partial(zone_allowed, spec))
+        self._zones = tuple(zone for zone in zones if self._may_be_in(zone)) or named_zones(spec) or ("",)
         count, wanted = wanted_pipelines(spec), wanted_workers(spec)
         self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
         spot = [pool for pool in pools if pool.capacity is Capacity.SPOT]
@@ -50,8 +51,8 @@ class NodeSupply:
         self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
 
     def came(self, name: str, zone: str) -> None:
-        """A node in a zone of the trace; of no use where the job may not be."""
-        if zone in self._allowed_zones:
+        """A node, which is of no use where the job may not be."""
+        if self._may_be_in(zone):
             self._there[name] = SimulatedNode(name=name, zone=zone)
 
     def noticed(self, name: str) -> None:
