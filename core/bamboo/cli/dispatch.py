@@ -1,6 +1,7 @@
 """From a command's flags to its work, for all commands on a cluster. What takes time to import is imported late."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -37,6 +38,14 @@ def usage(*messages: str) -> NoReturn:
     for message in messages:
         print(f"bamboo: {message}", file=sys.stderr)
     raise typer.Exit(EXIT_USAGE)
+
+
+def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:
+    """Ends the command if one of these options was given on the command line."""
+    for name in names:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            usage(f"--{name.replace('_', '-')}: cannot be combined with {beside}")
 
 
 def on_cluster(

@@ -1,6 +1,6 @@
 """Where a job's workers run, as what pods and how connected: frozen values of the manifest; see `bamboo.job.spec`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
@@ -90,6 +90,17 @@ class NodePool:
     after_seconds: int = 0
     max_workers: int | None = None
     revert: bool = False
+
+
+def priced_pool(pools: Iterable[NodePool], capacity: Capacity) -> NodePool | None:
+    """The first pool of that capacity that says a price: it counts for the job's others."""
+    return next((pool for pool in pools if pool.capacity is capacity and pool.price_per_hour is not None), None)
+
+
+def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
+    """USD per hour for a worker in the pools of that capacity, if one of them says it."""
+    pool = priced_pool(pools, capacity)
+    return None if pool is None or pool.price_per_hour is None else float(pool.price_per_hour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

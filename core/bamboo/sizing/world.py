@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bamboo.job.placement_spec import Capacity
+from bamboo.job.placement_spec import Capacity, pool_price
 from bamboo.job.spec import JobSpec
 from bamboo.profiles.profile import ModelProfile
 from bamboo.profiles.profile import Prices as ProfilePrices
@@ -129,8 +129,7 @@ class World:
             return None
         if kind.profile.prices is not None:
             return kind.profile.prices.on_demand
-        pools = (pool for pool in self.spec.node_pools if pool.capacity is Capacity.ON_DEMAND)
-        return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
+        return pool_price(self.spec.node_pools, Capacity.ON_DEMAND)
 
     def zones_for(self, machine: str, workers: int) -> list[str]:
         """For a job in a single zone: those that its manifest should name, the best one first; [] if it makes no

@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from bamboo.job.placement_spec import Capacity, NodePool
+from bamboo.job.placement_spec import Capacity, NodePool, priced_pool
 from bamboo_operator.kube.objects import api_time
 from bamboo_operator.pods.pools import cost_of, price_per_hour
 
@@ -64,7 +64,7 @@ class CostComparison:
 
 def on_demand_pool(pools: Sequence[NodePool]) -> NodePool | None:
     """The pool whose price spot workers are compared with."""
-    return next((p for p in pools if p.capacity is Capacity.ON_DEMAND and p.price_per_hour is not None), None)
+    return priced_pool(pools, Capacity.ON_DEMAND)
 
 
 def on_demand_per_hour(pools: Sequence[NodePool], paid: Mapping[str, int]) -> Decimal | None:

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.options import LONGEST_SECONDS, seconds
 from bamboo.cli.output_files import check_output_file, check_plot
 from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(rich_markup_mode=None)
 MOST_LISTED = 64
-OF_MADE_UP_NODES = ("preempt_rate", "replace_rate", "pattern", "zones", "notice")
+NOT_BESIDE_TRACE = ("preempt_rate", "replace_rate", "pattern", "zones", "notice")
 
 
 class PlanFormat(StrEnum):
@@ -169,10 +169,8 @@ def plan(
 
 def _check(ctx: typer.Context, options: PlanOptions) -> None:
     """What the flags themselves say wrong."""
-    for name in OF_MADE_UP_NODES if options.trace else ():
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            usage(f"--{name.replace('_', '-')}: cannot be combined with --trace")
+    if options.trace:
+        refuse_beside(ctx, NOT_BESIDE_TRACE, "--trace")
     if not options.trace and options.preempt_rate is None:
         usage("--preempt-rate or --trace: expected one of them")
     for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.output_files import check_plot
 from bamboo.terminal.option_groups import grouped
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 MOST_SEEDS = 1_000_000
 OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "zone_traffic_price", "plot", "events")
-OF_MADE_UP_NODES = ("preempt_rate", "seeds", "start_hour", "replace_rate", "notice", "zones")  # not beside --trace
+NOT_BESIDE_TRACE = ("preempt_rate", "seeds", "start_hour", "replace_rate", "notice", "zones")
 OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
 NOT_OF_STRATEGIES = (
     "model", "stages", "start_hour", "steps", "notice", "zones", "price", "plot", "events", "without_bug",
@@ -190,7 +190,7 @@ def simulate(
     Example: bamboo simulate --strategy all --workload bert --preempt-rate 0.1 --preempt-rate 0.33
     """
     if options.trace:
-        _not_beside(ctx, OF_MADE_UP_NODES, "--trace")
+        refuse_beside(ctx, NOT_BESIDE_TRACE, "--trace")
     if options.strategy:
         _simulate_strategies(ctx, job, options)
         return
@@ -259,23 +259,16 @@ def _rates(options: SimulateOptions) -> list[float]:
 
 def _check_flags(ctx: typer.Context, model: SimulationModel) -> None:
     """A flag that means nothing with this model is refused, not ignored."""
-    _not_beside(ctx, OF_A_JOB if model is SimulationModel.RESEARCH else OF_RESEARCH, f"--model {model.value}")
-
-
-def _not_beside(ctx: typer.Context, foreign: tuple[str, ...], beside: str) -> None:
-    for name in foreign:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            usage(f"--{name.replace('_', '-')}: cannot be combined with {beside}")
+    refuse_beside(ctx, OF_A_JOB if model is SimulationModel.RESEARCH else OF_RESEARCH, f"--model {model.value}")
 
 
 def _simulate_strategies(ctx: typer.Context, job: Path | None, options: SimulateOptions) -> None:
     from bamboo.cli.simulation.run_progress import RunProgress
     from bamboo.cli.simulation.simulate_strategies import Comparison, compare, runs
 
-    _not_beside(ctx, NOT_OF_STRATEGIES, "--strategy")
+    refuse_beside(ctx, NOT_OF_STRATEGIES, "--strategy")
     if job is not None:
-        _not_beside(ctx, ("workload",), "JOB.yaml")
+        refuse_beside(ctx, ("workload",), "JOB.yaml")
         if options.profile is None:
             usage(f"--profile: expected what `bamboo profile {job}` writes")
     _check_numbers(options)

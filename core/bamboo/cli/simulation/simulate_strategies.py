@@ -10,7 +10,7 @@ import msgspec
 from bamboo.cli.dispatch import usage
 from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.job.manifest import ManifestError, parse_source
-from bamboo.job.placement_spec import Capacity
+from bamboo.job.placement_spec import Capacity, pool_price
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import wanted_pipelines
 from bamboo.job.yaml_file import read_manifest_source
@@ -78,9 +78,7 @@ def _place(wanted: Comparison) -> Workplace:
             f"{wanted.job}: expected spec.worker.devices 1 with --strategy, whose nodes have one GPU each,"
             f" got {spec.worker.devices}"
         )
-    priced = [pool for pool in reversed(spec.node_pools) if pool.price_per_hour is not None]  # the first one counts
-    pools = {pool.capacity: float(pool.price_per_hour or 0) for pool in priced}
-    spot, on_demand = pools.get(Capacity.SPOT), pools.get(Capacity.ON_DEMAND)
+    spot, on_demand = (pool_price(spec.node_pools, capacity) for capacity in (Capacity.SPOT, Capacity.ON_DEMAND))
     if spot is not None and on_demand is not None:
         profile = msgspec.structs.replace(profile, prices=Prices(spot=spot, on_demand=on_demand))
     if profile.prices is None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy
+from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy, pool_price
 from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo.profiles.profile import Prices
 from bamboo.simulation.job.job_zones import named_zones, zone_allowed
@@ -43,7 +43,7 @@ class NodeSupply:
         self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
         limits = [pool.max_workers for pool in spot]
         self._most = 0 if pools and not spot else None if not spot or None in limits else sum(n or 0 for n in limits)
-        self._pool_price = next((float(p.price_per_hour) for p in spot if p.price_per_hour is not None), None)
+        self._pool_price = pool_price(spot, Capacity.SPOT)
         self._there: dict[str, SimulatedNode] = {}
         self._used: dict[str, SimulatedNode] = {}
         self._workers: Counter[str] = Counter()  # of each node
