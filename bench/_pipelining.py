@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 
-NORMS = 4  # steps whose gradients' norm is computed
+NORMS = 4  # steps whose gradients' norm is computed without clipping
 
 
 class TorchSchedule(StrEnum):
@@ -71,8 +71,8 @@ def run(
     schedule: str = TorchSchedule.ONE_F_ONE_B,
 ) -> Any:
     """Losses (none but of the last stage's rank), the ends of the steps, the CPU time until then, seconds for each
-    checkpoint, the squared norms of the first steps' gradients of this rank, and of how many microbatches it keeps
-    activations at most, in those of all its layers.
+    checkpoint, the squared norms of this rank's gradients, of the first steps or, with clipping, of all, and of how
+    many microbatches it keeps activations at most, in those of all its layers.
 
     every: steps between checkpoints, 0 for none.
     Appends to FOLDER/progress-ATTEMPT-RANK: its pid, "ready", and the end of every step.
@@ -90,7 +90,9 @@ def run(
     for step in range(begin, steps):
         mine.optimizer.zero_grad()
         losses += _step(mine, step)
-        if step < NORMS:
+        if mine.config.max_gradient_norm is not None:
+            norms.append(_clip(mine, mine.config.max_gradient_norm))
+        elif step < NORMS:
             gradients = [p.grad for p in mine.module.parameters() if p.grad is not None]
             norms.append(sum(float(gradient.double().square().sum()) for gradient in gradients))
         for group in mine.optimizer.param_groups:
@@ -147,9 +149,8 @@ def _built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> _Ran
     def loss(out: Tensor, target: Tensor) -> Any:
         return task.loss((out,), (target,))
 
-    config = replace(TrainingConfig.of(training), max_gradient_norm=None)
     made = schedule.made(stages, training.microbatches, loss)
-    return _Rank(task, config, nn.ModuleList(modules), optimizer, stages, made)
+    return _Rank(task, TrainingConfig.of(training), nn.ModuleList(modules), optimizer, stages, made)
 
 
 def _step(mine: _Rank, step: int) -> list[float]:
@@ -168,6 +169,16 @@ def _step(mine: _Rank, step: int) -> list[float]:
             options = {"target": torch.cat([targets[0] for _, targets in batches]), "losses": losses}
     mine.schedule.step(*arguments, **options)
     return [sum(float(loss.detach()) for loss in losses) / len(losses)] if last else []
+
+
+def _clip(mine: _Rank, most: float) -> float:
+    """Scale gradients by their norm over all ranks, as `most` says; returns this rank's part of its square."""
+    parameters = [p for p in mine.module.parameters() if p.grad is not None]
+    own = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
+    total = own.clone()
+    dist.all_reduce(total)
+    torch.nn.utils.clip_grads_with_norm_(parameters, most, total.sqrt())
+    return float(own)
 
 
 def tell(progress: Any, event: str, value: int) -> float:

@@ -3,12 +3,14 @@
     python bench/engine.py                        # real arithmetic, 4 and 2 stages
     python bench/engine.py --task emulated        # layers that sleep: shows the schedule
     python bench/engine.py --task emulated --zero-bubble        # and with weight gradients that are postponed, on both
+    python bench/engine.py --task emulated --zero-bubble --clip # and with clipping, for which all sides wait
     python bench/engine.py --compiled             # and with compiled layers, whose code is made anew or on disk
 
 All sides fork their processes from the same server, with one torch thread each, and train the same layers, split
 alike (torch's interleaved schedules: into twice as many stages, two of them a rank), on the same samples with the same
-optimizer, without clipping. Losses are compared step by step, and the norm of all gradients in the first steps. The
-sides take turns, and their order is swapped from one repetition to the next; ratios are of runs next to each other.
+optimizer. Bamboo's workers wait for each other at the end of a step, which all commit, with the norm of all gradients;
+torch's ranks do so if they clip. Losses are compared step by step, and the norm of all gradients in the first steps.
+The sides take turns, and their order is swapped from one repetition to the next; ratios are of runs next to each other.
 """
 
 import asyncio
@@ -51,6 +53,7 @@ COMPARED = [
     (ZERO, TORCH_INTERLEAVED), (ZERO, TORCH_ZBV), (COMPILED, PLAIN), (ON_DISK, PLAIN),
 ]  # fmt: skip
 WARMUP = 4  # steps that do not count
+MAX_NORM = 0.1  # of gradients that are clipped: those of both tasks are larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
         say(f"{task}, {stages} stages, {len(rounds)}/{options.repeat}{'' if quiet else ', noisy'}: {told}")
     return {
         "task": task, "stages": stages, "microbatches": options.microbatches, "steps": options.steps,
-        "slower": options.slower, "rounds": rounds, "noisy": noisy, "largest_difference": difference,
+        "slower": options.slower, "clip": options.clip, "rounds": rounds, "noisy": noisy,
+        "largest_difference": difference,
     }  # fmt: skip
 
 
@@ -148,6 +152,9 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
         slower(manifest(task, stages, options.microbatches, steps, mode=mode), task, options.slower)
         for mode in ("None", "LazyForward", "None", "None")
     )
+    if options.clip:
+        for document in (plain, lazy, split, compiled):
+            document["spec"]["training"]["maxGradientNorm"] = MAX_NORM
     sides: dict[str, Any] = {PLAIN: (bamboo, plain), TORCH: (pipelining, plain), LAZY: (bamboo, lazy)}
     if options.zero_bubble:
         split["spec"]["topology"]["schedule"] = "ZBH1"
@@ -205,6 +212,7 @@ class EngineOptions:
     repeat: int
     quiet: float
     zero_bubble: bool
+    clip: bool
     compiled: bool
     slower: int
 
@@ -230,6 +238,7 @@ def command(
     repeat: Annotated[int, typer.Option(help="Rounds; in each of them every side runs once.")] = 7,
     quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
     zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's zero-bubble schedules, too.")] = False,
+    clip: Annotated[bool, typer.Option(help="Clip gradients by their norm over all stages, on all sides.")] = False,
     compiled: Annotated[
         bool, typer.Option(help="Compiled layers of the GPT, too: made anew, and found on disk.")
     ] = False,
@@ -241,8 +250,8 @@ def command(
 ) -> None:
     """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
     options = EngineOptions(
-        microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble, compiled=compiled,
-        slower=times,
+        microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble, clip=clip,
+        compiled=compiled, slower=times,
     )  # fmt: skip
     main(bench(task, stages, options, output, tolerance))
 
