@@ -105,16 +105,16 @@ def test_each_kind_of_damage_is_found_and_named(place):
     )
     assert "cannot be read" in found[40].reason
     assert found[50].reason == f"the manifest is that of {manifests[60].place.folder}"
-    messages = {10: "is not there", 20: "has 337 of 340 bytes", 30: "has other contents than were written"}
+    messages = {10: "is not there", 20: "has 337 bytes, expected 340", 30: "has other contents than were written"}
     for step, message in messages.items():
         with pytest.raises(CheckpointDamaged, match=rf"{manifests[step].place.part(1)} {message}"):
             store.read_part(manifests[step], 1)
         assert [bool(problem) for _, problem in store.verify(manifests[step])] == [False, True]
     files.write(paths[30], [layer_bytes(30, 1) + b"more"])
-    with pytest.raises(CheckpointDamaged, match="has more than 340 bytes"):
+    with pytest.raises(CheckpointDamaged, match="has more than 340 bytes, expected 340"):
         store.read_part(manifests[30], 1)
     files.write(paths[30], [b""])
-    with pytest.raises(CheckpointDamaged, match="has 0 of 340 bytes"):
+    with pytest.raises(CheckpointDamaged, match="has 0 bytes, expected 340"):
         store.read_part(manifests[30], 1)
 
 

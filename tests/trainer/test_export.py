@@ -22,6 +22,7 @@ from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint
+from bamboo_trainer.checkpoint.state_dict import read_layer
 from bamboo_trainer.stage.stage import Stage
 from checkpoint_kit import make_manifest
 from export_kit import quiet, write
@@ -123,6 +124,45 @@ def test_a_damaged_checkpoint_is_not_exported(form, tmp_path):
         with pytest.raises(CheckpointError, match=r"layer-00003.safetensors"):
             export(Checkpoint(store, manifest), form, place / "out", force=False, progress=quiet)
         assert list(place.iterdir()) == []
+
+
+def test_damage_is_told_in_the_same_words_wherever_it_is(tmp_path):
+    """By an export and by a worker that restores: which file it is, and that it is not what was written."""
+    store = CheckpointStore(str(tmp_path / "run"))
+    manifest = write(store, chain(TASK, [(0, 5)]), 0)
+    file = tmp_path / "run" / manifest.place.part(3)
+    good, seen = file.read_bytes(), set()
+    bits = [good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :] for at in range(len(good))]
+    torn = [good[:length] for length in (0, 4, 8, 100, len(good) - 1)] + [good + b"x"]
+    for number, damaged in enumerate([*bits, *torn, b"\0" * len(good), b"\xff" * len(good)]):
+        file.write_bytes(damaged)
+        output = tmp_path / f"out-{number}"
+        with pytest.raises(CheckpointDamaged) as exported:
+            export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=quiet)
+        with pytest.raises(CheckpointDamaged) as restored:
+            read_layer(store, manifest, 3)
+        assert str(exported.value) == str(restored.value)
+        seen.add(str(exported.value).replace(f"{len(damaged)} bytes,", "? bytes,"))
+    assert seen == {
+        f"{file} has other contents than were written (its sha256 differs)",
+        f"{file} has ? bytes, expected {len(good)}",
+        f"{file} has more than {len(good)} bytes, expected {len(good)}",
+    }
+    file.unlink()
+    with pytest.raises(CheckpointDamaged, match=f"^{file} is not there$"):
+        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+
+
+def test_a_file_that_was_written_as_something_else_is_named(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    part = store.write_part(Attempt(0, "a"), 0, [b"no layer at all"])
+    manifest = make_manifest(Attempt(0, "a"), [part])
+    store.commit(manifest)
+    with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: no safetensors file of a layer") as restored:
+        read_layer(store, manifest, 0)
+    with pytest.raises(CheckpointDamaged) as exported:
+        export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=False, progress=quiet)
+    assert str(exported.value) == str(restored.value)
 
 
 def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):

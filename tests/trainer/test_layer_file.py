@@ -124,6 +124,7 @@ def changed_header(data: bytes, change) -> bytes:
         lambda header, own: own.update(scalars={"state:3.weight:x": "1"}),
         lambda header, own: own.update(complex={"parameter:3.weight": "c99"}),
         lambda header, own: own.update(complex={"parameter:3.bias": "c64"}),
+        lambda header, own: own.update(complex={"parameter:3.weight": "c128"}),
         lambda header, own: header["parameter:3.weight"].update(data_offsets=[0, 4]),
         lambda header, own: header["parameter:3.weight"].update(data_offsets=[0, 1 << 40], shape=[1 << 38]),
         lambda header, own: header["parameter:3.weight"].update(shape=[3]),

@@ -231,6 +231,14 @@ def test_a_folder_of_which_a_stage_is_missing_is_not_exported(folder: Path) -> N
         WeightsFolder(folder).entries()
 
 
+@pytest.mark.parametrize("said", ['{"stages', "{}", '{"stages": null}', "2", "[]"])
+def test_a_file_whose_metadata_is_damaged_is_named(said: str, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    save_file({"layers.0.weight": torch.ones(2)}, folder / "stage-000.safetensors", {"bamboo": said})
+    with pytest.raises(CheckpointError, match=r"stage-000.safetensors is damaged: metadata 'bamboo': .*expected"):
+        WeightsFolder(folder).entries()
+
+
 def test_weights_that_do_not_say_how_many_there_are_are_exported_as_before(folder: Path) -> None:
     folder.mkdir(parents=True)
     save_file({"layers.0.weight": torch.ones(2)}, folder / "stage-000.safetensors")

@@ -144,6 +144,7 @@ def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(RestoreError) as caught:
         worker.part.restore(fresh, at(1), {})
     assert (caught.value.checkpoint, caught.value.damaged) == (at(1), True)
+    assert str(caught.value) == f"{part} has other contents than were written (its sha256 differs)"
     with pytest.raises(RestoreError):
         worker.part.restore(fresh, at(7), {})
     worker.part.close()

@@ -114,8 +114,8 @@ class CheckpointStore:
         path = manifest.place.part(layer)
         data = self._read(path, 0, part.bytes + 1)
         if len(data) != part.bytes:
-            more = "more than" if len(data) > part.bytes else f"{len(data)} of"
-            raise CheckpointDamaged(f"{self._shown(path)} has {more} {part.bytes} bytes")
+            there = f"more than {part.bytes}" if len(data) > part.bytes else f"{len(data)}"
+            raise CheckpointDamaged(f"{self._shown(path)} has {there} bytes, expected {part.bytes}")
         if hashlib.sha256(data).hexdigest() != part.sha256:
             raise CheckpointDamaged(f"{self._shown(path)} has other contents than were written (its sha256 differs)")
         return data

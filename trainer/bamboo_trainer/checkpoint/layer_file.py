@@ -5,6 +5,7 @@ kept as real ones, with a last dimension of two, and named there.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -30,7 +31,9 @@ _NAMES: Final = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
     torch.complex64: "C64",
 }  # fmt: skip
+_SIZES: Final = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 _COMPLEX: Final = {torch.complex64: "c64", torch.complex128: "c128"}
+_PARTS: Final = {"c64": "F32", "c128": "F64"}  # as which a complex tensor is stored
 assert set(DTYPES.values()) == _NAMES.keys() | _COMPLEX.keys()
 
 
@@ -40,6 +43,15 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     data_offsets: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        size = _SIZES.get(self.dtype)
+        if size is None or math.prod(self.shape) * size != self.bytes:
+            raise ValueError(f"a tensor of {self.dtype}, shape {self.shape} in {self.bytes} bytes")
+
+    @property
+    def bytes(self) -> int:
+        return self.data_offsets[1] - self.data_offsets[0]
 
 
 class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,9 +94,7 @@ def decode(data: bytes) -> LayerState:
         stored = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise CheckpointDamaged(f"no safetensors file of a layer ({error})") from None
-    for name, dtype in header.complex.items():
-        if dtype not in _COMPLEX.values() or name not in stored:
-            raise CheckpointDamaged(f"no safetensors file of a layer (complex tensor {name!r})")
+    for name in header.complex:
         stored[name] = torch.view_as_complex(stored[name])
     scalars: dict[str, Scalar] = header.scalars
     return LayerState(layer=header.layer, version=header.version, tensors=stored, scalars=scalars, names=header.names)
@@ -115,6 +125,10 @@ def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
         raise CheckpointDamaged(f"layer file of format {header.format}, and this version of Bamboo reads {FORMAT}")
     if not all(value is None or isinstance(value, int | float) for value in header.scalars.values()):
         raise CheckpointDamaged("no safetensors file of a layer (its optimizer's numbers)")
+    for name, kind in header.complex.items():
+        found = entries.get(name)
+        if found is None or (found.dtype, found.shape[-1:]) != (_PARTS.get(kind), (2,)):
+            raise CheckpointDamaged(f"no safetensors file of a layer (complex tensor {name!r})")
     return header, entries
 
 

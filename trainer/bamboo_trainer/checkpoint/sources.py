@@ -12,8 +12,7 @@ from torch import Tensor
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
 from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.layer_file import decode
-from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries
+from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
 
 DTYPES: Final = {
@@ -52,16 +51,13 @@ class Checkpoint:
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         """A layer's, after a comparison with what the file's beginning said."""
-        try:
-            state = decode(self.store.read_part(self.manifest, file))
-            stored = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in state.tensors.items()}
-            for entry in entries:
-                found = stored.get(entry.tensor)
-                if found is None or (tuple(found.shape), found.dtype) != (entry.shape, DTYPES[entry.dtype]):
-                    shown = f"{self.store.shown}/{self.manifest.place.part(file)}"
-                    raise CheckpointDamaged(f"{shown} has changed while it was read")
-        except CheckpointDamaged as error:
-            raise CheckpointError(str(error)) from None
+        state = read_layer(self.store, self.manifest, file)
+        stored = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in state.tensors.items()}
+        for entry in entries:
+            found = stored.get(entry.tensor)
+            if found is None or (tuple(found.shape), found.dtype) != (entry.shape, DTYPES[entry.dtype]):
+                shown = f"{self.store.shown}/{self.manifest.place.part(file)}"
+                raise CheckpointDamaged(f"{shown} has changed while it was read")
         return stored
 
 
@@ -81,7 +77,10 @@ class WeightsFolder:
         found: dict[str, StateEntry] = {}
         for number, path in enumerate(self._files):
             with _opened(path) as file:
-                stages = stages_of(file.metadata())
+                try:
+                    stages = stages_of(file.metadata())
+                except ValueError as error:
+                    raise CheckpointError(f"{path} is damaged: {error}") from None
                 if stages not in (None, len(self._files)):
                     raise CheckpointError(
                         f"{path} is one of {stages} files of weights, and {len(self._files)} are in its folder"

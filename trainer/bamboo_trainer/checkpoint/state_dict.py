@@ -1,4 +1,7 @@
-"""What a checkpoint's plain state dict consists of, known from the beginnings of its files: names, shapes, places."""
+"""What a checkpoint's plain state dict consists of, known from the beginnings of its files: names, shapes, places.
+
+Here also files are read as layers: what is said of a damaged one is the same to whoever reads it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +11,15 @@ from bamboo.checkpoint.errors import CheckpointDamaged
 from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.layer_file import LENGTH_BYTES, LayerHeader, TensorEntry, header_size, read_header
-from bamboo_trainer.stage.state.layer_state import layer_of
+from bamboo_trainer.checkpoint.layer_file import (
+    LENGTH_BYTES,
+    LayerHeader,
+    TensorEntry,
+    decode,
+    header_size,
+    read_header,
+)
+from bamboo_trainer.stage.state.layer_state import LayerState, layer_of
 from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 
 _FIRST_BYTES: Final = 64 << 10  # that hold the whole header of most layers
@@ -49,11 +59,25 @@ def read_entries(
         average = averaged_name(tensor)
         return average if averaged and average in averages else tensor
 
-    return tuple(
-        _entry(f"layers.{number}.{name}", chosen(tensor), number, headers)
-        for number, (header, _) in enumerate(headers)
-        for name, tensor in header.names.items()
-    )
+    try:
+        return tuple(
+            _entry(f"layers.{number}.{name}", chosen(tensor), number, headers)
+            for number, (header, _) in enumerate(headers)
+            for name, tensor in header.names.items()
+        )
+    except CheckpointDamaged:
+        for part in manifest.layers:  # one of two files: that which has changed is named
+            store.read_part(manifest, part.layer)
+        raise
+
+
+def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int) -> LayerState:
+    """A layer's whole file, checked. Raises CheckpointDamaged, which names the file, or StoreUnavailable."""
+    data = store.read_part(manifest, layer)
+    try:
+        return decode(data)
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(f"{_shown(store, manifest, layer)}: {error}") from None
 
 
 def averaged_name(tensor: str) -> str:
@@ -72,16 +96,23 @@ def by_file(entries: Sequence[StateEntry]) -> Mapping[int, tuple[StateEntry, ...
 def _header(
     store: CheckpointStore, manifest: CheckpointManifest, layer: int
 ) -> tuple[LayerHeader, dict[str, TensorEntry]]:
+    start = store.read_start(manifest, layer, _FIRST_BYTES)
     try:
-        start = store.read_start(manifest, layer, _FIRST_BYTES)
         if (size := header_size(start[:LENGTH_BYTES])) > len(start):
             start = store.read_start(manifest, layer, size)
         header, entries = read_header(start)
         if (header.layer, header.version) != (layer, manifest.step):
             raise CheckpointDamaged(f"it is layer {header.layer} of step {header.version}")
+        if sum(entry.bytes for entry in entries.values()) != manifest.layers[layer].bytes - size:
+            raise CheckpointDamaged("its tensors are not as large as its header says")
     except CheckpointDamaged as error:
-        raise CheckpointDamaged(f"{store.shown}/{manifest.place.part(layer)}: {error}") from None
+        store.read_part(manifest, layer)  # if it has changed, that is what is wrong with it
+        raise CheckpointDamaged(f"{_shown(store, manifest, layer)}: {error}") from None
     return header, entries
+
+
+def _shown(store: CheckpointStore, manifest: CheckpointManifest, layer: int) -> str:
+    return f"{store.shown}/{manifest.place.part(layer)}"
 
 
 def _entry(
@@ -100,5 +131,5 @@ def _entry(
         dtype=found.dtype,
         shape=found.shape,
         complex=header.complex.get(tensor, ""),
-        bytes=found.data_offsets[1] - found.data_offsets[0],
+        bytes=found.bytes,
     )

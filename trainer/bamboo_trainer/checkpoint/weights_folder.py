@@ -33,9 +33,17 @@ def stage_file(stage: int) -> str:
 
 
 def stages_of(metadata: Mapping[str, Any] | None) -> int | None:
-    """How many files there are beside the one with that metadata, itself included; None if it does not say."""
+    """How many files there are beside the one with that metadata, itself included; None if it does not say.
+
+    ValueError if it says something else.
+    """
     said = (metadata or {}).get(_ENTRY)
-    return int(json.loads(said)["stages"]) if said else None
+    if not said:
+        return None
+    try:
+        return int(json.loads(said)["stages"])
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(f"metadata {_ENTRY!r}: {said!r}, expected the number of stages") from None
 
 
 def write_stage(folder: Path, number: int, stage: int, stages: int, tensors: Mapping[str, Tensor], writer: str) -> None:

@@ -37,7 +37,8 @@ from bamboo.job.spec import JobSpec, Resume
 from bamboo.names import STORAGE_FOLDER
 from bamboo.planning.plan import CheckpointId
 from bamboo.storage.errors import StorageError
-from bamboo_trainer.checkpoint.layer_file import decode, encode
+from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.checkpoint.state_dict import read_layer
 from bamboo_trainer.checkpoint.versions import versions
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.layer_state import LayerState
@@ -142,7 +143,7 @@ class Checkpointing:
         try:
             for layer in stage.layers_needed():
                 if layer not in here:
-                    read[layer] = decode(self._open().read_part(self._manifest(checkpoint), layer))
+                    read[layer] = read_layer(self._open(), self._manifest(checkpoint), layer)
             self.read += len(read)
             stage.restore_layers({**here, **read})
         except StorageError as error:
