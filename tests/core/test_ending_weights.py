@@ -158,3 +158,42 @@ def test_workers_that_do_not_write_fail_the_job_after_a_while() -> None:
     world.now += SAVE_SECONDS + 1
     world.tell(Tick())
     assert outcome(world) == (Outcome.FAILED, "SaveTimeout")
+
+
+def stops(world: World) -> set[int | None]:
+    return {stop.discard for _, stop in sent(world, protocol.Stop)}
+
+
+def fail_to_save(world: World) -> World:
+    pass_time(world, SAVE_SECONDS / 2)
+    heard = {w: replace(r, seen=world.now + SAVE_SECONDS) for w, r in world.state.workers.items()}
+    world.state = replace(world.state, workers=heard)
+    pass_time(world, SAVE_SECONDS + 1)
+    assert outcome(world) == (Outcome.FAILED, "SaveTimeout")
+    return world
+
+
+def test_workers_of_a_job_that_ends_before_all_is_written_remove_what_is_there() -> None:
+    world = saving(3)
+    requests = asked(world)
+    write(world, *requests[:2])
+    fail_to_save(world)
+    assert stops(world) == {requests[0][1].number}
+
+
+def test_what_somebody_may_be_making_the_folder_of_is_not_removed() -> None:
+    """Also after the one who was asked has come back, or is lost."""
+    world = saving(2, standby=1)
+    write(world, *asked(world))
+    ((committer, _),) = sent(world, CommitWeights)
+    world.tell(WorkerJoined(protocol.Hello(worker=committer, host="h", port=1, plan=plan_of(world))))
+    lose(world, committer)
+    fail_to_save(world)
+    assert stops(world) == {None}
+
+
+def test_nothing_is_removed_at_the_end_of_a_complete_job() -> None:
+    world = saving(2)
+    write(world, *asked(world))
+    commit(world, *sent(world, CommitWeights)[-1])
+    assert stops(world) == {None}

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from bamboo.control.message import Message
+from bamboo.control.protocol import Stop
+from bamboo.coordinator.ending.record import WeightsSaving
 from bamboo.job.manifest import parse_manifest
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -70,13 +73,42 @@ class NobodyIsAsked:
         raise AssertionError("the API server is not asked")
 
 
+def runner_of(name: str) -> CoordinatorRunner:
+    spec = parse_manifest(manifest(name))
+    run = TrainingRun(key=("default", name), uid="u1", spec=spec, manifest=manifest(name), resumed=False)
+    reviews = TokenReviewer(ApiClient(NobodyIsAsked()))
+    return CoordinatorRunner(run, ClusterCache(), WorkerGateway(), reviews, b"k" * 16, ReconcileTrigger())
+
+
+class Recorded:
+    """A channel to one worker."""
+
+    connected = ("w0",)
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+
+    def send(self, worker: str, message: Message) -> None:
+        self.sent.append((worker, message))
+
+
+async def test_workers_of_a_job_that_is_deleted_remove_weights_that_are_not_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner, channels = runner_of("job"), Recorded()
+    monkeypatch.setattr(runner, "_channels", channels)
+    for written in ((), {0}, {0, 1}):
+        saving = WeightsSaving(number=5, stages=2, written=frozenset(written))
+        runner.state = replace(runner.state, saving=saving)
+        runner.stop_workers("JobDeleted", "the job was deleted")
+    about = {"reason": "JobDeleted", "message": "the job was deleted"}
+    assert channels.sent == [("w0", Stop(**about, discard=number)) for number in (5, 5, None)]
+
+
 async def test_a_status_is_made_once_for_a_state_and_again_when_something_has_happened_or_time_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spec = parse_manifest(manifest("job"))
-    run = TrainingRun(key=("default", "job"), uid="u1", spec=spec, manifest=manifest("job"), resumed=False)
-    api = ApiClient(NobodyIsAsked())
-    runner = CoordinatorRunner(run, ClusterCache(), WorkerGateway(), TokenReviewer(api), b"k" * 16, ReconcileTrigger())
+    runner = runner_of("job")
     now = [5.0]
     monkeypatch.setattr(runner, "_clock", lambda: now[0])
     first = runner.status()

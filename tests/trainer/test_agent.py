@@ -155,6 +155,21 @@ def test_weights_are_written_once_the_stage_is_trained_and_then_committed(
     }
 
 
+@pytest.mark.parametrize(("given_up", "left"), [(5, []), (6, [".weights-5"]), (None, [".weights-5"])])
+def test_a_worker_that_is_stopped_removes_the_weights_that_are_given_up(
+    agent: WorkerAgent, said: list[Message], tmp_path: Path, given_up: int | None, left: list[str]
+) -> None:
+    """And no other ones: those of a worker that is drained are of use to others."""
+    (place := tmp_path / "place").mkdir()
+    agent._obey(welcome())
+    agent._obey(Save(stage=0, stages=2, path=str(place / "weights"), number=5))
+    agent._obey(SendPlan(plan=plan()))
+    while Saved(stage=0, number=5) not in said:
+        agent._turn()
+    agent._obey(Stop(reason="SaveTimeout", discard=given_up))
+    assert (agent.exit_code, [file.name for file in place.iterdir()]) == (EXIT_DRAINED, left)
+
+
 def test_weights_that_cannot_be_written_end_the_worker_with_the_reason(
     agent: WorkerAgent, said: list[Message], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bamboo.checkpoint.errors import CheckpointError
 from bamboo_trainer.checkpoint import weights_folder
 from bamboo_trainer.checkpoint.sources import WeightsFolder
-from bamboo_trainer.checkpoint.weights_folder import commit_weights, stages_of, write_stage
+from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, stages_of, write_stage
 
 
 def tensors(value: float) -> dict[str, Tensor]:
@@ -191,6 +191,37 @@ def test_an_empty_folder_is_no_obstacle_and_a_file_is_one(folder: Path) -> None:
     with pytest.raises(NotADirectoryError):
         write(folder, 8, 1)
     assert around(folder) == ["weights"]
+
+
+def test_what_is_given_up_is_removed_and_nothing_of_others(folder: Path) -> None:
+    """Neither another job's saving, nor the file that a worker of this one is writing yet."""
+    write(folder.with_name("weights-2"), 7, 2)
+    write(folder, 7, 1, value=1.0)
+    commit_weights(folder, 7, 1)
+    write(folder, 8, 3, without=2)
+    write(folder, 9, 2)
+    unfinished = folder.with_name(".weights-8") / ".stage-002.safetensors.w2"
+    unfinished.touch()
+    discard_weights(folder, 8)
+    assert list(unfinished.parent.iterdir()) == [unfinished]
+    unfinished.rename(unfinished.with_name("stage-002.safetensors"))
+    for _ in range(2):
+        discard_weights(folder, 8)
+    assert around(folder) == [".weights-2-7", ".weights-9", "weights"]
+    assert len(content(folder.with_name(".weights-9"))) == 2
+    assert content(folder) == {"stage-000.safetensors": 1.0}
+
+
+def test_what_cannot_be_removed_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, os.strerror(13), str(path))
+
+    write(folder, 7, 1)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    discard_weights(folder, 7)
+    assert ".weights-7 is of no use any more and cannot be removed: [Errno 13]" in caplog.text
 
 
 def test_what_cannot_be_written_leaves_no_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

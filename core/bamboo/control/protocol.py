@@ -368,8 +368,11 @@ class HistoryEvents(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
+    """discard: the number of a saving of the final weights that nobody will make the folder's content."""
+
     reason: str
     message: str = ""
+    discard: Count | None = None
 
 
 class Refused(Message, frozen=True):

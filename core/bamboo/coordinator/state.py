@@ -10,7 +10,7 @@ from bamboo.control import protocol
 from bamboo.control.memory import Memory, SentTraffic
 from bamboo.control.platform import Platform
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
-from bamboo.coordinator.ending.record import WeightsSaving
+from bamboo.coordinator.ending.record import WeightsSaving, given_up
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.job.spec import JobSpec
@@ -392,7 +392,8 @@ class Turn:
 
     def finish(self, outcome: Outcome, reason: str, message: str) -> None:
         self.enter("Over")
+        stop = protocol.Stop(reason=reason, message=message, discard=given_up(self.state.saving))
         for worker in self.state.workers:
-            self.do(Send(worker, protocol.Stop(reason=reason, message=message)), RemoveWorker(worker))
+            self.do(Send(worker, stop), RemoveWorker(worker))
         emit = Emit(reason, message, outcome is not Outcome.COMPLETE, final=True)
         self.do(emit, Finish(outcome, reason, message))

@@ -22,6 +22,7 @@ from bamboo.control.protocol import Hello, Stop
 from bamboo.control.server import Channels
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
+from bamboo.coordinator.ending.record import given_up
 from bamboo.coordinator.events import (
     Command,
     Emit,
@@ -222,8 +223,9 @@ class CoordinatorRunner:
 
     def stop_workers(self, reason: str, message: str) -> None:
         """The workers that are connected are told to stop."""
+        stop = Stop(reason=reason, message=message, discard=given_up(self.state.saving))
         for worker in self._channels.connected:
-            self._channels.send(worker, Stop(reason=reason, message=message))
+            self._channels.send(worker, stop)
 
     def end_written(self) -> None:
         """The end of the job is in its status: its workers are told to stop, and so are those that connect later.

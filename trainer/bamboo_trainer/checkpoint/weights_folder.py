@@ -87,6 +87,22 @@ def commit_weights(folder: Path, number: int, stages: int) -> None:
             logger.warning("%s is of no use any more and cannot be removed: %s", other, error)
 
 
+def discard_weights(folder: Path, number: int) -> None:
+    """That saving will never be committed: remove its stages. One that is being written stays, to be removed by its
+    writer; the last one who says this removes the saving's own folder. What cannot be removed is logged.
+    """
+    written = _hidden(folder, str(number))
+    try:
+        for file in written.glob(STAGE_FILES):
+            file.unlink(missing_ok=True)
+        written.rmdir()
+    except FileNotFoundError:
+        pass  # another worker did the same
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            logger.warning("%s is of no use any more and cannot be removed: %s", written, error)
+
+
 def _hidden(folder: Path, name: str) -> Path:
     return folder.with_name(f".{folder.name}-{name}")
 

@@ -230,7 +230,8 @@ class WorkerAgent:
             case NoticeReceived(seconds=seconds):
                 self.leave_by = min(self.leave_by, time.monotonic() + seconds)
                 self.control.send(message)
-            case Stop():
+            case Stop(discard=given_up):
+                self.weights.discard(given_up)
                 self.control.send(Bye())
                 self.exit_code = EXIT_DRAINED
             case Refused(reason=reason, message=text):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo_trainer.checkpoint.weights_folder import commit_weights, write_stage
+from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, write_stage
 from bamboo_trainer.stage.stage import Stage
 
 
@@ -19,6 +19,7 @@ class FinalWeights:
     def __init__(self, worker: str, tell: Callable[[Message], None]) -> None:
         self._worker, self._tell = worker, tell
         self._asked: list[Save] = []
+        self._folders: dict[int, Path] = {}  # of the savings that this worker has written stages for
 
     def ask(self, request: Save) -> None:
         self._asked.append(request)
@@ -32,12 +33,18 @@ class FinalWeights:
 
     def _write(self, parts: Sequence[Stage], request: Save) -> None:
         folder = Path(request.path).resolve()
+        self._folders[request.number] = folder
         tensors = {name: tensor for part in parts for name, tensor in part.state_tensors().items()}
         try:
             write_stage(folder, request.number, request.stage, request.stages, tensors, self._worker)
         except (OSError, ValueError) as error:
             raise SaveError(f"cannot write stage {request.stage} for {folder}: {error}") from None
         self._tell(Saved(stage=request.stage, number=request.number))
+
+    def discard(self, number: int | None) -> None:
+        """That saving is given up: remove what is written of it."""
+        if number in self._folders:
+            discard_weights(self._folders[number], number)
 
     def commit(self, request: CommitWeights) -> None:
         """Raises SaveError."""

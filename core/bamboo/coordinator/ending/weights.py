@@ -1,7 +1,8 @@
 """The final weights: each stage is written by one worker, and then one worker makes the folder of all of them.
 
 Until that is done nothing is in the folder, so it never holds a part of the weights, or stages of two savings: one that
-was begun before the job went back to a checkpoint has another number, and is never made the folder's content.
+was begun before the job went back to a checkpoint has another number, and is never made the folder's content. What was
+written of one that is given up as the job ends is removed by the workers.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +24,8 @@ def ask_to_save(turn: Turn) -> None:
     """For each stage that is not written yet, then for the folder; who is asked is asked once."""
     state = turn.state
     assert state.save_path is not None
-    saving = state.saving or WeightsSaving(number=first_number(state.secret, turn.now))
     writers = _writers(state)
+    saving = state.saving or WeightsSaving(number=first_number(state.secret, turn.now), stages=len(writers))
     about: dict[str, Any] = {"path": state.save_path, "number": saving.number, "stages": len(writers)}
     if missing := {stage: worker for stage, worker in writers.items() if stage not in saving.written}:
         new = {stage: worker for stage, worker in missing.items() if saving.asked.get(stage) != worker}
