@@ -10,8 +10,8 @@ import msgspec
 
 from bamboo.control.protocol import KeepLastState, Message, PlanApplied, TakeCheckpoint
 from bamboo.control.verification import LookAgain
-from bamboo.planning.plan import Cell, Plan
-from bamboo.planning.splits.devices import devices_of, expanded, folded
+from bamboo.planning.plan import Plan
+from bamboo.planning.splits.devices import devices_of, expanded, folded, parts_of, stage_of
 from bamboo.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.folding import Folding, Writers
@@ -71,7 +71,7 @@ class DividedEngine(Engine):
     # what others ask
 
     def trained(self, index: int) -> tuple[Stage, ...]:
-        parts = [super(DividedEngine, self).trained(cell.stage) for cell in self._folding.cells(Cell(0, index))]
+        parts = [super(DividedEngine, self).trained(part) for part in parts_of(index, self._devices)]
         return tuple(stage for part in parts for stage in part) if all(parts) else ()
 
     def times_due(self, now: float) -> tuple[StageTimes, ...] | None:
@@ -85,10 +85,11 @@ class DividedEngine(Engine):
         return [(index, known[first]) for index, first in enumerate(firsts) if first in known]
 
     def held(self) -> dict[int, bool]:
-        return {index // self._devices: owned for index, owned in super().held().items()}
+        return {stage_of(part, self._devices): owned for part, owned in super().held().items()}
 
     def compile_seconds(self) -> dict[int, float]:
         found: dict[int, float] = {}
-        for index, seconds in super().compile_seconds().items():
-            found[index // self._devices] = found.get(index // self._devices, 0.0) + seconds
+        for part, seconds in super().compile_seconds().items():
+            stage = stage_of(part, self._devices)
+            found[stage] = found.get(stage, 0.0) + seconds
         return found

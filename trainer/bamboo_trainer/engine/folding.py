@@ -12,6 +12,7 @@ from bamboo.control.protocol import CellFinished, LeftBehind, Message, ReplicaSy
 from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, StateSum
 from bamboo.planning.grid import grouped
 from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.splits.devices import cell_of, device_of, parts_of, stage_of
 from bamboo.planning.splits.stage_times import StageTimes
 
 Ranges = Sequence[tuple[int, int]]
@@ -35,18 +36,10 @@ class Folding:
 
     def keep(self, owned: Collection[Cell], held: Collection[int]) -> None:
         """A plan is in force. owned: cells, and held: states, of device stages."""
-        cells, stages = {self.cell(cell) for cell in owned}, {index // self._devices for index in held}
+        cells, stages = {self._cell(cell) for cell in owned}, {stage_of(part, self._devices) for part in held}
         self._takeovers = {cell: said for cell, said in self._takeovers.items() if cell in cells}
         self._finished = {cell: said for cell, said in self._finished.items() if cell in cells}
         self._sums = {stage: said for stage, said in self._sums.items() if stage in stages}
-
-    def cell(self, cell: Cell) -> Cell:
-        """That a cell of a device stage is a part of."""
-        return Cell(cell.pipeline, cell.stage // self._devices)
-
-    def cells(self, cell: Cell) -> list[Cell]:
-        """The parts of a cell."""
-        return [Cell(cell.pipeline, cell.stage * self._devices + device) for device in range(self._devices)]
 
     def fold(self, message: Message) -> Message | None:
         """None: it waits for what the other device stages say."""
@@ -54,15 +47,15 @@ class Folding:
             case Report():
                 return msgspec.structs.replace(message, held=self._held(message.held))
             case LeftBehind(cell=cell) | ReplicaSynced(cell=cell):
-                return msgspec.structs.replace(message, cell=self.cell(cell))
+                return msgspec.structs.replace(message, cell=self._cell(cell))
             case TakenOver():
                 return self._taken_over(message)
             case CellFinished(cell=cell):
-                said = self._finished.setdefault(self.cell(cell), {})
-                said[cell.stage % self._devices] = message
+                said = self._finished.setdefault(self._cell(cell), {})
+                said[self._device(cell)] = message
                 digests = [said[device].digest for device in sorted(said)]
                 whole = len(said) == self._devices
-                return CellFinished(cell=self.cell(cell), digest=add_digests(digests)) if whole else None
+                return CellFinished(cell=self._cell(cell), digest=add_digests(digests)) if whole else None
             case StateSum():
                 return self._state_sum(message)
             case ForwardDiffers(place=place) | ForwardSum(place=place):
@@ -72,15 +65,15 @@ class Folding:
 
     def _held(self, held: Mapping[int, int]) -> dict[int, int]:
         """The oldest version that a stage's device stages are at; of those that are all held."""
-        stages = dict.fromkeys(index // self._devices for index in held)
-        parts = {stage: [c.stage for c in self.cells(Cell(0, stage))] for stage in stages}
+        stages = dict.fromkeys(stage_of(part, self._devices) for part in held)
+        parts = {stage: parts_of(stage, self._devices) for stage in stages}
         return {stage: min(held[i] for i in mine) for stage, mine in parts.items() if held.keys() >= set(mine)}
 
     def _taken_over(self, message: TakenOver) -> TakenOver | None:
         """The cell is taken over when its last part is; each forward of it was one of every part."""
-        cell = self.cell(message.cell)
+        cell = self._cell(message.cell)
         said = self._takeovers.setdefault(cell, {})
-        said[message.cell.stage % self._devices] = message
+        said[self._device(message.cell)] = message
         if len(said) < self._devices:
             return None
         parts = self._takeovers.pop(cell).values()
@@ -96,7 +89,7 @@ class Folding:
         )
 
     def _state_sum(self, message: StateSum) -> StateSum | None:
-        stage, device = divmod(message.stage, self._devices)
+        stage, device = stage_of(message.stage, self._devices), device_of(message.stage, self._devices)
         versions = self._sums.setdefault(stage, {})
         said = versions.setdefault(message.version, {})
         said[device] = message
@@ -107,19 +100,18 @@ class Folding:
         return StateSum(stage=stage, version=message.version, sum=f"{whole:016x}")
 
     def _place(self, place: ForwardPlace) -> ForwardPlace:
-        device = place.cell.stage % self._devices
-        return msgspec.structs.replace(place, cell=self.cell(place.cell), device=device)
+        return msgspec.structs.replace(place, cell=self._cell(place.cell), device=self._device(place.cell))
 
     def unfolded_place(self, place: ForwardPlace) -> ForwardPlace:
         """That of the device stage which it names."""
-        stage = place.cell.stage * self._devices + place.device
-        return msgspec.structs.replace(place, cell=Cell(place.cell.pipeline, stage), device=0)
+        part = parts_of(place.cell.stage, self._devices).start + place.device
+        return msgspec.structs.replace(place, cell=Cell(place.cell.pipeline, part), device=0)
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
         """Of each device stage, so that everybody writes the same layers. stages: the layers of device stages."""
         found = []
         for stage, names in enumerate(writers):
-            parts = stages[stage * self._devices : (stage + 1) * self._devices]
+            parts = self._layers(stage, stages)
             for begin, _ in parts:
                 first = parts[0][0]
                 turned = (begin - first) % max(1, len(names))
@@ -131,10 +123,21 @@ class Folding:
         known = {one.layers: one for one in times}
         found = []
         for index, layers in enumerate(grouped(stages, self._devices)):
-            parts = [known.get(part) for part in stages[index * self._devices : (index + 1) * self._devices]]
+            parts = [known.get(part) for part in self._layers(index, stages)]
             if all(parts):
                 found.append(self._whole(layers, [part for part in parts if part]))
         return tuple(found)
+
+    def _cell(self, part: Cell) -> Cell:
+        return cell_of(part, self._devices)
+
+    def _device(self, part: Cell) -> int:
+        return device_of(part.stage, self._devices)
+
+    def _layers(self, stage: int, stages: Ranges) -> Ranges:
+        """Of the parts of a stage; empty if it is not among those that are known here yet."""
+        parts = parts_of(stage, self._devices)
+        return stages[parts.start : parts.stop]
 
     def _whole(self, layers: tuple[int, int], parts: Sequence[StageTimes]) -> StageTimes:
         run, by_layer = all(part.microbatches for part in parts), all(part.each for part in parts)

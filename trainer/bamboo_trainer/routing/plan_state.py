@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from bamboo.planning.heirs import heirs_may_differ
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo.planning.ring import share_nodes
+from bamboo.planning.splits.devices import cell_of, cell_parts
 
 
 class PlanState:
@@ -65,12 +66,11 @@ class PlanState:
 
     def parts(self, cell: Cell) -> list[Cell]:
         """All parts of the stage that a cell is a part of: itself, if workers have one device."""
-        first = cell.stage - cell.stage % self.devices
-        return [Cell(cell.pipeline, first + device) for device in range(self.devices)]
+        return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
         """Of one stage at most?"""
-        return len({(cell.pipeline, cell.stage // self.devices) for cell in cells}) <= 1
+        return len({cell_of(cell, self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:
         return set(self._workers) - {self.worker}

@@ -45,6 +45,7 @@ from bamboo.job.spec import ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import StageOrder
+from bamboo.planning.splits.devices import device_of
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.compilation.toolchain import require_toolchain
@@ -289,7 +290,7 @@ class WorkerAgent:
         spec, task, devices = job.spec, job.task, self.devices
 
         def build(index: int, stages: Sequence[tuple[int, int]], *, remembers: bool = True) -> Stage:
-            device = devices[index % len(devices)]
+            device = devices[device_of(index, len(devices))]
             return Stage(task, index, stages, job.config, device, job.reader, copies[device], remembers=remembers)
 
         return Ports(

@@ -11,7 +11,7 @@ import msgspec
 
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.grid import Roles, grouped, split_layers
-from bamboo.planning.plan import Plan
+from bamboo.planning.plan import Cell, Plan
 
 Ranges = tuple[tuple[int, int], ...]
 EAGER = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
@@ -36,6 +36,31 @@ def device_layers(spec: JobSpec, stages: Ranges, costs: Sequence[float] | None) 
 def devices_of(plan: Plan) -> int:
     """How many each worker has."""
     return len(plan.device_layers) // len(plan.stages) if plan.device_layers else 1
+
+
+def stage_of(part: int, devices: int) -> int:
+    """The stage that a device stage is a part of."""
+    return part // devices
+
+
+def device_of(part: int, devices: int) -> int:
+    """The number of the device that runs a device stage, among its worker's."""
+    return part % devices
+
+
+def parts_of(stage: int, devices: int) -> range:
+    """The device stages of a stage, in the order of the devices."""
+    return range(stage * devices, (stage + 1) * devices)
+
+
+def cell_of(part: Cell, devices: int) -> Cell:
+    """The cell that a cell of a device stage is a part of."""
+    return Cell(part.pipeline, stage_of(part.stage, devices))
+
+
+def cell_parts(cell: Cell, devices: int) -> list[Cell]:
+    """The cells of its device stages, in the order of the devices."""
+    return [Cell(cell.pipeline, part) for part in parts_of(cell.stage, devices)]
 
 
 def mode_in_force(mode: RedundancyMode, devices: int) -> RedundancyMode:
@@ -64,12 +89,12 @@ def folded(plan: Plan, devices: int) -> Plan:
 def device_roles(roles: Roles, number: int, devices: int) -> Roles:
     """What the device of that number holds of what its worker does, in stages of devices."""
 
-    def part(stages: Iterable[int]) -> tuple[int, ...]:
-        return tuple(stage * devices + number for stage in stages)
+    def parts(stages: Iterable[int]) -> tuple[int, ...]:
+        return tuple(parts_of(stage, devices)[number] for stage in stages)
 
     return Roles(
-        stage=None if roles.stage is None else roles.stage * devices + number,
-        owned=part(roles.owned),
-        kept=part(roles.kept),
-        taken_over=part(roles.taken_over),
+        stage=None if roles.stage is None else parts_of(roles.stage, devices)[number],
+        owned=parts(roles.owned),
+        kept=parts(roles.kept),
+        taken_over=parts(roles.taken_over),
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from bamboo.planning.plan import Assignment, Plan, WorkerId
-from bamboo.planning.splits.devices import devices_of, expanded, mode_in_force
+from bamboo.planning.splits.devices import device_of, devices_of, expanded, mode_in_force
 
 _BETWEEN = "/"  # a worker's name and its device's number; no worker's name has it
 
@@ -16,7 +16,7 @@ def on_devices(plan: Plan) -> Plan:
     if devices == 1:
         return plan
     whole = expanded(plan)
-    rows = tuple(tuple(_on(held, s % devices) for s, held in enumerate(row)) for row in whole.pipelines)
+    rows = tuple(tuple(_on(held, device_of(s, devices)) for s, held in enumerate(row)) for row in whole.pipelines)
     return msgspec.structs.replace(whole, pipelines=rows, mode=mode_in_force(plan.mode, devices))
 
 

@@ -7,13 +7,14 @@ steps cost as much as the first one.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.gradient_groups import final_share, nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.planning.schedule import StageOrder
-from bamboo.planning.splits.devices import devices_of
+from bamboo.planning.splits.devices import cell_of, devices_of
 from bamboo.profiles.profile import Layer, ModelProfile
 from bamboo.simulation.job.devices import devices_of_workers, machine, on_devices
 from bamboo.simulation.job.pipelines import Group, GroupTimes, Place, StepLoss, execute
@@ -226,7 +227,8 @@ class StepModel:
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
         synced: defaultdict[str, float] = defaultdict(float)  # those to its replicas, if it runs several stages
         devices = self._spec.worker.devices
-        runs = Counter(one for one, *_ in {(machine(plan.at(Cell(d, s)).owner), d, s // devices) for d, s in ends})
+        run = {(machine(plan.at(part).owner), cell_of(part, devices)) for part in starmap(Cell, ends)}
+        runs = Counter(one for one, _ in run)  # how many cells each machine
         ready = 0.0
         for done, s in sorted((max(ends[d, s] for d in range(layout.pipelines)), s) for s in range(len(plan.stages))):
             cells = [Cell(d, s) for d in range(layout.pipelines)]
@@ -249,8 +251,7 @@ class StepModel:
                 ready = max(ready, done)
         over = max((size / network.machine for size in sent.values()), default=0.0)
         ready = max(ready, over) + self._distribution(plan, layout)
-        alone = len({machine(plan.at(Cell(d, s)).owner) for d, s in ends}) == 1
-        return ready + self.profile.times.commit + (0.0 if alone else 2 * network.latency)
+        return ready + self.profile.times.commit + (0.0 if len(runs) == 1 else 2 * network.latency)
 
     def _distribution(self, plan: Plan, layout: Layout) -> float:
         """With shards: until all who run the model have the new parameters of all of them, for which they wait."""
