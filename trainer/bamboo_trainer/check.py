@@ -1,22 +1,22 @@
 """Does a job's task load, and what would it need? For `bamboo validate --load` and `bamboo submit`; and for
 simulations, how many layers it has."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from bamboo.control.memory import Memory
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import layer_ranges
 from bamboo.planning.splits.devices import device_layers
 from bamboo_trainer.compilation.toolchain import require_toolchain
-from bamboo_trainer.loading import load_task
+from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
-from bamboo_trainer.tasks.inspection.sharing import settled
-from bamboo_trainer.training import shown_to_build, with_steps
 from bamboo_trainer.transport.choice import body_channel
 
 
@@ -28,23 +28,37 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     runs the stages of lost neighbours, `neighbours` of them.
     """
     spec = parse_manifest(manifest)
+    return found_or_problem(lambda: _check(spec))
+
+
+def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
+    """`problem`: one sentence, or `layers`: how many the task has. Nothing of them is made."""
+    spec = parse_manifest(manifest)
+    return found_or_problem(lambda: {"layers": len(task_of(spec).layers)})
+
+
+def found_or_problem(
+    look: Callable[[], dict[str, Any]], failures: tuple[type[Exception], ...] = (MemoryError, OSError)
+) -> dict[str, Any]:
+    """What was found, or `problem`: one sentence. failures: of this machine, or of the task's own code on it."""
     try:
-        body_channel(spec.topology.transport, "check")
-        require_toolchain(spec.training, gpu=torch.cuda.is_available())
-        task = settled(
-            load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training)), spec.training.seed
-        )
-        spec = with_steps(spec, task)
-        evaluation_schedule(task, spec.training)
-        loggers_of(task, spec.training)
-        costs = profile(task, spec)
-        stages = layer_ranges(costs, spec.topology, devices=spec.worker.devices)
-        parts = device_layers(spec, stages, costs)
-        sizes = measure(task, spec)
-    except ValueError as error:  # a TaskError, or more stages than layers
+        return look()
+    except ValueError as error:  # a TaskError or DeviceError, or more stages than layers
         return {"problem": str(error)}
-    except (MemoryError, OSError) as error:
+    except failures as error:
         return {"problem": f"the task could not be tried: {type(error).__name__}: {error}"}
+
+
+def _check(spec: JobSpec) -> dict[str, Any]:
+    body_channel(spec.topology.transport, "check")
+    require_toolchain(spec.training, gpu=torch.cuda.is_available())
+    task, spec = settled_task(spec)
+    evaluation_schedule(task, spec.training)
+    loggers_of(task, spec.training)
+    costs = profile(task, spec)
+    stages = layer_ranges(costs, spec.topology, devices=spec.worker.devices)
+    parts = device_layers(spec, stages, costs)
+    sizes = measure(task, spec)
     return {
         "layers": len(sizes),
         "parameters": sum(size.parameters - size.tied for size in sizes),
@@ -54,18 +68,6 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         "devices": spec.worker.devices,
         "neighbours": min(max(1, spec.redundancy.kept), len(stages) - 1),
     }
-
-
-def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
-    """`problem`: one sentence, or `layers`: how many the task has. Nothing of them is made."""
-    spec = parse_manifest(manifest)
-    try:
-        task = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
-    except ValueError as error:  # a TaskError
-        return {"problem": str(error)}
-    except (MemoryError, OSError) as error:
-        return {"problem": f"the task could not be tried: {type(error).__name__}: {error}"}
-    return {"layers": len(task.layers)}
 
 
 def _told(stage: int | None, memory: Memory) -> dict[str, Any]:

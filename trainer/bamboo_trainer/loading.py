@@ -9,15 +9,31 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.job.spec import MOST_LAYERS
+from bamboo.job.spec import MOST_LAYERS, JobSpec
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.inspection.costs import stated_costs
+from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.user_code import check_metrics, dataset_length, layer_factory
+from bamboo_trainer.training import shown_to_build, with_steps
 
 # What a `build` sees that is called by itself, and not for a job.
 ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
+
+
+def settled_task(spec: JobSpec) -> tuple[Task, JobSpec]:
+    """A job's task as it is trained, and the job with the number of steps that follows from the task's data.
+
+    Raises TaskError.
+    """
+    task = settled(task_of(spec), spec.training.seed)
+    return task, with_steps(spec, task)
+
+
+def task_of(spec: JobSpec) -> Task:
+    """A job's task, as its `build` returns it. Raises TaskError."""
+    return load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFacts = ALONE) -> Task:

@@ -18,16 +18,16 @@ import torch
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
-from bamboo_trainer.loading import load_task
+from bamboo_trainer.check import found_or_problem
+from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import LayerSize, measure
 from bamboo_trainer.memory.placement import choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
-from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
-from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
+from bamboo_trainer.training import TrainingConfig
 
 WARMUP: Final = 2  # microbatches before those that count
 LOOPBACK_BYTES: Final = 64 << 20
@@ -44,25 +44,22 @@ def profile(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
-    try:
-        device = choose_device(WORKER)
-        use(device, deterministic=spec.training.deterministic)
-        facts = shown_to_build(spec.training)
-        task = settled(load_task(spec.task.entrypoint, spec.task.config, facts), spec.training.seed)
-        spec = with_steps(spec, task)
-        loaded = time.monotonic() - began
-        sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
-        seconds = _measured(task, spec, device, repeats)
-    except ValueError as error:  # a TaskError or DeviceError among them
-        return {"problem": str(error)}
-    except (MemoryError, OSError, RuntimeError) as error:
-        return {"problem": f"the task could not be tried: {type(error).__name__}: {error}"}
+    found = found_or_problem(lambda: _profile(spec, repeats, began), (MemoryError, OSError, RuntimeError))
+    return found if "problem" in found else found | {"loopback": loopback()}
+
+
+def _profile(spec: JobSpec, repeats: int, began: float) -> dict[str, Any]:
+    device = choose_device(WORKER)
+    use(device, deterministic=spec.training.deterministic)
+    task, spec = settled_task(spec)
+    loaded = time.monotonic() - began
+    sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
+    seconds = _measured(task, spec, device, repeats)
     return {
         "layers": [_told(*each) for each in zip(seconds, sizes, costs, strict=True)],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         "load": loaded,
-        "loopback": loopback(),
     }
 
 

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 
 from bamboo.job.manifest import parse_manifest
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES
-from bamboo_trainer.loading import load_task
-from bamboo_trainer.training import shown_to_build
+from bamboo_trainer.loading import task_of
 
 
 def sample(manifest: Mapping[str, Any], weights_dir: str) -> str | None:
@@ -19,7 +18,7 @@ def sample(manifest: Mapping[str, Any], weights_dir: str) -> str | None:
     Raises ValueError if the files do not hold exactly the layers' tensors.
     """
     spec = parse_manifest(manifest)
-    task = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
+    task = task_of(spec)
     if task.sample is None:
         return None
     tensors: dict[str, torch.Tensor] = {}

@@ -7,16 +7,15 @@ from typing import Any
 from bamboo.control.protocol import Profile, WorkerReady
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
-from bamboo_trainer.loading import load_task
+from bamboo_trainer.loading import settled_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.loggers.interface import MakeLogger
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile, trained_sizes
-from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.user_code import dataset_length
-from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
+from bamboo_trainer.training import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +42,7 @@ class LoadedJob:
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
     """Raises TaskError for what is wrong with the task, and whatever its own code raises."""
-    spec = parse_manifest(manifest)
-    loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
-    task = settled(loaded, spec.training.seed)
-    spec = with_steps(spec, task)
+    task, spec = settled_task(parse_manifest(manifest))
     config = TrainingConfig.of(spec.training)
     return LoadedJob(
         spec=spec,
