@@ -12,7 +12,7 @@ from bamboo.page.builder import Labels, document, ended, grid, state
 from bamboo.page.history import JobHistory, StepFigures
 from manifest_kit import training
 from operator_kit import NOW, checkpoints, job, said
-from page_kit import TAKEOVER, Time
+from page_kit import TAKEOVER, Time, received
 
 JOB = d.PageJob(name="tiny", namespace="default", place="local")
 
@@ -94,7 +94,7 @@ def test_the_document_has_the_job_its_curves_and_its_events() -> None:
         memory=(("tiny-w0", Memory(log=7, replica=5)),), most_memory=("tiny-w1", Memory(log=9)),
         traffic=(("tiny-w0", Traffic(sync=3, gradient=4)),),
     )  # fmt: skip
-    found = d.plain(document(JOB, job(), status, record, now=WHEN))
+    found = received(document(JOB, job(), status, record, now=WHEN))
     assert found["version"] == d.VERSION
     assert [[(c["label"], c["state"], c["protected"], c["cells"]) for c in row] for row in found["grid"]] == [
         [("w0", "training", False, 2), ("w9", "lost", True, 1)],
@@ -126,30 +126,30 @@ def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
         step=4, age=30.0, restores=1, repeated=3, repeated_seconds=6.0, place="s3://bucket/x", every_steps=4,
         writing=writing,
     )  # fmt: skip
-    found = d.plain(document(JOB, job(), said(checkpoint=kept), JobHistory(Time()), now=WHEN))["checkpoint"]
+    found = received(document(JOB, job(), said(checkpoint=kept), JobHistory(Time()), now=WHEN))["checkpoint"]
     assert found == {
         "place": "s3://bucket/x", "everySteps": 4, "step": 4, "at": WHEN - 30, "seconds": 1.0, "bytes": 8,
         "writing": {"step": 8, "written": 2, "layers": 6, "since": WHEN - 3}, "restores": 1, "repeated": 3,
         "repeatedSeconds": 6.0, "repeatedCost": None,
     }  # fmt: skip
-    assert d.plain(document(JOB, job(), said(), JobHistory(Time()), now=WHEN))["checkpoint"] is None
+    assert received(document(JOB, job(), said(), JobHistory(Time()), now=WHEN))["checkpoint"] is None
 
 
 def test_the_newest_evaluation_and_the_best_are_in_the_document() -> None:
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2, "metric": "accuracy", "goal": "Max"}))
     told = said(evaluations=((2, {"accuracy": 0.5}), (4, {"accuracy": 0.25, "loss": math.nan})), best_evaluation=2)
-    found = d.plain(document(JOB, spec, told, JobHistory(Time()), now=WHEN))["evaluation"]
+    found = received(document(JOB, spec, told, JobHistory(Time()), now=WHEN))["evaluation"]
     assert found == {
         "step": 4, "metric": "accuracy", "metrics": {"accuracy": 0.25, "loss": None}, "bestStep": 2,
         "bestMetrics": {"accuracy": 0.5},
     }  # fmt: skip
-    assert d.plain(document(JOB, spec, said(), JobHistory(Time()), now=WHEN))["evaluation"] is None
-    assert d.plain(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["evaluation"] is None
+    assert received(document(JOB, spec, said(), JobHistory(Time()), now=WHEN))["evaluation"] is None
+    assert received(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["evaluation"] is None
 
 
 def test_an_early_stop_is_in_the_document_beside_the_steps_that_were_wanted() -> None:
     told = said(step=6, stopped_early="2 evaluations without a better loss")
-    found = d.plain(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["progress"]
+    found = received(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["progress"]
     assert (found["step"], found["steps"]) == (6, 10)
     assert found["stoppedEarly"] == "2 evaluations without a better loss"
 

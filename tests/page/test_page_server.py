@@ -14,6 +14,7 @@ from bamboo.page import document as d
 from bamboo.page import server
 from bamboo.page.server import FILES, MOST_TOKEN, LocalPage, PageError
 from page_http_kit import authorized
+from page_kit import received
 
 
 def document(*, over: bool = False) -> d.Document:
@@ -42,7 +43,7 @@ async def test_the_document_is_for_the_token_and_the_files_are_for_everybody() -
     async with local() as (session, url, token):
         async with session.get(f"{url}state", headers=authorized(token)) as answer:
             assert (answer.status, answer.content_type) == (200, "application/json")
-            assert await answer.json() == d.plain(document())
+            assert await answer.json() == received(document())
         for name in FILES:
             async with session.get(url + name) as answer:
                 body = await answer.text()

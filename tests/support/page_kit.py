@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import msgspec
+
 from bamboo.coordinator.events import Takeover
+from bamboo.page.document import Document, encode
 from operator_kit import at
 
 TAKEOVER = Takeover(
@@ -17,6 +20,11 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
+
+
+def received(document: Document) -> Any:
+    """As the browser gets it."""
+    return msgspec.json.decode(encode(document))
 
 
 def written(state: str = "Running", **more: Any) -> dict[str, Any]:

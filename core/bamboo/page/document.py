@@ -3,8 +3,6 @@
 What is not known is null; the sentences in `unknown` say why.
 """
 
-from typing import Any
-
 import msgspec
 
 VERSION = 3  # of the document; a page that was loaded before an upgrade asks to be loaded anew
@@ -237,8 +235,3 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
 def encode(document: Document) -> bytes:
     """As JSON. A number that is not finite becomes null."""
     return msgspec.json.encode(document)
-
-
-def plain(document: Document) -> Any:
-    """As the browser gets it."""
-    return msgspec.json.decode(encode(document))

@@ -6,7 +6,6 @@ So another site can neither read the document nor have the browser ask for it.
 
 import asyncio
 import hmac
-import logging
 import os
 import secrets
 import socket
@@ -19,8 +18,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from bamboo.page.document import Document, encode
-
-logger = logging.getLogger(__name__)
 
 MOST_TOKEN = 4096  # characters; a ServiceAccount's token has some 1,200
 FILES = {  # what is served under which name, beside the document

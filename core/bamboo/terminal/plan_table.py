@@ -29,13 +29,12 @@ WIDTH = 100  # columns of the paragraph, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What is printed. told: why the chosen one, or why none. like: the job as it is."""
+    """What is printed. told: why the chosen one, or why none."""
 
     found: SearchResult
     told: str
     bounds: Bounds
     world: World
-    like: Candidate
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> str:

@@ -5,7 +5,6 @@ There is one for each job, in a task of its own.
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -36,8 +35,6 @@ from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.plan_record import lost_workers_in
 from bamboo_operator.status.writer import StatusWriter
-
-logger = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 

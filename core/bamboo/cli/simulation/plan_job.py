@@ -86,7 +86,7 @@ def plan_job(wanted: PlanRequest) -> int:
     if wanted.plot is not None:
         _draw(found, wanted)
     told = _told(world, found, bounds)
-    report = PlanReport(found=found, told=told, bounds=bounds, world=world, like=like)
+    report = PlanReport(found=found, told=told, bounds=bounds, world=world)
     if wanted.form == "json":
         print(document(report))
     elif wanted.form == "csv":

@@ -42,7 +42,6 @@ class SimulatedTraining:
         self._clock, self._model, self._spec, self._record = clock, model, spec, record
         self._tell, self._most = tell, most
         self._held = self._no_states()
-        self._latency = model.profile.network.latency
         self.step, self._furthest = 0, 0
         self.plan: Plan | None = None  # the newest that has arrived, unless it waits for its boundary
         self._pending: Plan | None = None
