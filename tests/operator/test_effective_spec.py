@@ -13,6 +13,8 @@ from bamboo.planning.plan import Plan
 from bamboo_operator.jobs import effective_spec as module
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
+from bamboo_operator.kube import attempts
+from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import JobGone
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.status.plan_record import plan_record
@@ -40,13 +42,9 @@ class One:
         self.api: Any = Revisions()
         self.api.try_pod = self._try_pod
         self._refusals, self.tried = list(refusals), list[dict[str, Any]]()
-        self.logged: list[str] = []
         status = {**more, "plan": plan}
         self.status = StatusWriter(KEY, "u1", "", status, self.api)
-        self.spec = EffectiveSpec(
-            "u1", body(document, **status), self.status, self.api, heartbeat=lambda: None,
-            log_failure=lambda what, error: self.logged.append(what),
-        )  # fmt: skip
+        self.spec = EffectiveSpec("u1", body(document, **status), self.status, self.api, ApiAttempts(KEY))
 
     async def _try_pod(self, pod: dict[str, Any]) -> None:
         self.tried.append(pod)
@@ -92,11 +90,13 @@ async def test_only_a_pod_that_can_never_be_made_keeps_a_job_from_starting(statu
     assert runs or "said of the pod" in one.problems[0]
 
 
-async def test_a_dry_run_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dry_run_that_fails_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     one = One(edited(), TimeoutError(), ApiError(500, "InternalError", "not now"))
     assert await one.spec.next(SETTINGS) is not None
-    assert (len(one.tried), len(one.logged)) == (3, 2)
+    assert (len(one.tried), len(caplog.records)) == (3, 2)
 
 
 async def test_without_its_namespace_a_job_is_gone() -> None:
@@ -137,7 +137,7 @@ async def test_what_another_operator_has_told_is_not_told_again() -> None:
 async def test_what_was_accepted_is_asked_for_until_the_server_answers_or_refuses(
     status: int, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY", 0.0)
+    monkeypatch.setattr(attempts, "FIRST_RETRY", 0.0)
     one = One(edited(), plan=trains(edited()))
     calls = []
 

@@ -7,7 +7,8 @@ import pytest
 from bamboo.job.placement_spec import CleanPodPolicy
 from bamboo.kube.errors import ApiError
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.pods import removal
+from bamboo_operator.kube import attempts
+from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.pods.removal import PodRemoval
 from operator_kit import META, render
 
@@ -30,7 +31,7 @@ class Deletions:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "FIRST_RETRY", 0.0)
+    monkeypatch.setattr(attempts, "FIRST_RETRY", 0.0)
 
 
 def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
@@ -41,7 +42,7 @@ def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
         pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}
         cluster.pod_event("ADDED", {**pod, "status": {"phase": phase}})
         names.append(pod["metadata"]["name"])
-    return PodRemoval(KEY, META.uid, cluster, api, lambda: None), cluster, names
+    return PodRemoval(KEY, META.uid, cluster, api, ApiAttempts(KEY)), cluster, names
 
 
 @pytest.mark.parametrize(

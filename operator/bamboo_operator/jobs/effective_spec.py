@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from bamboo.coordinator.events import Emit
@@ -18,6 +19,7 @@ from bamboo_operator.jobs.accepted_manifest import (
     problems_of,
     refusal_in,
 )
+from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, JobGone
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
@@ -27,7 +29,6 @@ from bamboo_operator.manifests.worker_pod import (
     template_problems,
     worker_pod,
 )
-from bamboo_operator.pods.removal import FIRST_RETRY, LAST_RETRY
 from bamboo_operator.status.plan_record import task_digest_in
 from bamboo_operator.status.writer import StatusWriter
 
@@ -35,17 +36,12 @@ RETRY_SECONDS = 2.0  # of the dry run of a pod
 
 
 class EffectiveSpec:
-    """body: the BambooJob. What is found wrong with it goes into the status' facts.
-
-    heartbeat: called while the API server is asked again and again. log_failure: of one call.
-    """
+    """body: the BambooJob. What is found wrong with it goes into the status' facts."""
 
     def __init__(
-        self, uid: str, body: Mapping[str, Any], status: StatusWriter, api: ApiClient, *,
-        heartbeat: Callable[[], None], log_failure: Callable[[str, BaseException], None],
-    ) -> None:  # fmt: skip
-        self._body, self._status, self._api = body, status, api
-        self._heartbeat, self._log_failure = heartbeat, log_failure
+        self, uid: str, body: Mapping[str, Any], status: StatusWriter, api: ApiClient, attempts: ApiAttempts
+    ) -> None:
+        self._body, self._status, self._api, self._attempts = body, status, api, attempts
         metadata = body["metadata"]
         self._key: JobKey = (metadata["namespace"], metadata["name"])
         self._meta = JobMeta(uid=uid)
@@ -92,19 +88,10 @@ class EffectiveSpec:
 
     async def _load_accepted(self) -> None:
         """What the workers train by, whatever the manifest says by now."""
-        pause = FIRST_RETRY
-        while True:
-            self._heartbeat()
-            try:
-                await self.accepted.load(task_digest_in(self._status.plan))
-            except API_ERRORS as error:
-                self._log_failure("read the manifest that the job's workers run with", error)
-                if isinstance(error, ApiError) and error.status in (403, 404):  # not allowed to: tried again later
-                    return
-            else:
-                return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_RETRY)
+        what = "read the manifest that the job's workers run with"
+        act = partial(self.accepted.load, task_digest_in(self._status.plan))
+        if refused := await self._attempts.until_done(what, act, ends=(403, 404)):  # not allowed to: tried again later
+            self._attempts.log_failure(what, refused)
 
     def follow(self) -> JobSpec:
         """The accepted manifest with what workers follow of the newest one; the status says what they do not."""
@@ -151,7 +138,7 @@ class EffectiveSpec:
         pod = worker_pod(spec, self._meta, 0, pool, settings)
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         while True:
-            self._heartbeat()
+            self._attempts.heartbeat()
             try:
                 await self._api.try_pod(pod)
             except ApiError as error:
@@ -161,9 +148,9 @@ class EffectiveSpec:
                     return refusal(template, str(error))
                 if error.status in (403, 409):  # such as a quota: that may pass, and is reported when it matters
                     return ()
-                self._log_failure("check the pod template", error)
+                self._attempts.log_failure("check the pod template", error)
             except API_ERRORS as error:
-                self._log_failure("check the pod template", error)
+                self._attempts.log_failure("check the pod template", error)
             else:
                 return ()
             await asyncio.sleep(RETRY_SECONDS)

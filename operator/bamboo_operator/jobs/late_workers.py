@@ -19,13 +19,13 @@ from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import is_deleted, seconds_over, worker_exit
+from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid, utc_now
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0  # of which pods are left
-FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 TOKEN_SECONDS = 60.0  # from the time when a pod should have gone until the API server no longer accepts its token
 JobIdentity = tuple[JobKey, str]  # with its uid: another job may have the name later
 DELETED = Stop(reason="JobDeleted", message="the job was deleted")

@@ -23,7 +23,8 @@ from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListener, ReconcileTrigger, idle_pause
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.jobs.training import RefusalReports, Training
+from bamboo_operator.jobs.training import Training
+from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import API_ERRORS
 from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
@@ -47,20 +48,17 @@ class JobReconciler:
         metadata, status = body["metadata"], body.get("status") or {}
         self.key: JobKey = (metadata["namespace"], metadata["name"])
         self.uid: str = metadata["uid"]
-        self.last_progress = time.monotonic()
         self.meter = JobMeter(shared.counts)
         self._meta = JobMeta(uid=self.uid)
         self._edited = asyncio.Event()
         self._trigger = ReconcileTrigger()
         self._events = EventQueue()  # while there is no coordinator
-        self._refusals = RefusalReports()
         self._runner: CoordinatorRunner | None = None  # the last one
         self._training: Training | None = None
-        self._removal = PodRemoval(self.key, self.uid, shared.cluster, shared.api, self._heartbeat)
+        self._attempts = ApiAttempts(self.key)
+        self._removal = PodRemoval(self.key, self.uid, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self.key, self.uid, selector(self._meta), status, shared.api)
-        self._spec = EffectiveSpec(
-            self.uid, body, self._status, shared.api, heartbeat=self._heartbeat, log_failure=self._removal.log_failure
-        )
+        self._spec = EffectiveSpec(self.uid, body, self._status, shared.api, self._attempts)
 
     def view(self) -> JobView:
         """What the job's page and metrics are made of."""
@@ -69,6 +67,11 @@ class JobReconciler:
             namespace=namespace, name=name, spec=status.facts.spec, facts=status.facts, written=status.written,
             status=runner.status() if runner else None, record=runner.record if runner else None,
         )  # fmt: skip
+
+    @property
+    def last_progress(self) -> float:
+        """When the job got on, or waited for something that it may wait for (time.monotonic())."""
+        return self._attempts.last_progress
 
     @property
     def event_queue_depth(self) -> int:
@@ -150,8 +153,8 @@ class JobReconciler:
             rolling=RollingChange(templates, status.written.get("rollout"), record),
         )  # fmt: skip
         training = Training(
-            run, runner, controller, status, self._spec, shared, edited=self._edited, trigger=self._trigger,
-            refusals=self._refusals, heartbeat=self._heartbeat, log_failure=self._removal.log_failure,
+            run, runner, controller, status, self._spec, shared, self._attempts, edited=self._edited,
+            trigger=self._trigger,
         )  # fmt: skip
         try:
             self._training = training
@@ -175,22 +178,22 @@ class JobReconciler:
             try:
                 await self._status.write(status)
             except API_ERRORS as error:
-                self._removal.log_failure("write the status", error)
-                self._heartbeat()
+                self._attempts.log_failure("write the status", error)
+                self._attempts.heartbeat()
                 await asyncio.sleep(RECONCILE_SECONDS)
             else:
                 break
         try:
             await post_events(self._shared.api, self.key, self.uid, self._events)
         except API_ERRORS as error:
-            self._removal.log_failure("post events", error)
+            self._attempts.log_failure("post events", error)
 
     async def _wait_for_edit(self, seconds: float | None, policy: CleanPodPolicy) -> None:
         """At most that long. Pods that are seen only now are deleted as the others were."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._woken_by_pods():
             while not self._edited.is_set() and time.monotonic() < end:
-                self._heartbeat()
+                self._attempts.heartbeat()
                 self._trigger.clear()
                 if self._removal.living():
                     await self._removal.remove(policy)
@@ -206,9 +209,6 @@ class JobReconciler:
         finally:
             cluster.remove_listener(self.key, listener)
 
-    def _heartbeat(self) -> None:
-        self.last_progress = time.monotonic()
-
     # the end
 
     async def _clean_up(self) -> None:
@@ -220,7 +220,7 @@ class JobReconciler:
             while (left := self._remaining_ttl()) is None or left > 0:
                 await self._wait_for_edit(left, policy)
                 self._edited.clear()
-        await self._removal.retry("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
+        await self._attempts.until_done("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
 
     def _remaining_ttl(self) -> float | None:
         """Seconds until the job, which is over, is to be deleted; None if it stays."""

@@ -10,8 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
-from bamboo.coordinator.events import Emit, Outcome
-from bamboo.kube.errors import ApiError
+from bamboo.coordinator.events import Outcome
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.meter import JobMeter
@@ -22,7 +21,7 @@ from bamboo_operator.jobs.reconcile_schedule import (
     ReconcileTrigger,
 )
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.client import API_ERRORS, PodRefused
+from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.pools import cost_of, price_per_hour
@@ -35,36 +34,18 @@ LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as 
 RESAVE_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
 
 
-class RefusalReports:
-    """What the API server does not let the operator do, as events; once, also if a job trains again later."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def report(self, error: BaseException, record: Callable[[Emit], None]) -> None:
-        """Refused pods are left out: they are among the startup problems."""
-        if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
-            return
-        if str(error) != self._last:
-            self._last = str(error)
-            record(Emit("ClusterRefuses", self._last, True))
-
-
 class Training:
-    """edited: set when the BambooJob has changed; trigger: told when there is something to reconcile.
-
-    heartbeat: called while the work advances. log_failure: of one call of the API server.
-    """
+    """edited: set when the BambooJob has changed; trigger: told when there is something to reconcile."""
 
     def __init__(
         self, run: TrainingRun, runner: CoordinatorRunner, controller: PodController, status: StatusWriter,
-        spec: EffectiveSpec, shared: SharedResources, *, edited: asyncio.Event, trigger: ReconcileTrigger,
-        refusals: RefusalReports, heartbeat: Callable[[], None], log_failure: Callable[[str, BaseException], None],
+        spec: EffectiveSpec, shared: SharedResources, attempts: ApiAttempts, *, edited: asyncio.Event,
+        trigger: ReconcileTrigger,
     ) -> None:  # fmt: skip
         self._run, self._runner, self._controller, self._status, self._spec = run, runner, controller, status, spec
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
-        self._edited, self._trigger, self._heartbeat, self._log_failure = edited, trigger, heartbeat, log_failure
+        self._edited, self._trigger, self._attempts = edited, trigger, attempts
         self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.key}")
         self._coordinating.add_done_callback(lambda _: trigger.at_once())
         self._follows_edits = True
@@ -74,7 +55,6 @@ class Training:
         self._written_progress: object = None
         self._repeated = 0.0  # seconds of repeated steps whose cost is counted
         self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
-        self._refusals = refusals
 
     async def run(self) -> None:
         """Until the job is over, or is suspended, and its workers have exited or had the time to."""
@@ -147,7 +127,7 @@ class Training:
                 self._runner.end_written()
             if schedule.over:
                 return
-            self._heartbeat()
+            self._attempts.heartbeat()
             if self._coordinating.done() and not self._runner.finished:
                 await self._coordinating  # raises what ended it
             await self._until_due(schedule)
@@ -198,7 +178,7 @@ class Training:
             await asyncio.gather(working, return_exceptions=True)
 
     async def _reconcile(self) -> tuple[bool, bool]:
-        async with turn(self._turns, self._heartbeat):
+        async with turn(self._turns, self._attempts.heartbeat):
             await self._burst.wait_for_its_end()
             self._began = time.monotonic()
             await self._save_manifest()
@@ -217,7 +197,7 @@ class Training:
 
     async def _write_status(self) -> bool:
         """If it is worth a write; whether that succeeded."""
-        async with turn(self._status_turns, self._heartbeat):
+        async with turn(self._status_turns, self._attempts.heartbeat):
             await self._burst.wait_for_its_end()
             self._count()
             self._status.update(startup_problems=self._controller.startup_problems(), plan=self._runner.plan_record())
@@ -230,14 +210,7 @@ class Training:
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
         """One part of a reconciliation; what the API server refuses must not hold up the others."""
-        self._heartbeat()
-        try:
-            await act
-        except API_ERRORS as error:
-            self._log_failure(what, error)
-            self._refusals.report(error, self._runner.events.append)
-            return False
-        return True
+        return await self._attempts.once(what, act, self._runner.events.append)
 
 
 def add_cost(

@@ -1,0 +1,72 @@
+"""A job's calls of the API server, any of which may fail: logged, tried again, and refusals told to the user."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+from bamboo.coordinator.events import Emit
+from bamboo.kube.errors import ApiError
+from bamboo_operator.kube.client import API_ERRORS, PodRefused, described
+from bamboo_operator.kube.objects import JobKey
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY, LAST_RETRY = 0.5, 15.0
+GONE = (404, 409)  # there is no such object any more, or another one has its name
+
+
+class ApiAttempts:
+    """last_progress: when something was done for the job, or waited for, by time.monotonic(); long ago: it is stuck."""
+
+    def __init__(self, key: JobKey) -> None:
+        self._key = key
+        self._refusal = ""  # the last one that was told
+        self.last_progress = time.monotonic()
+
+    def heartbeat(self) -> None:
+        self.last_progress = time.monotonic()
+
+    def log_failure(self, what: str, error: BaseException) -> None:
+        """error: what is in API_ERRORS."""
+        logger.warning("%s/%s: cannot %s: %s", *self._key, what, described(error))
+
+    async def once(self, what: str, act: Awaitable[None], record: Callable[[Emit], None]) -> bool:
+        """False if it failed: what the API server refuses must not hold up other work.
+
+        A refusal is recorded as an event; once, also if the job trains again later.
+        """
+        self.heartbeat()
+        try:
+            await act
+        except API_ERRORS as error:
+            self.log_failure(what, error)
+            self._tell_refusal(error, record)
+            return False
+        return True
+
+    async def until_done(
+        self, what: str, act: Callable[[], Awaitable[None]], ends: Collection[int] = GONE
+    ) -> ApiError | None:
+        """Tried again and again. ends: statuses of an answer that is the end of it, and is returned."""
+        pause = FIRST_RETRY
+        while True:
+            self.heartbeat()
+            try:
+                await act()
+            except API_ERRORS as error:
+                if isinstance(error, ApiError) and error.status in ends:
+                    return error
+                self.log_failure(what, error)
+            else:
+                return None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_RETRY)
+
+    def _tell_refusal(self, error: BaseException, record: Callable[[Emit], None]) -> None:
+        """Refused pods are left out: they are among the startup problems."""
+        if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
+            return
+        if str(error) != self._refusal:
+            self._refusal = str(error)
+            record(Emit("ClusterRefuses", self._refusal, True))

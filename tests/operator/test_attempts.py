@@ -1,0 +1,60 @@
+"""A job's calls of the API server: what is tried again, what ends it, and which refusals the user hears of."""
+
+import pytest
+
+from bamboo.coordinator.events import Emit
+from bamboo.kube.errors import ApiError
+from bamboo_operator.kube import attempts as module
+from bamboo_operator.kube.attempts import ApiAttempts
+from bamboo_operator.kube.client import PodRefused
+
+BUSY, GONE = ApiError(429, "Busy", "later"), ApiError(404, "NotFound", "gone")
+
+
+class Server:
+    """Each call is answered with the next of these errors, and then done."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.calls = list(errors), 0
+
+    async def call(self) -> None:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY", 0.0)
+
+
+async def test_a_call_is_tried_until_it_is_done_and_each_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(BUSY, TimeoutError(), ConnectionError())
+    assert await ApiAttempts(("team", "tiny")).until_done("delete a pod", server.call) is None
+    assert server.calls == 4
+    assert len(caplog.records) == 3
+    assert all(record.getMessage().startswith("team/tiny: cannot delete a pod: ") for record in caplog.records)
+
+
+@pytest.mark.parametrize(("error", "ends", "calls"), [(GONE, (404,), 1), (GONE, (403,), 2), (BUSY, (404,), 2)])
+async def test_an_answer_that_is_the_end_of_it_is_returned(error: ApiError, ends: tuple[int], calls: int) -> None:
+    server = Server(error)
+    ended = await ApiAttempts(("team", "tiny")).until_done("read", server.call, ends)
+    assert (server.calls, ended) == (calls, error if calls == 1 else None)
+
+
+async def test_a_job_whose_calls_are_tried_does_not_count_as_stuck() -> None:
+    attempts = ApiAttempts(("team", "tiny"))
+    attempts.last_progress = 0.0
+    assert await attempts.once("write", Server().call(), lambda emit: None)
+    assert attempts.last_progress > 0.0
+
+
+async def test_a_refusal_is_told_once_and_another_one_again() -> None:
+    attempts, told = ApiAttempts(("team", "tiny")), list[Emit]()
+    forbidden, invalid = ApiError(403, "Forbidden", "no"), ApiError(422, "Invalid", "not so")
+    for error in (forbidden, BUSY, forbidden, PodRefused(403, "Forbidden", "no pod"), invalid, TimeoutError()):
+        assert not await attempts.once("write", Server(error).call(), told.append)
+    assert [(emit.reason, emit.message) for emit in told] == [
+        ("ClusterRefuses", str(forbidden)), ("ClusterRefuses", str(invalid)),
+    ]  # fmt: skip
