@@ -51,7 +51,7 @@ class Run(_LocalRun):
     def miss(self, worker: str) -> None:
         self.hear("w0", protocol.PeerDown(peer=worker))
         self._handle(ChannelClosed(worker))
-        assert worker in self._removed
+        assert worker in self._workers._removed
 
     def ends(self, worker: str, code: int | None) -> "Run":
         self._exited(worker, code)
@@ -82,17 +82,17 @@ async def test_a_worker_that_ended_by_itself_is_judged_whichever_is_heard_first(
     run.ends("w1", code)
     assert (run._finish.reason if run._finish else None) == reason
     assert run._state.restarts == (reason != "FailurePolicy")
-    assert run._crashes == ([] if code == 0 else [run.told[0].worker + " " + run.told[0].detail])
+    assert run._workers.crashes == ([] if code == 0 else [run.told[0].worker + " " + run.told[0].detail])
 
 
 async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(tmp_path: Path) -> None:
     """Because it was missed and did not go, or to see what happens."""
     run = Run(tmp_path, manifest(4, failurePolicy={"backoffLimit": 0})).trains()
     run.miss("w1")
-    run._signal("w1", signal.SIGKILL)
+    run._workers.kill("w1")
     run.ends("w1", -signal.SIGKILL)
     run._request(TakeWorker("w3", notice=False))
     run.ends("w3", -signal.SIGKILL)
     assert [(lost.exit_code, lost.removed) for lost in run.told] == [(None, True), (None, False)]
-    assert (run._finish, run._state.restarts, run._crashes) == (None, 0, [])
+    assert (run._finish, run._state.restarts, run._workers.crashes) == (None, 0, [])
     assert {worker: end.disrupted for worker, end in run._state.ends.items()} == {"w1": False, "w3": True}

@@ -14,12 +14,8 @@ from run_view_kit import STATUS
 
 def test_the_summary_as_text_and_json() -> None:
     finish = Finish(Outcome.COMPLETE, "Complete", "all steps are done")
-    summary = summarize(
-        "job",
-        STATUS,
-        finish,
-        batch=8,
-        seconds=2.0,
+    summary = replace(
+        summarize("job", STATUS, finish, batch=8, seconds=2.0),
         sample="hello\nworld\x1b[2J",
         crashes=tuple(f"w{n}" for n in range(7)),
     )
@@ -57,7 +53,7 @@ def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
     """Its weights are nowhere, so all that went into them is lost."""
     finish = Finish(outcome, "Reason", "a sentence")
-    summary = summarize("job", STATUS, finish, batch=8, seconds=2.0, output="/out")
+    summary = replace(summarize("job", STATUS, finish, batch=8, seconds=2.0), output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")
     if outcome is Outcome.COMPLETE:

@@ -7,11 +7,9 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +31,21 @@ from bamboo.coordinator.events import (
     RemoveWorker,
     Send,
     Tick,
-    WorkerLost,
 )
 from bamboo.coordinator.job_status import status
 from bamboo.history.place import history_url
 from bamboo.history.records import HistoryError
 from bamboo.job.spec import JobSpec
 from bamboo.local.history_end import end_history
-from bamboo.local.places import LocalPlaces
-from bamboo.local.pool import Pool, PoolError, exit_detail
+from bamboo.local.pool import Pool, PoolError
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.stop_signals import stop_signals
 from bamboo.local.trace_files import merge_traces
 from bamboo.local.views.summary import Summary, summarize
 from bamboo.local.views.worker_log import LogFollower
-from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.local.workers import GRACE_SECONDS, LocalWorkers
+from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.planning.plan import WorkerId
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.serving.descriptors import raise_limit
@@ -58,7 +55,6 @@ from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
-GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
 SAMPLE = "bamboo_trainer.sample:sample"
 
@@ -129,11 +125,8 @@ class _LocalRun:
             heartbeat_timeout=options.heartbeat_timeout,
             history=history_url(spec, options.output),
         )
-        self._places = LocalPlaces(spec.spread.workers_per_node)
-        self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._lost_with)
-        self._removed: set[WorkerId] = set()
-        self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
-        self._crashes: list[str] = []  # workers that ended by themselves, and how
+        self._workers = LocalWorkers(self._pool, spec.spread.workers_per_node)
+        self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with)
         self._finish: Finish | None = None
         self._training_since: float | None = None  # by the clock of events
         self._began = self._ended = 0.0  # training, by the wall's
@@ -180,7 +173,7 @@ class _LocalRun:
         if self._interrupted and self._task:
             self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
         deadline = time.monotonic() + DRAIN_SECONDS
-        while self._pool.alive and (left := deadline - time.monotonic()) > 0:
+        while self._workers.alive and (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 self._handle(await asyncio.wait_for(self._events.get(), left))
 
@@ -190,7 +183,7 @@ class _LocalRun:
             await asyncio.sleep(TICK_SECONDS)
 
     def _handle(self, event: Event) -> None:
-        now, event = self._now(), self._places.located(event)
+        now, event = self._now(), self._workers.located(event)
         self._state, commands = coordinator.step(self._state, event, now)
         for command in commands:  # before the workers are told to stop, the root has to know what to write
             if isinstance(command, Emit):
@@ -217,15 +210,8 @@ class _LocalRun:
         self._view.emit(emit)
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
-        """One that was told to go may have ended by itself before: a closed link is often heard of first."""
-        detail = exit_detail(code)
-        if code is None or self._finish is not None or (code < 0 and -code in self._sent[worker]):
-            removed = worker in self._removed and not self._preemptor.was_taken(worker)
-            self._events.put_nowait(WorkerLost(worker, detail, removed=removed))
-            return
-        if code not in (EXIT_OK, EXIT_FENCED):
-            self._crashes.append(f"{worker} {detail}")
-        self._events.put_nowait(WorkerLost(worker, detail, 128 - code if code < 0 else code))
+        taken, over = self._preemptor.was_taken(worker), self._finish is not None
+        self._events.put_nowait(self._workers.ended(worker, code, taken=taken, over=over))
 
     def _fail(self, reason: str, message: str) -> None:
         """Ends the job for a reason that only this shell can see."""
@@ -245,7 +231,7 @@ class _LocalRun:
             case AddWorkers(count):
                 self._add(count)
             case RemoveWorker(worker):
-                self._remove(worker)
+                self._workers.remove(worker)
             case Emit():
                 self._view.emit(command)
             case Finish():
@@ -255,28 +241,12 @@ class _LocalRun:
         if self._finish or self._closing:
             return
         for _ in range(count):
-            worker, zone = self._places.next()
-            trace = str(self._traces / f"{worker}.json") if self._options.trace else None
             try:
-                self._pool.start(worker, self._preemptor.gate, url=self._url, token=self._token, zone=zone, trace=trace)
+                traces = self._traces if self._options.trace else None
+                self._workers.start(self._preemptor.gate, self._url, self._token, traces)
             except PoolError as error:
                 self._fail("LauncherLost", str(error))
                 return
-
-    def _remove(self, worker: WorkerId) -> None:
-        if worker not in self._removed:
-            self._removed.add(worker)
-            self._signal(worker, signal.SIGTERM)
-            self._later(GRACE_SECONDS, worker)
-
-    def _later(self, seconds: float, worker: WorkerId) -> None:
-        """SIGKILL after that time, if the worker is still there."""
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_later(seconds, self._signal, worker, signal.SIGKILL))
-
-    def _signal(self, worker: WorkerId, number: int) -> None:
-        self._sent[worker].add(number)
-        self._pool.signal(worker, number)
 
     # disturbance
 
@@ -291,7 +261,7 @@ class _LocalRun:
         """step: the newest that anybody is known to be in."""
         if self._training_since is None or self._state.phase != "Running":
             return
-        seconds, alive = now - self._training_since, self._pool.alive
+        seconds, alive = now - self._training_since, self._workers.alive
         for due in self._preemptor.due(step, self._state.step, seconds, alive, lambda: status(self._state, now)):
             match due:
                 case Strike():
@@ -303,13 +273,10 @@ class _LocalRun:
         """Kills a worker, or gives it notice."""
         if strike.notice:
             self._events.put_nowait(PreemptionNotice(strike.worker, NOTICE_SECONDS))
-            self._later(NOTICE_SECONDS, strike.worker)
+            self._workers.kill_after(NOTICE_SECONDS, strike.worker)
         else:
             self._tell(Emit("Preempting", f"{strike.worker} is killed without notice{strike.where}", True))
-            self._signal(strike.worker, signal.SIGKILL)
-
-    def _lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
-        return self._places.lost_with(worker, self._pool.alive)
+            self._workers.kill(strike.worker)
 
     def _request(self, request: UserRequest) -> None:
         match request:
@@ -347,6 +314,7 @@ class _LocalRun:
 
     async def _close(self) -> None:
         self._closing = True
+        self._workers.forget_kills()
         for timer in self._timers:
             timer.cancel()
         try:
@@ -385,16 +353,14 @@ class _LocalRun:
 
     def _summary(self, finish: Finish, sample: str | None) -> Summary:
         failed = finish.outcome in (Outcome.FAILED, Outcome.UNRECOVERABLE)
-        unexplained = failed and (self._crashes or finish.reason in ("WorkerError", "LauncherLost"))
-        return summarize(
-            self._spec.name,
-            status(self._state, self._now()),
-            finish,
-            batch=self._spec.training.global_batch_size,
-            seconds=max(0.0, self._ended - self._began),
+        unexplained = failed and (self._workers.crashes or finish.reason in ("WorkerError", "LauncherLost"))
+        seconds, batch = max(0.0, self._ended - self._began), self._spec.training.global_batch_size
+        summary = summarize(self._spec.name, status(self._state, self._now()), finish, batch=batch, seconds=seconds)
+        return replace(
+            summary,
             output=str(self._folder) if self._options.output else None,
             sample=sample,
-            crashes=tuple(self._crashes),
+            crashes=tuple(self._workers.crashes),
             log_tail=self._pool.tail() or None if unexplained and not self._log else None,
             log_shown=self._log is not None,
         )

@@ -92,13 +92,11 @@ def summarize(
     *,
     batch: int,
     seconds: float,
-    crashes: tuple[str, ...] = (),
-    output: str | None = None,
-    sample: str | None = None,
-    log_tail: str | None = None,
-    log_shown: bool = False,
 ) -> Summary:
-    """seconds: of training, without the start of the workers. batch: samples of one step."""
+    """What the job itself says; crashes, output, sample and log are added by whoever knows of them.
+
+    seconds: of training, without the start of the workers. batch: samples of one step.
+    """
     kept, first = (status.checkpoint.step or 0, status.checkpoint.first) if status.checkpoint else (0, 0)
     done = (status.step - first) * batch
     return Summary(
@@ -130,11 +128,6 @@ def summarize(
         skipped_steps=status.skipped_steps,
         evaluations=tuple((step, dict(found)) for step, found in status.evaluations),
         metrics=status.metrics,
-        crashes=crashes,
-        output=output,
-        sample=sample,
-        log_tail=log_tail,
-        log_shown=log_shown,
     )
 
 

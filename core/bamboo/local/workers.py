@@ -1,0 +1,83 @@
+"""The workers of a local run: each is started at its place, told to go or killed, and ends in one way or another."""
+
+import asyncio
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bamboo.coordinator.events import Event, WorkerLost
+from bamboo.local.places import LocalPlaces
+from bamboo.local.pool import Pool, exit_detail
+from bamboo.names import EXIT_FENCED, EXIT_OK
+from bamboo.planning.plan import WorkerId
+
+GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
+
+
+class LocalWorkers:
+    """pool: opened and closed by whom it belongs to. per_node: workers that are lost together. crashes: those that
+    ended by themselves, and how.
+    """
+
+    def __init__(self, pool: Pool, per_node: int) -> None:
+        self._pool, self._places = pool, LocalPlaces(per_node)
+        self._removed: set[WorkerId] = set()
+        self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
+        self._kills: list[asyncio.TimerHandle] = []
+        self.crashes: list[str] = []
+
+    @property
+    def alive(self) -> Sequence[WorkerId]:
+        return self._pool.alive
+
+    def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None) -> None:
+        """One more. gate: the steps in which it asks before it goes on. traces: the folder for its trace, if it writes
+        one. Raises PoolError.
+        """
+        worker, zone = self._places.next()
+        trace = str(traces / f"{worker}.json") if traces else None
+        self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace)
+
+    def remove(self, worker: WorkerId) -> None:
+        """Told to go; one that has not gone soon is killed."""
+        if worker not in self._removed:
+            self._removed.add(worker)
+            self._signal(worker, signal.SIGTERM)
+            self.kill_after(GRACE_SECONDS, worker)
+
+    def kill(self, worker: WorkerId) -> None:
+        self._signal(worker, signal.SIGKILL)
+
+    def kill_after(self, seconds: float, worker: WorkerId) -> None:
+        """If it is still there by then."""
+        self._kills.append(asyncio.get_running_loop().call_later(seconds, self.kill, worker))
+
+    def forget_kills(self) -> None:
+        """Nobody is killed later any more."""
+        for timer in self._kills:
+            timer.cancel()
+
+    def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
+        """What the coordinator hears of it. taken: on purpose, to see what happens. over: the job has ended before.
+
+        One that was told to go may have ended by itself before: a closed link is often heard of first.
+        """
+        detail = exit_detail(code)
+        if code is None or over or (code < 0 and -code in self._sent[worker]):
+            return WorkerLost(worker, detail, removed=worker in self._removed and not taken)
+        if code not in (EXIT_OK, EXIT_FENCED):
+            self.crashes.append(f"{worker} {detail}")
+        return WorkerLost(worker, detail, 128 - code if code < 0 else code)
+
+    def lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
+        """The living ones on its node."""
+        return self._places.lost_with(worker, self.alive)
+
+    def located(self, event: Event) -> Event:
+        """The event, in which a worker that joins says on which node it is."""
+        return self._places.located(event)
+
+    def _signal(self, worker: WorkerId, number: int) -> None:
+        self._sent[worker].add(number)
+        self._pool.signal(worker, number)
