@@ -36,16 +36,51 @@ def test_a_compressed_file_is_read_as_what_is_in_it(tmp_path: Path, monkeypatch:
     text = b"seconds,x-a\r\n0,2\r\n3600,1\r\n"
     (tmp_path / "plain.csv").write_bytes(text)
     (tmp_path / "small.csv.gz").write_bytes(gzip.compress(text))
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(text)[:-9])
     plain, small = (read_trace(str(tmp_path / name)) for name in ("plain.csv", "small.csv.gz"))
     assert plain.changes == small.changes
     assert len(small.changes) == 3
-    with pytest.raises(NodeTraceError, match=r"cannot read .*cut.gz: it is not whole: "):
-        read_trace(str(tmp_path / "cut.gz"))
     monkeypatch.setattr(files, "MOST_BYTES", 2**20)
     (tmp_path / "large.gz").write_bytes(gzip.compress(b"0,add,n\n" * 2**18))
     with pytest.raises(NodeTraceError, match="it has more than 1 MiB"):
         read_trace(str(tmp_path / "large.gz"))
+
+
+TEXT = b"seconds,x-a\n0,2\n3600,1\n"
+PACKED = gzip.compress(TEXT, mtime=0)
+SPOILT = PACKED[:-6] + bytes([PACKED[-6] ^ 1]) + PACKED[-5:]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PACKED + bytes(3),
+        PACKED + bytes(200_000),
+        gzip.compress(TEXT[:9]) + gzip.compress(b"") + bytes(70_000) + gzip.compress(TEXT[9:]) + bytes(1),
+        b"".join(gzip.compress(TEXT[at : at + 1]) for at in range(len(TEXT))),
+    ],
+)
+def test_several_streams_are_one_and_zeros_are_padding(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t.gz").write_bytes(content)
+    assert gzip.decompress(content) == TEXT
+    assert read_trace(str(tmp_path / "t.gz")).changes == parse_trace("t", TEXT.decode()).changes
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (PACKED + b"more", "behind its compressed content are 4 bytes that are none"),
+        (PACKED + bytes(100_000) + b"more" + PACKED, f"behind its compressed content are {4 + len(PACKED)} bytes that"),
+        (PACKED[:-9], "its compressed content is cut off"),
+        (PACKED + PACKED[:2], "its compressed content is cut off"),
+        (SPOILT, "its compressed content is damaged: .*incorrect data check"),
+        (PACKED + SPOILT, "its compressed content is damaged: .*incorrect data check"),
+        (b"\x1f\x8b text", "its compressed content is damaged: "),
+    ],
+)
+def test_what_is_wrong_with_a_compressed_file_is_said(tmp_path: Path, content: bytes, wrong: str) -> None:
+    (tmp_path / "t.gz").write_bytes(content)
+    with pytest.raises(NodeTraceError, match=rf"^cannot read .*t.gz: {wrong}"):
+        read_trace(str(tmp_path / "t.gz"))
 
 
 @pytest.mark.parametrize(

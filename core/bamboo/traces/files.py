@@ -1,9 +1,7 @@
 """Traces in files. The only I/O of this package."""
 
-import gzip
 import zlib
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 from bamboo.traces.json_lines import is_json_lines, parse_json_lines
@@ -11,7 +9,9 @@ from bamboo.traces.tables import parse_table
 from bamboo.traces.trace import NodeTraceError, Trace, make_trace
 
 MOST_BYTES = 256 * 2**20  # of the text
-GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"  # how a stream begins
+GZIP_STREAM = 31  # zlib's name for that form
+CHUNK = 64 << 10  # bytes that are looked at once
 
 
 def parse_trace(path: str, text: str, zone: str = "") -> Trace:
@@ -36,14 +36,40 @@ def _content(path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)  # at once, since a pipe is read but once
-        if not content.startswith(GZIP):
-            return content
-        with gzip.GzipFile(fileobj=BytesIO(content)) as unpacked:
-            return unpacked.read(MOST_BYTES + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise NodeTraceError(f"cannot read {path}: it is not whole: {error}") from None
     except OSError as error:
         raise NodeTraceError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return _unpacked(content) if content.startswith(GZIP) else content
+    except ValueError as error:
+        raise NodeTraceError(f"cannot read {path}: {error}") from None
+
+
+def _unpacked(content: bytes) -> bytes:
+    """As gzip's own tools have it: several streams are one text, and zeros between and behind them are nothing.
+
+    ValueError for whatever else is there, with a sentence.
+    """
+    found, size, at = list[bytes](), 0, 0
+    unpacker = zlib.decompressobj(wbits=GZIP_STREAM)
+    while at < len(content) and size <= MOST_BYTES:
+        if unpacker.eof:
+            at += len(content[at : at + CHUNK]) - len(content[at : at + CHUNK].lstrip(b"\0"))
+            if content[at : at + 1] in (b"", b"\0"):
+                continue
+            if not content.startswith(GZIP, at):
+                raise ValueError(f"behind its compressed content are {len(content) - at} bytes that are none")
+            unpacker = zlib.decompressobj(wbits=GZIP_STREAM)
+        piece = content[at : at + CHUNK]
+        try:
+            text = unpacker.decompress(piece, MOST_BYTES + 1 - size)
+        except zlib.error as error:
+            raise ValueError(f"its compressed content is damaged: {error}") from None
+        found.append(text)
+        size += len(text)
+        at += len(piece) - len(unpacker.unused_data)
+    if not unpacker.eof and size <= MOST_BYTES:
+        raise ValueError("its compressed content is cut off")
+    return b"".join(found)
 
 
 def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
