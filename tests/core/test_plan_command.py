@@ -124,11 +124,45 @@ def test_the_cheapest_zone_is_recommended_and_written(files: Path) -> None:
     assert planned["worker"]["template"]["spec"]["nodeSelector"] == {"topology.kubernetes.io/zone": "b"}
 
 
+ZONE = "topology.kubernetes.io/zone"
+
+
+def place(folder: Path, **pod: Any) -> None:
+    """Where the job's pods may be."""
+    document = yaml.safe_load((folder / "job.yaml").read_text())
+    document["spec"]["worker"] = {"template": {"spec": pod}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+
+
+def required(operator: str, *zones: str) -> Any:
+    term = {"matchExpressions": [{"key": ZONE, "operator": operator, "values": list(zones)}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+
+
+@pytest.mark.parametrize(
+    "pod", [{"nodeSelector": {ZONE: "z1"}}, {"affinity": required("In", "z1")}, {"affinity": required("NotIn", "z2")}]
+)
+def test_prices_of_zones_in_which_the_job_may_not_be_are_of_no_use(files: Path, pod: Any) -> None:
+    """One price file may be for all jobs; of zones in which the job may be it is asked as ever."""
+    place(files, **pod)
+    (files / "nodes.csv").write_text("seconds,z1\n0,4\n36000,4\n")
+    allowed = ("--zones", "z1") if "NotIn" in str(pod) else ()
+    for nodes in (QUICK + allowed, ("--trace", str(files / "nodes.csv"), *QUICK[2:])):
+        priced(files, z1=0.2, z2=0.1)
+        done = invoke(files, *nodes, "--output", "json")
+        assert done.exit_code == 0, done.output
+        best = json.loads(done.stdout)["recommended"]
+        assert best["usd"] == pytest.approx(0.2 * best["mean"]["nodes"] * best["hours"], rel=0.1)
+    if "NotIn" in str(pod):
+        priced(files, z1=0.2, z2=0.1, z3=0.1)
+        done = invoke(files, *QUICK, *allowed)
+        assert (done.exit_code, "no node is in z3; nodes are in z1 (--zones says" in done.output) == (2, True)
+
+
 def test_a_job_that_names_its_zone_is_planned_there(files: Path) -> None:
     priced(files, b=0.2, c=0.6)
+    place(files, nodeSelector={ZONE: "c"})
     document = yaml.safe_load((files / "job.yaml").read_text())
-    document["spec"]["worker"] = {"template": {"spec": {"nodeSelector": {"topology.kubernetes.io/zone": "c"}}}}
-    (files / "job.yaml").write_text(yaml.safe_dump(document))
     found = json.loads(invoke(files, *QUICK, "--zones", "a,b,c", "--output", "json").stdout)
     best = found["recommended"]
     assert best["usd"] == pytest.approx(0.6 * best["mean"]["nodes"] * best["hours"], rel=0.1)
@@ -146,7 +180,7 @@ def test_a_price_of_a_zone_without_nodes_is_refused(files: Path) -> None:
     (files / "nodes.csv").write_text("seconds,us-west-2a,us-west-2b\n0,4,4\n3600,4,2\n")
     wrong = f"bamboo: {files}/prices.yaml: machines.small.zones: no node is in us-east-1a; nodes are in "
     made_up, recorded = invoke(files, *QUICK), invoke(files, "--trace", str(files / "nodes.csv"))
-    assert (made_up.exit_code, made_up.stderr) == (2, f"{wrong}a, b, c (--zones names other ones)\n")
+    assert (made_up.exit_code, made_up.stderr) == (2, f"{wrong}a, b, c (--zones says where made-up ones are)\n")
     assert (recorded.exit_code, recorded.stderr) == (
         2,
         f"{wrong}us-west-2a, us-west-2b (bamboo traces convert --zone names a table's)\n",

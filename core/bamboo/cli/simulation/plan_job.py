@@ -19,7 +19,7 @@ from bamboo.names import EXIT_FAILED
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones
+from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, on_demand, reasons, single_zone
@@ -159,7 +159,7 @@ def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Mar
         if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
         known = dict.fromkeys(change.zone for change in recording.changes)
-        _check_priced_zones(wanted, prices, tuple(known))
+        _check_priced_zones(wanted, spec, prices, tuple(known))
         zones = allowed_zones(spec, known)
         changes = [change for change in recording.changes if change.zone in zones]
         return Market(recording=replace(recording, changes=tuple(changes)))
@@ -168,7 +168,7 @@ def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Mar
         usage(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
     assert wanted.rate is not None
     made_in = wanted.zones or named_zones(spec) or ZONES
-    _check_priced_zones(wanted, prices, made_in)
+    _check_priced_zones(wanted, spec, prices, made_in)
     return Market(
         generation=Generation(
             pattern=Pattern(wanted.pattern), nodes=wanted_workers(spec), removal=wanted.rate,
@@ -177,11 +177,15 @@ def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Mar
     )  # fmt: skip
 
 
-def _check_priced_zones(wanted: PlanRequest, prices: PriceList | None, zones: tuple[str, ...]) -> None:
-    """Raises PriceError if the price file names a zone in which there are no nodes."""
+def _check_priced_zones(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None, zones: tuple[str, ...]) -> None:
+    """Raises PriceError if the price file names a zone in which the job may be, and there are no nodes."""
     for name, machine in prices.machines.items() if prices is not None else ():
-        if unknown := unknown_zones(machine, zones):
-            where = "--zones names other ones" if not wanted.traces else "bamboo traces convert --zone names a table's"
+        if unknown := [zone for zone in unknown_zones(machine, zones) if zone_allowed(spec, zone)]:
+            where = (
+                "--zones says where made-up ones are"
+                if not wanted.traces
+                else "bamboo traces convert --zone names a table's"
+            )
             raise PriceError(
                 f"{wanted.prices}: machines.{name}.zones: no node is in {listed(unknown)}; nodes are in {listed(zones)}"
                 f" ({where})"
