@@ -175,6 +175,30 @@ def test_a_job_that_names_its_zone_is_planned_there(files: Path) -> None:
     assert (done.exit_code, told in done.output) == (2, True)
 
 
+def test_the_cheapest_zones_of_pipelines_are_recommended_and_written(files: Path) -> None:
+    """No zone has nodes for both pipelines, and there are three zones."""
+    priced(files, a=1.0, b=0.2, c=0.6)
+    (files / "nodes.csv").write_text("seconds,a,b,c\n0,2,2,2\n3600000,2,2,2\n")
+    grid = ("--stages", "2", "--pipelines", "2", "--standby", "0", *QUICK[2:])
+    done = invoke(files, "--trace", str(files / "nodes.csv"), *grid, "--write", str(files / "planned.yaml"))
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "a pipeline in each of the zones b, c" in told
+    assert (
+        "A node costs 0.2 USD an hour in b, 0.6 USD an hour in c (in a 1), and on average there are 2.0 of 2 nodes in b,"
+        " 2.0 of 2 nodes in c; the manifest names these zones for its pods (nodeAffinity)"
+    ) in told
+    planned = yaml.safe_load((files / "planned.yaml").read_text())["spec"]
+    assert planned["spread"]["policy"] == "ZonePerPipeline"
+    assert planned["worker"]["template"]["spec"]["affinity"] == required("In", "b", "c")
+    assert "# my job" in (files / "planned.yaml").read_text()
+    best = json.loads(invoke(files, "--trace", str(files / "nodes.csv"), *grid, "--output", "json").stdout)[
+        "recommended"
+    ]
+    assert best["plan"]["zones"] == ["b", "c"]
+    assert best["usd"] == pytest.approx(0.4 * best["mean"]["nodes"] * best["hours"], rel=0.1)
+
+
 def test_a_price_of_a_zone_without_nodes_is_refused(files: Path) -> None:
     priced(files, **{"us-east-1a": 0.5})
     (files / "nodes.csv").write_text("seconds,us-west-2a,us-west-2b\n0,4,4\n3600,4,2\n")

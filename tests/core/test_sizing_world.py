@@ -65,13 +65,24 @@ def test_a_plan_in_a_single_zone_pays_what_that_zone_costs() -> None:
     """The cost was that of the first zone of the list, and the nodes might be in any."""
     at = replace(world(manifest(2, 1, 6), layered(2)), market=MADE_UP)
     at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
-    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.SINGLE_ZONE, zone="b")
+    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.SINGLE_ZONE, zones=("b",))
     run = at.run(one, 1, HOUR)
     assert run is not None
     assert {change.zone for change in run.trace.changes} == {"b"}
     figures = simulate_job(run).figures
     assert figures.usd == pytest.approx(0.25 * figures.nodes * figures.hours)
     assert node_usd(at, one) == pytest.approx(2 * 0.25 / 3600)
+
+
+def test_pipelines_in_zones_that_are_named_pay_what_these_cost() -> None:
+    at = replace(world(manifest(2, 2, 6), layered(2)), market=MADE_UP)
+    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
+    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.ZONE_PER_PIPELINE, zones=("b", "c"))
+    for seed in (1, 2, 3):
+        run = at.run(one, seed, HOUR)
+        assert run is not None
+        assert {change.zone for change in run.trace.changes} == {"b", "c"}
+    assert node_usd(at, one) == pytest.approx(4 * (0.25 + 0.5) / 2 / 3600)
 
 
 def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it() -> None:

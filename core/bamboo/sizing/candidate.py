@@ -3,7 +3,7 @@
 What a step trains stays as the user has said: the global batch, and so microbatch x microbatches, is never changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +11,20 @@ from typing import Any
 from bamboo.job.manifest import ManifestError, parse_manifest
 from bamboo.job.placement_spec import Capacity, SpreadPolicy
 from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.simulation.job.job_zones import NODE_TERMS, node_terms
 
 Path = tuple[str | int, ...]
 Edits = Mapping[Path, Any]  # values by their places in the manifest
 # What may differ between candidates of one grid.
-PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread", "zone")
+PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread", "zones")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """machine: its name in the price file. fewest: pipelines with which it begins, and down to which it shrinks.
     every_steps: from one checkpoint to the next; None without checkpoints. on_demand: workers on nodes on demand; None:
-    pools are as the job has them. zone: the one that the manifest names, with SingleZone; "": none.
+    pools are as the job has them. zones: those that the manifest is to name, one with SingleZone, and one for each
+    pipeline with ZonePerPipeline; (): none.
     """
 
     machine: str
@@ -36,7 +38,7 @@ class Candidate:
     every_steps: int | None
     on_demand: int | None
     spread: SpreadPolicy
-    zone: str = ""
+    zones: tuple[str, ...] = ()
 
     def __lt__(self, other: "Candidate") -> bool:
         """By the fields in their order; None comes first."""
@@ -51,6 +53,11 @@ class Candidate:
     def workers(self) -> int:
         """Those on standby included."""
         return self.stages * self.pipelines + self.standby
+
+    @property
+    def together(self) -> int:
+        """Workers that are to be in one zone, if the policy says that some are."""
+        return -(-self.workers // (self.pipelines if self.spread is SpreadPolicy.ZONE_PER_PIPELINE else 1))
 
     @property
     def grid(self) -> tuple[str, int, int, int]:
@@ -88,8 +95,10 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
         ("standby", "workers"): (candidate.standby, spec.standby.workers),
         ("spread", "policy"): (candidate.spread.value, spec.spread.policy.value),
     }
-    if candidate.zone:
-        wanted["worker", "template", "spec", "nodeSelector", spec.spread.topology_key] = candidate.zone, None
+    if len(candidate.zones) == 1:
+        wanted["worker", "template", "spec", "nodeSelector", spec.spread.topology_key] = candidate.zones[0], None
+    elif candidate.zones:
+        wanted["worker", "template", "spec", *NODE_TERMS] = _within(candidate.zones, spec), None
     if candidate.every_steps is not None and spec.checkpoint is not None:
         wanted["checkpoint", "everySteps"] = candidate.every_steps, spec.checkpoint.every_steps
     said, elastic = (document["spec"].get("elastic") or {}), spec.elastic
@@ -101,6 +110,13 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
     wanted["elastic", "minStages"] = min(elastic.min_stages, candidate.stages), elastic.min_stages
     found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
     return found | _pools(candidate, spec)
+
+
+def _within(zones: Sequence[str], spec: JobSpec) -> list[dict[str, Any]]:
+    """The terms of a node affinity, of which one has to hold: those that the job has, each in these zones alone."""
+    expression = {"key": spec.spread.topology_key, "operator": "In", "values": list(zones)}
+    terms = node_terms(spec) or ({},)
+    return [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), expression]} for term in terms]
 
 
 def has_pools_for_a_share(spec: JobSpec) -> bool:

@@ -67,22 +67,32 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
 
 
 def _place(one: Candidate) -> str:
-    return f"all in zone {one.zone}" if one.zone else PLACES[one.spread]
+    if len(one.zones) > 1:
+        return f"a pipeline in each of the zones {', '.join(one.zones)}"
+    return f"all in zone {one.zones[0]}" if one.zones else PLACES[one.spread]
 
 
-def single_zone(world: World, one: Candidate) -> str:
-    """What it means that the manifest names a zone, and what the others cost; "" if it names none."""
-    if not one.zone:
+def zones_named(world: World, one: Candidate) -> str:
+    """What it means that the manifest names zones, and what the others cost; "" if it names none."""
+    if not one.zones:
         return ""
-    others = [zone for zone in world.zones_for(one.machine, one.workers) if zone != one.zone][:SHOWN_ZONES]
-    prices = ", ".join(f"{zone} {world.spot_usd(one.machine, zone):.3g}" for zone in others)
-    wanted, supplies = world.spec.spread.nodes(one.workers), world.market.supplies
-    has = (
-        f", and has {supplies[one.zone].mean(wanted):.1f} of {wanted} nodes on average" if one.zone in supplies else ""
-    )
+    others = [zone for zone in world.zones_for(one.machine, one.together) if zone not in one.zones][:SHOWN_ZONES]
+    usd = {zone: f"{world.spot_usd(one.machine, zone):.3g}" for zone in (*one.zones, *others)}
+    prices = ", ".join(f"{zone} {usd[zone]}" for zone in others)
+    wanted, supplies = world.spec.spread.nodes(one.together), world.market.supplies
+    have = {zone: f"{supplies[zone].mean(wanted):.1f} of {wanted} nodes" for zone in one.zones if zone in supplies}
+    if len(one.zones) == 1:
+        zone = one.zones[0]
+        has = f", and there are {have[zone]} on average" if have else ""
+        return (
+            f" A node in zone {zone} costs {usd[zone]} USD an hour (in {prices}){has}; the manifest names that zone for"
+            " its pods (nodeSelector), so while it has no nodes the job waits for it."
+        )
+    there = ", ".join(f"{have[zone]} in {zone}" for zone in have)
     return (
-        f" A node in zone {one.zone} costs {world.spot_usd(one.machine, one.zone):.3g} USD an hour (in {prices}){has};"
-        " the manifest names that zone for its pods (nodeSelector), so while it has no nodes the job waits for it."
+        f" A node costs {', '.join(f'{usd[zone]} USD an hour in {zone}' for zone in one.zones)} (in {prices})"
+        f"{f', and on average there are {there}' if there else ''}; the manifest names these zones for its pods"
+        " (nodeAffinity), so while one of them has no nodes its pipeline waits for it."
     )
 
 
@@ -118,7 +128,7 @@ def reasons(
     several_zones: whether where nodes are is worth a word.
     """
     said = [_what(chosen, several_zones), _rule(chosen, bounds), _beside(chosen, front)]
-    said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "zone")]
+    said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "zones")]
     said += [_without(chosen, simulated, "mode")]
     said += [_without(chosen, simulated, "standby"), _money(chosen) if several_zones else "", _sure(chosen)]
     return " ".join(part for part in said if part)
@@ -195,13 +205,13 @@ def _instead(best: Assessment, name: str) -> str:
 
 
 def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:
-    ignored = {name, {"mode": "replicas", "spread": "zone"}.get(name, name)}
+    ignored = {name, {"mode": "replicas", "spread": "zones"}.get(name, name)}
     same = (field for field in Candidate.__slots__ if field not in ignored)
     return getattr(one, name) != getattr(other, name) and all(getattr(one, f) == getattr(other, f) for f in same)
 
 
 def _value(one: Candidate, name: str) -> str:
-    if name in ("spread", "zone"):
+    if name in ("spread", "zones"):
         return _place(one)
     if name == "standby":
         return f"{one.standby or 'no'} on standby"

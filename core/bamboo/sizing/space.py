@@ -12,7 +12,7 @@ from bamboo.sizing.world import World
 
 SHARES: Final = (0.25, 0.5)  # of workers, on demand
 INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
-MOST_ZONES: Final = 4  # of a recording, in which a job of a single zone is tried
+MOST_ZONES: Final = 4  # of a recording, in each of which a job of a single zone is tried, or a first pipeline
 MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
 
 
@@ -65,9 +65,10 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
             yield _within_shares(replace(one, standby=standby))
     for spread in _spreads(world, one):
         yield _placed(world, one, spread)
-    if one.zone and world.market.supplies:
-        for zone in world.zones_for(one.machine, one.workers)[:MOST_ZONES]:
-            yield replace(one, zone=zone)
+    if one.zones and world.market.supplies:
+        ordered, size = world.zones_for(one.machine, one.together), len(one.zones)
+        for first in range(min(MOST_ZONES, len(ordered) - size + 1)):
+            yield replace(one, zones=tuple(ordered[first : first + size]))
     for fewest in sorted({1, one.pipelines}):
         yield replace(one, fewest=fewest)
     if one.every_steps is not None:
@@ -86,16 +87,23 @@ def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
         for name in PROTECTION:
             if getattr(other, name) != getattr(base, name):
                 found = replace(found, **{name: getattr(other, name)})
-    return _within_shares(found if found.spread is SpreadPolicy.SINGLE_ZONE else replace(found, zone=""))
+    alike = [one.zones for one in (base, *changed) if one.spread is found.spread]
+    zones = next((zones for zones in reversed(alike) if zones != base.zones), alike[0])
+    return _within_shares(replace(found, zones=zones))
 
 
 def _placed(world: World, one: Candidate, spread: SpreadPolicy) -> Candidate:
-    """With that policy; in a single zone in the one that suits it best, or where it has been."""
-    if spread is one.spread and (one.zone or spread is not SpreadPolicy.SINGLE_ZONE):
+    """With that policy; in the zones that suit it best, or where it has been."""
+    if spread is one.spread and (one.zones or not spread.packs):
         return one
-    single = spread is SpreadPolicy.SINGLE_ZONE
-    zones = world.zones_for(one.machine, one.workers) if single else []
-    return replace(one, spread=spread, zone=zones[0] if zones else "")
+    there = replace(one, spread=spread, zones=())
+    if not spread.packs:
+        return there
+    zones, wanted = (
+        world.zones_for(one.machine, there.together),
+        1 if spread is SpreadPolicy.SINGLE_ZONE else one.pipelines,
+    )
+    return replace(there, zones=tuple(zones[:wanted]) if wanted < len(zones) else ())
 
 
 def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:

@@ -132,8 +132,8 @@ class World:
         return pool_price(self.spec.node_pools, Capacity.ON_DEMAND)
 
     def zones_for(self, machine: str, workers: int) -> list[str]:
-        """For a job in a single zone: those that its manifest should name, the best one first; [] if it makes no
-        difference in which one it is, or if nobody knows.
+        """For so many workers that are to be in one zone: all zones, the best one first; [] if it makes no difference
+        in which one they are, or if nobody knows.
         """
         zones = [zone for zone in self.market.zones if zone]
         prices = {zone: self.spot_usd(machine, zone) for zone in zones}

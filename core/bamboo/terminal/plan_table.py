@@ -113,7 +113,7 @@ def _fields(plan: Candidate) -> list[str]:
         plan.machine, f"{plan.stages} x {plan.pipelines}", str(plan.micro_batch), plan.mode.value,
         "" if plan.mode is RedundancyMode.NONE else str(plan.replicas), str(plan.standby), str(plan.fewest),
         "" if plan.on_demand is None else str(plan.on_demand),
-        "" if plan.every_steps is None else str(plan.every_steps), f"{plan.spread.value} {plan.zone}".rstrip(),
+        "" if plan.every_steps is None else str(plan.every_steps), " ".join((plan.spread.value, *plan.zones)),
     ]  # fmt: skip
 
 
@@ -167,7 +167,8 @@ def _document(one: Assessment) -> dict[str, Any]:
             "machine": plan.machine, "stages": plan.stages, "pipelines": plan.pipelines,
             "microBatchSize": plan.micro_batch, "mode": plan.mode.value, "replicas": plan.replicas,
             "standby": plan.standby, "minPipelines": plan.fewest, "everySteps": plan.every_steps,
-            "onDemand": plan.on_demand, "spread": plan.spread.value, "zone": plan.zone or None, "workers": plan.workers,
+            "onDemand": plan.on_demand, "spread": plan.spread.value, "zones": list(plan.zones),
+            "workers": plan.workers,
         },
         "runs": len(one.outcomes),
         **{name: _finite(getattr(one, name)) for name in ("hours", "usd")},
@@ -180,7 +181,8 @@ def _document(one: Assessment) -> dict[str, Any]:
 def _flat(one: Assessment, chosen: bool) -> dict[str, Any]:
     found = _document(one)
     rest = {key: value for key, value in found.items() if key not in ("plan", "mean")}
-    return {"recommended": chosen, **found["plan"], **rest, **found["mean"]}
+    plan = found["plan"] | {"zones": " ".join(one.candidate.zones)}
+    return {"recommended": chosen, **plan, **rest, **found["mean"]}
 
 
 def _finite(value: float) -> float | None:

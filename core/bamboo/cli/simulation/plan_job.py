@@ -22,7 +22,7 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
-from bamboo.sizing.choice import Bounds, choose, on_demand, reasons, single_zone
+from bamboo.sizing.choice import Bounds, choose, on_demand, reasons, zones_named
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.prices import MachinePrice, PriceError, PriceList, read_prices
 from bamboo.sizing.search import SearchResult, search
@@ -224,7 +224,7 @@ def _told(world: World, found: SearchResult, bounds: Bounds) -> str:
     if found.chosen is not None:
         several = len(world.market.zones) > 1
         why = reasons(found.chosen, found.front, found.ends, bounds, several_zones=several)
-        why += single_zone(world, found.chosen.candidate)
+        why += zones_named(world, found.chosen.candidate)
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
             why += " With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says."

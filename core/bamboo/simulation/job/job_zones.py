@@ -13,6 +13,9 @@ from bamboo.traces.trace import Trace, make_trace
 
 MOST_ZONES: Final = 1000  # for numbers of seeds only
 SHOWN: Final = 12  # zones in a sentence
+NODE_TERMS: Final = (  # where a pod's spec has them
+    *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"),
+)
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
@@ -20,14 +23,14 @@ def named_zones(spec: JobSpec) -> tuple[str, ...]:
     key, pod = spec.spread.topology_key, _pod(spec)
     if selected := (pod.get("nodeSelector") or {}).get(key):
         return (str(selected),)
-    found = [zone for term in _terms(pod) for one in _about(term, key, "In") for zone in one.get("values") or ()]
+    found = [zone for term in node_terms(spec) for one in _about(term, key, "In") for zone in one.get("values") or ()]
     return tuple(dict.fromkeys(map(str, found)))
 
 
 def zone_allowed(spec: JobSpec, zone: str) -> bool:
     """May a pod of the job be in that zone? A zone that is not known ("") is taken to be one in which it may."""
     key, pod = spec.spread.topology_key, _pod(spec)
-    selected, terms = (pod.get("nodeSelector") or {}).get(key), list(_terms(pod))
+    selected, terms = (pod.get("nodeSelector") or {}).get(key), node_terms(spec)
     if not zone:
         return True
     within = not terms or any(
@@ -91,10 +94,12 @@ def _pod(spec: JobSpec) -> Mapping[str, Any]:
     return found
 
 
-def _terms(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Of which one has to hold."""
-    affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
-    yield from (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+def node_terms(spec: JobSpec) -> tuple[Mapping[str, Any], ...]:
+    """The required node affinity of `worker.template`: of its terms one has to hold; () if it asks for none."""
+    found: Any = _pod(spec)
+    for step in NODE_TERMS:
+        found = (found or {}).get(step)
+    return tuple(found or ())
 
 
 def _about(term: Mapping[str, Any], key: str, operator: str) -> Iterator[Mapping[str, Any]]:
