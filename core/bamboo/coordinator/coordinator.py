@@ -11,6 +11,7 @@ from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import final_checkpoint
 from bamboo.coordinator.checkpointing.checkpoints import first_number, look_after, stop, stop_if_kept
+from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.checkpointing.restoring import check_deadline as check_restore_deadline
 from bamboo.coordinator.ending import weights
 from bamboo.coordinator.ending.finish import finish_if_done
@@ -31,7 +32,7 @@ from bamboo.coordinator.events import (
 )
 from bamboo.coordinator.planner import replan
 from bamboo.coordinator.splits import resplit
-from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, EarlierProgress, Turn
+from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress, Turn
 from bamboo.coordinator.stuck_workers import check_stuck
 from bamboo.coordinator.verification import verification
 from bamboo.coordinator.worker_reports import received

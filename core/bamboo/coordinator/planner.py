@@ -9,9 +9,10 @@ from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.splits import resplit
-from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
+from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, without_moves
 from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.workers.reconnection import recovered
+from bamboo.coordinator.workers.record import WorkerRecord
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges

@@ -1,55 +1,28 @@
-"""The coordinator's memory, and the turn in which an event changes it."""
+"""The coordinator's memory, and the turn in which an event changes it.
+
+What it knows of a single subject is a record in that subject's room.
+"""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final, TypeVar
 
-from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
-from bamboo.control.memory import Memory, SentTraffic
-from bamboo.control.platform import Platform
-from bamboo.coordinator.checkpoint_counts import CheckpointCounts
+from bamboo.control.memory import Memory
+from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.ending.record import WeightsSaving, given_up
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
+from bamboo.coordinator.splits.record import Resplit, StragglerState
 from bamboo.coordinator.verification.record import VerificationState
+from bamboo.coordinator.workers.record import WorkerEnd, WorkerRecord
 from bamboo.job.spec import JobSpec
-from bamboo.planning.backoff import Backoff
-from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo.planning.splits.resplit import Grid
-from bamboo.planning.splits.speeds import Layers, WorkEstimate
-from bamboo.planning.splits.stage_times import StageTimes
-from bamboo.planning.splits.tried_splits import Trial, TriedSplit
-from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.planning.transitions import PlanningView
 
 KEPT_LOSSES = 2000
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)  # no slots, for `changed`
-class WorkerRecord:
-    """A worker that joined and is not known to be lost."""
-
-    peer: Peer
-    seen: float
-    platform: Platform = field(default_factory=Platform)
-    doing: str = ""  # in its own words
-    busy: float = 0.0  # seconds for which it had been inside one instruction when it was heard last
-    memory: Memory | None = None  # as it said last
-    times: tuple[StageTimes, ...] = ()  # as it said last
-    headroom: float | None = None  # how many times as much memory as now there is for it, as it said with the times
-    traffic: SentTraffic | None = None  # as it said last
-    ready: bool = False  # its task is loaded
-    epoch: int = 0  # of the newest plan that it knew when it joined
-    origin: int = 0  # of the newest plan that it obeys
-    cut_since: float | None = None  # the channel is closed since then
-    notice_until: float | None = None
-    notice_seconds: float = 0.0
-    notice_final: bool = False
-    replaced: bool = False  # the notice is ours: it is slow, and goes if another one takes its place
-    free_since_step: int | None = None  # it has a notice and no part any more
-    released: bool = False  # it was told to leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +42,6 @@ class Recovery:
     victims: tuple[tuple[Cell, WorkerId], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEnd:
-    """How a worker ended, or was missed. disrupted: it was taken away, for no reason of its own."""
-
-    how: str
-    disrupted: bool
-
-
 def without_moves(recoveries: tuple[Recovery, ...], cells: Set[Cell], epoch: int) -> tuple[Recovery, ...]:
     """Those that are left when these cells' moves up to that epoch are over."""
     left = []
@@ -89,62 +54,6 @@ def without_moves(recoveries: tuple[Recovery, ...], cells: Set[Cell], epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointState:
-    """What the coordinator knows of the job's checkpoints (`checkpoints`).
-
-    In progress: number, of the wish; at, its step or a later one; writers, of each stage, empty if none is in
-    progress; dealt: which of them writes which layer; writing: the checkpoint, once a commit has carried the wish;
-    parts: by layer. early, failed: parts of checkpoints whose commit is not heard of yet, and why one fails. stall:
-    seconds for which training waited, so far.
-    asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
-    kept: those committed and not known to be bad, newest first. kept_at: when the newest of them was. bad: those that
-    turned out to be damaged.
-    looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
-    counts: what became of all of them. first: the step with which the job began.
-    final: the one in progress is of the last state, and those who have finished were asked for it one by one.
-    final_failures: of checkpoints of the last state.
-    copies: of the newest ones, who keeps which layers in host memory.
-    tidying: the newest one and who wrote it, while that worker removes others. endangered: the workers with notice for
-    whose sake one was taken.
-    """
-
-    number: int = 0
-    at: int = 0
-    writers: tuple[tuple[WorkerId, ...], ...] = ()
-    dealt: Mapping[int, WorkerId] = field(default_factory=dict)
-    writing: CheckpointId | None = None
-    parts: Mapping[int, CheckpointPart] = field(default_factory=dict)
-    early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)
-    failed: Mapping[CheckpointId, str] = field(default_factory=dict)
-    asked: WorkerId | None = None
-    asked_at: float = 0.0
-    since: float = 0.0
-    stall: float = 0.0
-    back_since: float | None = None  # the job has to go back to one since then, and has not committed a step again
-    pausing: bool = False  # before the store is asked again
-    retry: bool = False  # the next one is due at once
-    last_step: int = 0  # of the newest one, or of the newest attempt
-    kept: tuple[CheckpointId, ...] = ()
-    kept_at: float | None = None
-    bytes: int = 0  # of the newest one
-    seconds: float = 0.0  # that it took
-    bad: tuple[CheckpointId, ...] = ()
-    question: int = 0  # the number of the newest one to a worker that looks
-    looked: bool = False
-    found: CheckpointId | None = None
-    problem: str = ""  # why the store does not tell
-    reason: str = ""
-    message: str = ""
-    counts: CheckpointCounts = field(default_factory=CheckpointCounts)
-    first: int = 0
-    final: bool = False
-    final_failures: int = 0
-    copies: Mapping[CheckpointId, Mapping[WorkerId, frozenset[int]]] = field(default_factory=dict)
-    tidying: tuple[CheckpointId, WorkerId] | None = None
-    endangered: frozenset[WorkerId] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierProgress:
     """How far the job had come before this coordinator, as far as its shell knows. step_seconds: the usual duration."""
 
@@ -153,72 +62,6 @@ class EarlierProgress:
 
 
 BEGINNING: Final = EarlierProgress()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resplit:
-    """Layers that are to be split anew (`resplit`).
-
-    number: of the wish for a cut, at that step or a later one. asked, asked_at: the root that was told last. cut: once
-    a commit has carried the wish. since: when the wish, then the cut, came. held: by worker, the layers of the cut's
-    state that it says it has copies of. stages: for the sake of speed; the grid stays, and everybody its place.
-    """
-
-    number: int
-    at: int
-    since: float
-    asked: WorkerId | None = None
-    asked_at: float = 0.0
-    cut: CheckpointId | None = None
-    held: Mapping[WorkerId, frozenset[int]] = field(default_factory=dict)
-    stages: Ranges | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A worker that takes longer than others would for its layers.
-
-    since, step: when that was seen first, and how many steps were committed then. cell: which it runs. seconds: that it
-    takes for a microbatch; usual: that others would. compared: with others, not with the counted costs of its layers.
-    found: for long enough, and told.
-    """
-
-    since: float
-    step: int
-    cell: Cell
-    seconds: float
-    usual: float
-    compared: bool
-    found: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerState:
-    """What is known of workers' speeds, and what was done (`stragglers`).
-
-    slow: also those that are not found yet. estimate: the newest that covers all layers. uneven: since when, and since
-    which step, another split of them is expected to be faster; better: that split, once it is for long enough.
-    trial: the newest split for the sake of speed, until it is known whether it pays; unpaid: it did not, and the one
-    before it is to be taken again. tried: what steps took with the splits that were measured.
-    replaced: what workers took that were replaced, by their layers. backoff, acted_step: of replacements and splits for
-    the sake of speed. replacements: of these. asked_at: since when one worker more than the job has is asked for, to
-    take the place of a slow one. pause: of the last split, in seconds.
-    """
-
-    slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
-    estimate: WorkEstimate | None = None
-    uneven: tuple[float, int] | None = None
-    better: Trial | None = None
-    trial: Trial | None = None
-    unpaid: bool = False
-    tried: tuple[TriedSplit, ...] = ()
-    replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
-    backoff: Backoff = field(default_factory=Backoff)
-    acted_step: int = 0
-    replacements: int = 0
-    asked_at: float | None = None
-    looked_at: float = 0.0
-    pause: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from bamboo.coordinator.splits.rebalancing import (
     may_act,
     pays,
 )
+from bamboo.coordinator.splits.record import Straggler, StragglerState
 from bamboo.coordinator.splits.worker_speeds import (
     by_counted_costs,
     estimate,
@@ -33,7 +34,7 @@ from bamboo.coordinator.splits.worker_speeds import (
     owned_times,
     seconds_of,
 )
-from bamboo.coordinator.state import CoordinatorState, Straggler, StragglerState, Turn
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.membership import keep_worker, replace_worker
 from bamboo.job.spec import StragglerPolicy, wanted_workers
 from bamboo.planning.plan import Cell, WorkerId

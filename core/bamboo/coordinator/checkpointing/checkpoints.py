@@ -14,8 +14,9 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import evaluations, protocol
 from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.checkpointing import copies
+from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.events import Emit, Outcome, Send
-from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
+from bamboo.coordinator.state import CoordinatorState, Stopping, Turn
 from bamboo.coordinator.verification.settled import is_settled
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import share

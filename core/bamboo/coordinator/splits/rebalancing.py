@@ -12,8 +12,9 @@ from typing import Final
 
 from bamboo.coordinator.checkpointing.checkpoints import AHEAD_STEPS
 from bamboo.coordinator.events import Emit
+from bamboo.coordinator.splits.record import StragglerState
 from bamboo.coordinator.splits.worker_speeds import owned_times
-from bamboo.coordinator.state import CoordinatorState, StragglerState, Turn
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import Cell
 from bamboo.planning.splits.resplit import balanced, grid_of, keeps_its_seats
 from bamboo.planning.splits.speeds import WorkEstimate

@@ -14,7 +14,8 @@ from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Send
 from bamboo.coordinator.splits import rebalancing
-from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
+from bamboo.coordinator.splits.record import Resplit
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.shards import sharded

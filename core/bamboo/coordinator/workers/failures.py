@@ -5,7 +5,8 @@ decided here does not depend on which of them comes first.
 """
 
 from bamboo.coordinator.events import Emit, Outcome
-from bamboo.coordinator.state import Turn, WorkerEnd
+from bamboo.coordinator.state import Turn
+from bamboo.coordinator.workers.record import WorkerEnd
 from bamboo.job.spec import FailureAction, JobSpec, wanted_workers
 from bamboo.names import EXIT_FENCED, EXIT_OK
 from bamboo.planning.plan import WorkerId

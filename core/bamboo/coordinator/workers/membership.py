@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from bamboo.control import protocol
 from bamboo.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
-from bamboo.coordinator.state import CoordinatorState, Turn, WorkerRecord
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.failures import apply_failure_policy, by_itself, note_end, note_exit
+from bamboo.coordinator.workers.record import WorkerRecord
 from bamboo.job.spec import wanted_workers
 from bamboo.names import (
     ALL_BACK_SECONDS,

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from bamboo.control.platform import Platform, conflicts, deciding, most_common
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker
-from bamboo.coordinator.state import CoordinatorState, Turn, WorkerRecord
+from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.coordinator.workers.record import WorkerRecord
 from bamboo.planning.plan import Plan, WorkerId
 from bamboo.text import count
 
