@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bamboo.control.digests import add_digests
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.stage.stage import Stage
 from split_state_kit import OPTIMIZERS, SPLITS, files_of, task_of
@@ -61,6 +62,31 @@ def test_tied_parameters_are_restored_on_every_stage_that_has_them(optimizer):
         assert [one.digest() for one in again] == [one.digest() for one in undisturbed]
         assert one_step(again, 2) == one_step(undisturbed, 2)
         assert files_of(again) == files_of(undisturbed) != files
+
+
+def test_what_is_frozen_and_shared_is_a_part_of_each_layer_that_has_it():
+    """An adapter's base and table that the task has made once: in whichever stages the layers are."""
+    base, table = nn.Parameter(torch.full((3,), 2.0), requires_grad=False), torch.linspace(0, 1, 3)
+
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.weight = base, nn.Parameter(torch.ones(3))
+            self.register_buffer("table", table)
+
+        def forward(self, given):
+            return given * self.base * self.weight + self.table
+
+    task = small_task(layers=(lambda: nn.Linear(2, 3), Adapted, Adapted, lambda: nn.Linear(3, 2)))
+    splits = [[(0, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 3), (3, 4)]]
+    for split in splits:
+        files = files_of(chain(task, split))
+        assert decode(files[2]).names == {
+            "base": "constant:2.base", "weight": "parameter:2.weight", "table": "constant:2.table"
+        }  # fmt: skip
+        others = [restored(task, other, files) for other in splits]
+        assert all(files_of(stages) == files for stages in others)
+        assert len({add_digests(stage.share_of_digest() for stage in stages) for stages in others}) == 1
 
 
 def test_the_model_that_comes_with_bamboo_is_restored_too(tmp_path):

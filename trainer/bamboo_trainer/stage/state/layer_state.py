@@ -54,6 +54,7 @@ def take(
     late: of names that begin so, the tensors themselves, which are still to be copied.
     """
     held = {id(tensor): name for name, tensor in parameters.objects()}
+    own = {(layer_of(name), id(tensor)): name for name, tensor in parameters.objects()}  # what layers share has several
     names: dict[int, dict[str, str]] = {index: {} for index in layers}
     tensors: dict[int, dict[str, Tensor]] = {index: {} for index in layers}
     scalars: dict[int, dict[str, Scalar]] = {index: {} for index in layers}
@@ -65,7 +66,7 @@ def take(
             scalars[layer_of(name)][name] = number
     for index, layer in layers.items() if shown else ():
         for name, tensor in layer.state_dict(keep_vars=True).items():
-            names[index][name] = held.get(id(tensor), f"{VALUE}:{index}.{name}")
+            names[index][name] = own.get((index, id(tensor))) or held.get(id(tensor), f"{VALUE}:{index}.{name}")
             if id(tensor) not in held:
                 tensors[index][names[index][name]] = _copy(tensor)
     return {

@@ -163,14 +163,15 @@ class FlatParameters:
             layer.to(device)
             precise = kept_in_fp32(layer)
             for name, parameter in layer.named_parameters():
+                group, canonical = shared.get(id(parameter), (None, f"{index}.{name}"))
+                if not parameter.requires_grad:  # each layer has it, wherever the others are that share it
+                    self.constants[canonical] = parameter
                 if id(parameter) in seen:
                     continue
                 seen.add(id(parameter))
-                group, canonical = shared.get(id(parameter), (None, f"{index}.{name}"))
                 if id(parameter) not in precise:
                     parameter.data = parameter.data.to(self._dtype)
                 if not parameter.requires_grad:
-                    self.constants[canonical] = parameter
                     continue
                 if group in tied:
                     self._others.append((tied[group], index, parameter))
