@@ -71,6 +71,31 @@ def test_a_layer_is_run_for_real_only_where_it_must_be(caplog: pytest.LogCapture
     assert "DataDependentOutput" in warning
 
 
+def test_one_that_gives_the_next_layer_a_part_of_a_parameter_may_be_in_front_of_it() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.ones(20, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rows[: x.shape[1]]
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = Table()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, self.table(x).expand(x.shape)
+
+    class Both(Chooses):
+        def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + table)
+
+    costs = layer_costs(sequences(Adds, Both), BATCH)
+    assert all(cost > 1 for cost in costs)
+
+
 def test_a_layer_that_ends_the_process_that_counts_is_run_for_real(caplog: pytest.LogCaptureFixture) -> None:
     here = os.getpid()
 

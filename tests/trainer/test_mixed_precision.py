@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+from bamboo.control.digests import add_digests
 from bamboo_trainer.stage import forwarding
 from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts
-from stage_kit import CONFIG, begin, chain, microbatch, small_gpt
+from stage_kit import CONFIG, at, begin, chain, microbatch, one_step, small_gpt, small_task
 
 BF16 = replace(CONFIG, precision="bf16")
 SPLIT = [(0, 2), (2, 4)]
@@ -100,3 +102,28 @@ def test_stages_keep_their_own(tmp_path) -> None:
     expected = microbatch(alone, [begin(s) for s in alone], 1, 0)
     for a, b in zip(mixed, expected, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a or (), b or (), strict=True))
+
+
+class Uses(nn.Module):
+    """Its input in three products, as attention behind a norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.query(x).float() * self.key(x).float() + self.value(x).float()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_gradient_of_an_input_of_several_products_does_not_depend_on_the_split(precision: str) -> None:
+    """Of a stage's first layer, too, it is summed in fp32."""
+    task = small_task(layers=(lambda: nn.Linear(2, 16), Uses, Uses, lambda: nn.Linear(16, 2)))
+    splits = [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]]
+    digests = set()
+    for split in splits:
+        stages = chain(task, split, at(precision))
+        for step in range(8):
+            one_step(stages, step, at(precision))
+        digests.add(add_digests(stage.share_of_digest() for stage in stages))
+    assert len(digests) == 1

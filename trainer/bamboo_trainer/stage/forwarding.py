@@ -20,7 +20,7 @@ from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.losses import Sum
-from bamboo_trainer.tasks.mixed_precision import REDUCED, autocast_and_keep, passed_on
+from bamboo_trainer.tasks.mixed_precision import REDUCED, as_passed_on, autocast_and_keep, passed_on
 from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
 from bamboo_trainer.training import TrainingConfig
 
@@ -124,6 +124,7 @@ class ForwardRunner:
                 if f.cuts is not None and index in self._cut_at:
                     f.cuts.append(Cut.at(f.parts, len(f.capture.losses)))
                     f.parts = f.cuts[-1].leaves
+                f.parts = as_passed_on(f.parts)
                 seed = forward_seed(self._config.seed, f.step, f.microbatch, index)
                 call: Callable[[Any], Any] = partial(self._call, index, seed)
                 if index in self._checkpointed:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from bamboo_trainer.task import Parts
+
 # What `training.precision` calls them; fp32 is no product of a cast.
 REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -60,6 +62,15 @@ def passed_on(result: Any, dtype: torch.dtype) -> Any:
     if isinstance(result, Tensor):
         return result.to(dtype) if result.requires_grad and result.dtype is torch.float32 else result
     return tuple(passed_on(part, dtype) for part in result) if isinstance(result, tuple) else result
+
+
+def as_passed_on(parts: Parts) -> Parts:
+    """What a layer is given, as it is behind another layer: no leaf, as the inputs of a stage are.
+
+    autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
+    which those of what a layer in the same stage has passed on are not; and the cast would stay until `forget_casts`.
+    """
+    return tuple([part.view_as(part) if part.requires_grad and part.is_leaf else part for part in parts])
 
 
 class keep_casts:

@@ -6,6 +6,7 @@ embedding, an activation, a norm) counts by its bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -83,6 +84,14 @@ _ALLOCATIONS: Final = frozenset(
 )
 
 
+class _NoModules(nullcontext[None]):
+    """In place of the counter's hooks, by which it counts for each module: without gradients they fail behind one that
+    returns a part of a parameter.
+    """
+
+    parents = frozenset({"Global"})
+
+
 class Operations(TorchDispatchMode):
     """Counts what is run inside it, on tensors with or without data. total: so far."""
 
@@ -90,6 +99,7 @@ class Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
         self._flops = FlopCounterMode(display=False, custom_mapping=dict(UNCOUNTED))
+        self._flops.mod_tracker = _NoModules()  # type: ignore[assignment]
 
     def __enter__(self) -> "Operations":
         self._flops.__enter__()  # type: ignore[no-untyped-call]
