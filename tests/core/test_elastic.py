@@ -6,9 +6,9 @@ import pytest
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import RedundancySpec
+from bamboo.planning.desired import PlanningView, Urgency, owners_of_new_rows
 from bamboo.planning.elastic import desired_pipelines, drop_old_layouts, resize
 from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
-from bamboo.planning.transitions import PlanningView, Urgency
 from manifest_kit import bamboojob, training
 from replica_kit import planned
 
@@ -26,7 +26,7 @@ def view(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving
         pipelines=pipelines,
         generation=plan.target.generation,
     )
-    synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in made.newcomers().items())
+    synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in owners_of_new_rows(made).items())
     return replace(made, synced=made.synced | synced) if filled else made
 
 

@@ -10,9 +10,10 @@ from bamboo.control.protocol import Hello, WorkerReady
 from bamboo.coordinator.events import PreemptionNotice, WorkerJoined
 from bamboo.coordinator.job_status import status
 from bamboo.job.spec import RedundancySpec
+from bamboo.planning.desired import PlanningView, Urgency
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan
-from bamboo.planning.transitions import PlanningView, Urgency, drain, improve, takeover
+from bamboo.planning.transitions import drain, improve, takeover
 from replica_kit import TRAINING
 from world import World
 

@@ -19,8 +19,9 @@ from bamboo.coordinator.events import (
 )
 from bamboo.coordinator.workers.membership import surplus_requests
 from bamboo.job.manifest import parse_manifest
+from bamboo.planning.desired import PlanningView
 from bamboo.planning.plan import Plan, plan_misfits
-from bamboo.planning.transitions import PlanningView, improve
+from bamboo.planning.transitions import improve
 from world import World
 
 changes = st.lists(

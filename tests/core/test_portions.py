@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from bamboo.job.spec import RedundancySpec
 from bamboo.job.training_spec import TrainingSpec
+from bamboo.planning.desired import PlanningView, Urgency
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
 from bamboo.planning.portions import is_settled, ranges
-from bamboo.planning.transitions import PlanningView, Urgency, improve, takeover
+from bamboo.planning.transitions import improve, takeover
 
 
 def planned(

@@ -12,9 +12,10 @@ from bamboo.job.manifest_warnings import warnings
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec
 from bamboo.job.training_spec import TrainingSpec
+from bamboo.planning.desired import PlanningView, owners_of_new_rows
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
-from bamboo.planning.transitions import PlanningView, improve, takeover
+from bamboo.planning.transitions import improve, takeover
 from bamboo.simulation.job.zone_traffic import TrafficKind, step_traffic
 from job_simulation_kit import manifest, profile
 
@@ -103,13 +104,13 @@ def test_a_pipeline_is_healed_by_a_worker_of_its_zone() -> None:
 def test_a_job_grows_by_a_pipeline_in_one_zone() -> None:
     plan = planned("aaaa", 4, 1, PER_PIPELINE)
     new = [Peer(worker=f"n{i}", host="h", port=1, zone=zone) for i, zone in enumerate("abcbcabbc")]
-    newcomers = view(plan, [*plan.workers, *new], PER_PIPELINE).newcomers()
+    newcomers = owners_of_new_rows(view(plan, [*plan.workers, *new], PER_PIPELINE))
     zone = {p.worker: p.zone for p in new}
     assert Counter(zone[worker] for worker in newcomers.values()) == {"b": 4}
     filling = improve(view(plan, [*plan.workers, *new], PER_PIPELINE))
     assert filling is not None
     late = Peer(worker="late", host="h", port=1, zone="c")  # c has as many as b now: that changes nothing any more
-    again = view(filling, [*plan.workers, *new, late], PER_PIPELINE).newcomers()
+    again = owners_of_new_rows(view(filling, [*plan.workers, *new, late], PER_PIPELINE))
     assert again == newcomers
 
 

@@ -6,10 +6,11 @@ import msgspec
 
 from bamboo.job.spec import RedundancySpec
 from bamboo.job.training_spec import TrainingSpec
+from bamboo.planning.desired import PlanningView
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.heirs import lost_runs
 from bamboo.planning.plan import Assignment, Peer, Plan
-from bamboo.planning.transitions import PlanningView, takeover
+from bamboo.planning.transitions import takeover
 
 TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
 

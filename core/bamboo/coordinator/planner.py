@@ -14,13 +14,14 @@ from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfi
 from bamboo.coordinator.workers.reconnection import recovered
 from bamboo.coordinator.workers.record import WorkerRecord
 from bamboo.job.spec import RedundancyMode
+from bamboo.planning.desired import PlanningView, Urgency
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.planning.shards import sharded
 from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of, in_places
-from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
+from bamboo.planning.transitions import StageLost, drain, improve, switch_mode, takeover
 
 ASKING_SECONDS = 1.0
 LAYERS_SECONDS = 30.0  # for which copies of layers are asked for; who has some may be busy restoring its stages

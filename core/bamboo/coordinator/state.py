@@ -17,9 +17,9 @@ from bamboo.coordinator.splits.record import Resplit, StragglerState
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.coordinator.workers.record import WorkerEnd, WorkerRecord
 from bamboo.job.spec import JobSpec
+from bamboo.planning.desired import PlanningView
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo.planning.splits.resplit import Grid
-from bamboo.planning.transitions import PlanningView
 
 KEPT_LOSSES = 2000
 T = TypeVar("T")

@@ -8,9 +8,10 @@ new layout, because until then a step under the old one may still have to be fin
 
 from bamboo import text
 from bamboo.job.spec import JobSpec
+from bamboo.planning.desired import PlanningView, owners_of_new_rows
 from bamboo.planning.grid import make_layout
 from bamboo.planning.plan import Assignment, Cell, Layout, Plan
-from bamboo.planning.transitions import PlanningView, next_plan
+from bamboo.planning.transitions import next_plan
 
 
 def desired_pipelines(staying: int, spec: JobSpec) -> int:
@@ -28,7 +29,7 @@ def resize(view: PlanningView) -> Plan | None:
 
 
 def _grow(view: PlanningView) -> Plan | None:
-    plan, newcomers = view.plan, view.newcomers()
+    plan, newcomers = view.plan, owners_of_new_rows(view)
     stages = range(len(plan.stages))
     filled = all((Cell(0, cell.stage), w) in view.synced for cell, w in newcomers.items())
     if not newcomers or not filled:

@@ -4,127 +4,15 @@ Level-triggered: every function looks only at what is, and proposes at most one 
 worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
-from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import RedundancySpec
-from bamboo.planning.grid import kept_on_standby
-from bamboo.planning.heirs import Synced, heirs_of, home, lost_runs, siblings
-from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
+from bamboo.planning.desired import PlanningView, Urgency, desired_holders, replacement_owners
+from bamboo.planning.heirs import heirs_of, lost_runs, siblings
+from bamboo.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import Cells, is_settled, share_out
-from bamboo.planning.ring import packed, replicas_in
-
-
-class Urgency(Enum):
-    """How much time a leaving worker has: enough to fill another one, or to end the step, or none at all."""
-
-    NONE = auto()
-    SOON = auto()
-    NOW = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanningView:
-    """What a reconciliation looks at.
-
-    live: in order of joining; leaving: those that have a notice; pipelines: how many there should be;
-    generation: the newest layout that a step has been committed with (-1: none yet); reported: workers that say that
-    they hold a stage's state at a usable version, by stage; on_standby: of how many stages a spare worker keeps
-    replicas, so that it can take one of them over.
-    """
-
-    plan: Plan
-    live: Mapping[WorkerId, Peer]
-    leaving: Mapping[WorkerId, Urgency]
-    synced: Synced
-    redundancy: RedundancySpec  # the one asked for
-    pipelines: int
-    generation: int
-    spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
-    reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
-    on_standby: int = 0
-
-    def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """Of the stages of a pipeline with these workers, or of the shards of one-stage pipelines with these owners: as
-        many as are asked for, or as there are.
-        """
-        return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
-
-    def spare(self) -> list[WorkerId]:
-        """Workers that own nothing and stay; those that are being prepared for a part come first."""
-        busy = self.plan.holders()
-        owners = {self.plan.at(c).owner for c in self.plan.cells()}
-        spare = [w for w in self.live if w not in owners and w not in self.leaving]
-        return sorted(spare, key=lambda w: w not in busy)
-
-    def newcomers(self) -> dict[Cell, WorkerId]:
-        """If the job should grow: who will own which cell of the new rows; whole rows only."""
-        plan, depth = self.plan, len(self.plan.stages)
-        if plan.shards or len(plan.layouts) > 1 or self.pipelines <= plan.target.pipelines:
-            return {}
-        spare = [w for w in self.spare() if w not in _replacements(self).values()]
-        newcomers: Workers = {}
-        others = Counter(self.domain(w) for w in spare)
-        rows = range(plan.target.pipelines, min(self.pipelines, plan.target.pipelines + len(spare) // depth))
-        groups = self._by_row(spare, len(rows))
-        for cell in (Cell(d, s) for d in rows for s in range(depth)):
-            left = groups[cell.pipeline - rows.start]
-            filled = (w for w in left if w in plan.at(Cell(0, cell.stage)).replicas)
-            beside = self._beside(cell, newcomers)
-            worker = next(filled, None) or min(
-                left, key=lambda w: (bool(plan.replicated_by(w)), self.domain(w) in beside, -others[self.domain(w)])
-            )
-            left.remove(worker)
-            others[self.domain(worker)] -= 1
-            newcomers[cell] = worker
-        return newcomers
-
-    def domain(self, worker: WorkerId) -> str:
-        """What it is lost with; see `Peer`. Of a worker of the plan, too, that is not there any more."""
-        known = self.live.get(worker) or next((p for p in self.plan.workers if p.worker == worker), None)
-        return known.failure_domain if known else f"/{worker}"
-
-    def doubtful(self) -> set[str]:
-        """What workers are leaving from, or have been lost with: the others there may be next."""
-        gone = self.plan.worker_ids() - self.live.keys()
-        return {self.domain(w) for w in (*gone, *self.leaving)}
-
-    def _beside(self, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
-        """Where the owners are that a cell's own should not be with: of the stages around it, as far as replicas go.
-
-        owners: of cells, before what the plan says.
-        """
-        plan, depth = self.plan, len(self.plan.stages)
-        reach = min(max(1, self.redundancy.kept), depth - 1)
-        around = {(cell.stage + off) % depth for near in range(1, reach + 1) for off in (near, -near)} - {cell.stage}
-        cells = [Cell(cell.pipeline, stage) for stage in around]
-        known = [owners.get(c) or (plan.at(c).owner if c.pipeline < len(plan.pipelines) else None) for c in cells]
-        return {self.domain(w) for w in known if w and w not in self.leaving}
-
-    def _by_row(self, spare: list[WorkerId], count: int) -> list[list[WorkerId]]:
-        """For each of so many new rows the workers of whom it may choose: all that are left, or those of a zone."""
-        if not self.spread.packs:
-            return [spare] * count
-        owners = {self.plan.at(cell).owner for cell in self.plan.cells()}
-        taken = {self.live[owner].zone for owner in owners if owner in self.live}
-        return packed([self.live[w] for w in spare], len(self.plan.stages), count, self.spread, taken)
-
-    def fittest(self, spare: list[WorkerId], cell: Cell, owners: Mapping[Cell, WorkerId]) -> list[WorkerId]:
-        """Those first, if pipelines are packed, that are in the zone of most of the cell's pipeline; then those on
-        nodes that nobody leaves, and on others than the owners around the cell. owners: as for `_beside`.
-        """
-        zones = Counter[str]()
-        if self.spread.packs:
-            row = [self.plan.at(Cell(cell.pipeline, s)).owner for s in range(len(self.plan.stages)) if s != cell.stage]
-            zones.update(self.live[w].zone for w in row if w in self.live)
-        doubtful, beside = self.doubtful(), self._beside(cell, owners)
-        found = {w: (-zones[self.live[w].zone], self.domain(w) in doubtful, self.domain(w) in beside) for w in spare}
-        return sorted(spare, key=found.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +20,6 @@ class StageLost:
     """No worker holds these cells' state any more."""
 
     cells: tuple[Cell, ...]
-
-
-Workers = dict[Cell, WorkerId]
 
 
 def takeover(view: PlanningView) -> Plan | StageLost | None:
@@ -182,7 +67,7 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 def improve(view: PlanningView) -> Plan | None:
     """One step towards the target: replicas where they are missing, owners where they belong, nothing superfluous."""
-    plan, target = view.plan, _target(view)
+    plan, target = view.plan, desired_holders(view)
     wanted: Cells = {}
     for cell in plan.cells():
         missing = [w for w in target[cell] if w not in plan.at(cell).holders]
@@ -205,99 +90,12 @@ def improve(view: PlanningView) -> Plan | None:
     return _trim(view, target) if len(plan.layouts) == 1 else None
 
 
-def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
-    """The holders that each cell should have, given who is there: its owner, its shadow, and who is to be filled.
-
-    Those are too few, or all on one node: then spare workers are, if they have room for one replica more than usual.
-    """
-    plan = view.plan
-    replacements, newcomers = _replacements(view), view.newcomers()
-    taken = {*replacements.values(), *newcomers.values()}
-    spare = [w for w in view.spare() if w not in taken]
-    owners = {c: replacements.get(c) or plan.at(c).owner for c in plan.cells()}
-    rows = [[owners[Cell(d, s)] for s in range(len(plan.stages))] for d in range(plan.target.pipelines)]
-    kept = [view.replicas_in(row) for row in rows]
-    if plan.shards:
-        kept = [(replicas,) for replicas in view.replicas_in([row[0] for row in rows])]
-    target, load = {}, Counter[WorkerId]()
-    for cell in plan.cells():
-        if cell.pipeline >= plan.target.pipelines:
-            target[cell] = plan.at(cell).holders  # this row is on its way out
-            continue
-        replicas = kept[cell.pipeline][cell.stage]
-        others = () if plan.shards else [owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)]
-        holders = {owners[cell], *replicas, *others}
-        lacking = view.redundancy.kept - (len(holders) - 1)
-        held_on = {view.domain(w) for w in holders}
-        idle = [w for w in spare if w not in replicas]
-        idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
-        chosen = idle[: max(0, lacking)]
-        if view.redundancy.kept and len({*held_on, *map(view.domain, chosen)}) == 1:
-            elsewhere = [w for w in idle if view.domain(w) not in held_on and load[w] <= view.redundancy.kept]
-            chosen += elsewhere[:1]
-        load.update(chosen)
-        filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
-        ready = spare[:1] if cell in _on_standby(view) else []
-        target[cell] = tuple(dict.fromkeys((owners[cell], *replicas, *chosen, *filled, *ready)))
-    return target
-
-
-def _on_standby(view: PlanningView) -> tuple[Cell, ...]:
-    """Of which cells a spare worker keeps replicas, if there is one."""
-    return tuple(Cell(0, s) for s in range(kept_on_standby(view.on_standby, view.redundancy, len(view.plan.stages))))
-
-
-def _replacements(view: PlanningView) -> Workers:
-    """Who should own the cells that need another owner: spare workers, else somebody who stays."""
-    plan, spare = view.plan, view.spare()
-    replacements: Workers = {}
-    kept_ready = set(_on_standby(view))
-    for cell in _to_move(view):
-        able = view.fittest(spare, cell, replacements)
-        replacement = next((w for w in able if w in plan.at(cell).replicas), None) or next(
-            (w for w in able if all(c == cell or c in kept_ready for c in plan.replicated_by(w))), None
-        )
-        if replacement:
-            spare.remove(replacement)
-        elif plan.at(cell).owner in view.leaving:
-            replacement = _stand_in(view, cell)
-        if replacement:
-            replacements[cell] = replacement
-    return replacements
-
-
-def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
-    """Who should own a leaving worker's cell when nobody is spare.
-
-    Its shadow, else the nearest neighbour that stays, else the owner of the same stage in another pipeline.
-    """
-    plan, depth = view.plan, len(view.plan.stages)
-    shadows = [w for w in plan.at(cell).replicas if (cell, w) in view.synced]
-    neighbours = [plan.at(Cell(cell.pipeline, (cell.stage - back) % depth)).owner for back in range(1, depth)]
-    siblings = [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines)]
-    return next((w for w in (*shadows, *neighbours, *siblings) if w not in view.leaving), None)
-
-
-def _to_move(view: PlanningView) -> list[Cell]:
-    """Cells that should find another owner: a leaving worker's, and all but one of a doubled worker's."""
-    plan = view.plan
-    cells: list[Cell] = []
-    for worker in dict.fromkeys(plan.at(c).owner for c in plan.cells()):
-        owned = [c for c in plan.owned_by(worker) if c.pipeline < plan.target.pipelines]
-        if worker in view.leaving:
-            cells += owned
-        elif len(owned) > 1:
-            kept = home(owned, len(plan.stages))
-            cells += [c for c in owned if c != kept]
-    return cells
-
-
 def drain(view: PlanningView) -> Plan | None:
     """A leaving worker hands its cells to in-sync replicas at the next step boundary, or now if it cannot wait.
 
     If there is time, it waits for a spare worker to be filled, so that nobody has to run two stages.
     """
-    plan, replacements, spare = view.plan, _replacements(view), set(view.spare())
+    plan, replacements, spare = view.plan, replacement_owners(view), set(view.spare())
     doubtful = view.doubtful()
     moves = {}
     for cell in plan.cells():

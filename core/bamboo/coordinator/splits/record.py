@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bamboo.planning.backoff import Backoff
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo.planning.splits.backoff import Backoff
 from bamboo.planning.splits.speeds import Layers, WorkEstimate
 from bamboo.planning.splits.tried_splits import Trial, TriedSplit
 from bamboo.planning.splits.uneven_split import Ranges
