@@ -9,10 +9,8 @@ from typing import Any
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator import stragglers
-from bamboo.coordinator.checkpointing import final_checkpoint
-from bamboo.coordinator.checkpointing.checkpoints import first_number, look_after, stop, stop_if_kept
+from bamboo.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
 from bamboo.coordinator.checkpointing.record import CheckpointState
-from bamboo.coordinator.checkpointing.restoring import check_deadline as check_restore_deadline
 from bamboo.coordinator.ending import weights
 from bamboo.coordinator.ending.finish import finish_if_done
 from bamboo.coordinator.events import (
@@ -71,8 +69,8 @@ def initial(
     return CoordinatorState(
         phase="Recovering" if resumed else "Pending",
         spec=spec, manifest=manifest, secret=secret, save_path=save_path, history=history, started=now, phase_since=now,
-        heartbeat_timeout=heartbeat_timeout, last_progress=now,
-        checkpoints=CheckpointState(number=first_number(secret, now)), earlier=earlier, furthest=earlier.step,
+        heartbeat_timeout=heartbeat_timeout, last_progress=now, earlier=earlier, furthest=earlier.step,
+        checkpoints=CheckpointState(number=checkpoints.first_number(secret, now)),
     )  # fmt: skip
 
 
@@ -98,9 +96,9 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
     if turn.state.phase == "Running":
         verification.look_after(turn)
         resplit.look_after(turn)
-        look_after(turn)
+        checkpoints.look_after(turn)
         final_checkpoint.look_after(turn)
-        stop_if_kept(turn)
+        checkpoints.stop_if_kept(turn)
     if turn.state.phase == "Running":
         finish_if_done(turn)
     if turn.state.phase == "Saving":
@@ -127,7 +125,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         case SpecChanged(spec):
             _edit(turn, spec)
         case Interrupted(outcome, reason, message, keep):
-            stop(turn, outcome or Outcome.INTERRUPTED, reason, message, keep=keep)
+            checkpoints.stop(turn, outcome or Outcome.INTERRUPTED, reason, message, keep=keep)
         case Tick():
             _tick(turn)
 
@@ -166,14 +164,14 @@ def _tick(turn: Turn) -> None:
     check_stuck(turn)
     verification.look_after(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
-        look_after(turn)
+        checkpoints.look_after(turn)
         final_checkpoint.look_after(turn)
     if turn.state.phase == "Running" and turn.state.resplit:
         resplit.look_after(turn)
-    stop_if_kept(turn)
+    checkpoints.stop_if_kept(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
-    check_restore_deadline(turn)
+    restoring.check_deadline(turn)
     if state.phase == "Running" and limit and now - state.last_progress > limit and not waited:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
