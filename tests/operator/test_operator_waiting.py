@@ -178,7 +178,7 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
         place.take("tiny-w0")
     resumed = begin(place, known_lost=frozenset() if told else frozenset({"tiny-w0", "tiny-w1"}))
     await resumed.reconciles()
-    assert resumed.runner._uid_of("tiny-w1") == ""
+    assert resumed.runner._watch.uid_of("tiny-w1") == ""
     resumed.hear("tiny-w1", plan=suspended.runner.state.plan)
     assert resumed.runner.state.phase == "Pending"
     living = [name for name, pod in place.pods.items() if "deletionTimestamp" not in pod["metadata"]]
@@ -216,7 +216,7 @@ async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(b
     )
     await restarted.reconciles()
     assert restarted.runner.state.requested == 2
-    assert restarted.runner._uid_of("tiny-w2") == ""
+    assert restarted.runner._watch.uid_of("tiny-w2") == ""
     await restarted.reconciles(15)
     assert place.deleted == ["tiny-w2"], "nobody else removes it"
 

@@ -9,16 +9,15 @@ import hmac
 import logging
 import secrets
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
-import msgspec
-
 from bamboo.control.channel_events import WorkerJoined
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import Hello, Stop
+from bamboo.control.protocol import Stop
 from bamboo.control.server import Channels
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -29,7 +28,6 @@ from bamboo.coordinator.events import (
     Event,
     Finish,
     Interrupted,
-    NoticeWithdrawn,
     Outcome,
     PreemptionNotice,
     RemoveWorker,
@@ -51,24 +49,13 @@ from bamboo.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.cloud_marks import DISRUPTIONS
 from bamboo_operator.cluster.node_marks import NodeMark
-from bamboo_operator.cluster.signals import (
-    LEAST_SECONDS,
-    POD_DELETED,
-    Signal,
-    SignalKind,
-    is_deleted,
-    node_deleted_signal,
-    notice_ended_signal,
-    pod_deleted_signal,
-    worker_signal,
-)
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
-from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
+from bamboo_operator.kube.objects import JobKey, owner_uid
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
+from bamboo_operator.pods.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
 from bamboo_operator.status.plan_record import plan_record
 
@@ -77,7 +64,6 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.1
 LATE_SECONDS = 1.0  # of a tick: then the process, or its machine, was suspended
 URGENT = ("Takeover", "PlannedTakeover")  # plans without a worker that is lost or has notice
-NOTICE_EXPIRY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +100,7 @@ class CoordinatorRunner:
     ) -> None:
         self._run, self._cluster, self._gateway, self._trigger = run, cluster, gateway, trigger
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._notices: dict[WorkerId, float] = {}  # when these workers will be gone (time.monotonic())
-        self._lost: set[WorkerId] = set()
-        self.joined: set[WorkerId] = set()
-        self._failed_starts: list[tuple[WorkerId, str]] = []  # ended before they joined, and how
+        self._watch = WorkerWatch(cluster, run.key, run.uid, run.marks, run.meter.signals)
         self._held_messages: list[Send] = []  # until the end of the job is written down
         self._interrupted = self._end_written = False
         self._task = task_digest(run.spec)
@@ -125,12 +108,11 @@ class CoordinatorRunner:
         self._ticker: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
         self.removing: dict[WorkerId, float] = {}  # since when
-        self._forced: set[WorkerId] = set()  # those that did not exit, so that their pods were deleted
         self.record = JobHistory()  # for the job's page
         self.events = EventQueue(self.record)
         self.finish: Finish | None = None
         of_another_job = partial(cluster.belongs_to_another_job, run.key, run.uid)
-        check = pod_authenticator(run.key, reviews, self._uid_of, of_another_job)
+        check = pod_authenticator(run.key, reviews, self._watch.uid_of, of_another_job)
         self._channels = Channels(self._inbox.put_nowait, gateway.counting_refusals(check))
         self.state: CoordinatorState = coordinator.initial(
             run.spec,
@@ -156,15 +138,17 @@ class CoordinatorRunner:
         """What another operator has to know; None without a plan."""
         if self.state.plan is None:
             return None
-        return plan_record(self.state.plan, (self._lost | self.state.gone) & self._pods().keys(), self._task)
+        lost = (self._watch.lost | self.state.gone) & self._watch.pods().keys()
+        return plan_record(self.state.plan, lost, self._task)
 
     async def run(self) -> None:
         """Until cancelled: workers that connect late to a job that is over are told so."""
         self._cluster.add_listener(self._run.key, self)
-        pods = self._pods()  # from now on the deletion of each of these is reported
-        self._lost = {name for name, pod in pods.items() if self._is_known_lost(name, pod)}
-        self.removing.update((name, time.monotonic()) for name in self._lost)
-        self.state = replace(self.state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
+        pods = self._watch.pods()  # from now on the deletion of each of these is reported
+        self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
+        lost = frozenset(self._watch.lost)
+        self.removing.update((name, time.monotonic()) for name in lost)
+        self.state = replace(self.state, requested=len(pods) - len(lost), gone=lost)
         self._trigger.soon()
         self._gateway.open(self._run.key, self._channels)
         try:
@@ -194,6 +178,11 @@ class CoordinatorRunner:
         self._handle(RequestsWithdrawn(count))
 
     @property
+    def joined(self) -> Collection[WorkerId]:
+        """Workers that have connected, be it long ago."""
+        return self._watch.joined
+
+    @property
     def ending(self) -> bool:
         """Has the job ended, or been told to end?"""
         return self._interrupted or self.finish is not None
@@ -205,7 +194,7 @@ class CoordinatorRunner:
 
     def removal_forced(self, worker: WorkerId) -> None:
         """Its pod is about to be deleted, because the worker did not exit."""
-        self._forced.add(worker)
+        self._watch.removal_forced(worker)
 
     def removal_done(self, worker: WorkerId) -> None:
         """Its pod has ended, or was deleted."""
@@ -213,8 +202,7 @@ class CoordinatorRunner:
 
     def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
         """Workers that have ended before they joined, and how, since this was asked last."""
-        taken, self._failed_starts = self._failed_starts, []
-        return taken
+        return self._watch.take_failed_starts()
 
     def interrupt(self, reason: str, message: str, outcome: Outcome | None = None, *, keep: bool = False) -> None:
         """keep: with a checkpoint of what is trained, if the job keeps any."""
@@ -237,72 +225,35 @@ class CoordinatorRunner:
             self._channels.send(held.worker, held.message)
         self._held_messages.clear()
 
-    def _is_known_lost(self, name: WorkerId, pod: dict[str, Any]) -> bool:
-        """Is it no worker of this training, or not any more?"""
-        return name in self._run.known_lost or (not self._run.resumed and is_deleted(pod))
-
     # the cluster's events
 
     def pod_changed(self, name: str) -> None:
         self._trigger.soon()
-        pod = self._pods().get(name)
-        if pod is None or name in self._lost:
-            return
-        signal = worker_signal(pod, self._cluster.node_of(pod), utc_now(), self._run.marks)
-        if signal is None:
-            if self._notices.pop(name, None) is not None:
-                self._inbox.put_nowait(NoticeWithdrawn(name))
-        elif signal.kind is SignalKind.LOST:
-            if name not in self.joined and _failed(pod):
-                self._failed_starts.append((name, signal.message))
-            self._worker_lost(name, signal)
-        else:
-            self._notice(name, signal)
-
-    def _notice(self, name: WorkerId, signal: Signal) -> None:
-        """Pass a notice on if it is new, or ends earlier than the one before."""
-        deadline, before = time.monotonic() + signal.seconds, self._notices.get(name)
-        if before is None:
-            self.events.append(Emit(signal.source, f"{name}: {signal.message}", True))
-            self._feed.add(signal.source, f"{name}: {signal.message}", warning=True)
-            self._run.meter.signals[signal.source] += 1
-        elif deadline > before - 1:
-            return
-        self._notices[name] = deadline
-        self._inbox.put_nowait(PreemptionNotice(name, signal.seconds))
+        self._heed(self._watch.pod_changed(name, time.monotonic()))
 
     def pod_deleted(self, pod: dict[str, Any]) -> None:
-        name = pod["metadata"]["name"]
         if owner_uid(pod) == self._run.uid:
             self._trigger.soon()
-            self._worker_lost(name, pod_deleted_signal(name))
+            self._heed(self._watch.pod_deleted(pod))
 
     def node_deleted(self, pod: str, node: str) -> None:
-        if pod in self._pods():
-            self._worker_lost(pod, node_deleted_signal(node))
+        self._heed(self._watch.node_deleted(pod, node))
+
+    def _heed(self, seen: Iterable[Event | Emit]) -> None:
+        """Events are for the coordinator; what is for the user is so at once, and is in the job's history."""
+        for one in seen:
+            if isinstance(one, Emit):
+                self.events.append(one)
+                self._feed.add(one.reason, one.message, one.warning)
+                continue
+            self._inbox.put_nowait(one)
+            if isinstance(one, WorkerLost):
+                self._trigger.at_once()
 
     @property
     def event_queue_depth(self) -> int:
         """Events that are not handled yet."""
         return self._inbox.qsize()
-
-    def _worker_lost(self, worker: WorkerId, signal: Signal) -> None:
-        if worker not in self._lost:
-            self._lost.add(worker)
-            self._notices.pop(worker, None)
-            self._run.meter.signals[signal.source] += 1
-            removed = worker in self._forced and signal.source == POD_DELETED
-            self._inbox.put_nowait(WorkerLost(worker, signal.message, signal.exit_code, removed))
-            self._trigger.at_once()
-
-    def _uid_of(self, worker: WorkerId) -> str | None:
-        if worker in self._lost:
-            return ""
-        pod = self._pods().get(worker)
-        return str(pod["metadata"].get("uid")) if pod else None
-
-    def _pods(self) -> dict[str, dict[str, Any]]:
-        return self._cluster.pods(self._run.key, self._run.uid)
 
     # the coordinator
 
@@ -311,23 +262,20 @@ class CoordinatorRunner:
         now = time.monotonic()
         self._run.meter.tick_delayed(now - self._due)
         if now - self._due > LATE_SECONDS:  # the coordinator does not count that time, and the clouds do
-            for worker, until in self._notices.items():
-                self._inbox.put_nowait(PreemptionNotice(worker, max(LEAST_SECONDS, until - now)))
-        self._expire_notices(now)
+            self._heed(self._watch.open_notices(now))
+        self._heed(self._watch.expired_notices(self._is_known, now))
         self._inbox.put_nowait(Tick())
         self._due = now + TICK_SECONDS
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
-    def _expire_notices(self, now: float) -> None:
-        """Of workers that have not joined: the coordinator does not keep theirs."""
-        for worker in [w for w, until in self._notices.items() if now > until + NOTICE_EXPIRY_SECONDS]:
-            if worker not in self.state.workers and worker not in self.state.gone:
-                self._worker_lost(worker, notice_ended_signal(worker))
+    def _is_known(self, worker: WorkerId) -> bool:
+        """Has it ever joined? Then the coordinator keeps its notice, or has declared it lost."""
+        return worker in self.state.workers or worker in self.state.gone
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):
-            self.joined.add(event.hello.worker)
-            event = WorkerJoined(self._with_place(event.hello))
+            self._watch.joined.add(event.hello.worker)
+            event = WorkerJoined(self._watch.located(event.hello, self._run.spec.spread.topology_key))
         before = self.state
         self.state, commands = coordinator.step(before, event, self._clock())
         self._run.meter.handled(event, before, self.state)
@@ -335,7 +283,7 @@ class CoordinatorRunner:
             self._run.burst.noticed()
         now = self.state
         if now.misfit is not None and now.misfit != before.misfit:  # it ends, and the next one may be no better
-            self._failed_starts.append(now.misfit)
+            self._watch.start_failed(*now.misfit)
         figures = StepFigures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
         self.record.follow(now.step, figures, now.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
@@ -354,16 +302,8 @@ class CoordinatorRunner:
     def _repeat_notice(self, worker: WorkerId) -> None:
         """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""
         record = self.state.workers.get(worker)
-        if record is not None and record.notice_until is None and (until := self._notices.get(worker)) is not None:
-            self._inbox.put_nowait(PreemptionNotice(worker, max(LEAST_SECONDS, until - time.monotonic())))
-
-    def _with_place(self, hello: Hello) -> Hello:
-        """With the worker's node, and its zone: the worker itself does not know them."""
-        pod = self._pods().get(hello.worker)
-        node = self._cluster.node_of(pod) if pod else None
-        zone = (node["metadata"].get("labels") or {}).get(self._run.spec.spread.topology_key) if node else None
-        name = str(pod["spec"].get("nodeName") or "") if pod else ""
-        return msgspec.structs.replace(hello, zone=str(zone or hello.zone), node=name)
+        if record is not None and record.notice_until is None:
+            self._heed(self._watch.open_notice(worker, time.monotonic()))
 
     def _execute(self, command: Command) -> None:
         """AddWorkers only wakes the reconciler; how many workers are wanted is in the state."""
@@ -383,10 +323,3 @@ class CoordinatorRunner:
                 if outcome is Outcome.COMPLETE and (folder := self.state.save_path) is not None:
                     place = f"{folder.removeprefix(STORAGE_FOLDER)} of claim {claim_name(self._run.spec)}"
                     self.events.append(Emit("WeightsSaved", f"the final weights are in {place}"))
-
-
-def _failed(pod: dict[str, Any]) -> bool:
-    """Has it ended by itself, or was it refused by its node, and not taken away?"""
-    status = pod.get("status") or {}
-    taken = bool(pod["metadata"].get("deletionTimestamp")) or status.get("reason") in DISRUPTIONS
-    return status.get("phase") in ("Failed", "Succeeded") and not taken
