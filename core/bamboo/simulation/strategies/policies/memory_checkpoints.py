@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
-from bamboo.simulation.strategies.policies.rerouting import Places
+from bamboo.simulation.strategies.places import Places, begun, begun_again
 from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View, in_rows
 
 OVERHEAD = 0.02  # of a step, for snapshots and logs; assumed
@@ -32,15 +32,12 @@ class MemoryCheckpoints:
     def react(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
         costs, lost = self.costs, set(view.lost)
         if not state.grid.pipelines:
-            after = Places.filled(costs, self.stages, view.ready)
-            return after, Reaction(rate=self._rate(after), stall=costs.restart(self.stages)) if after.cells else None
+            return begun(costs, self.stages, view.ready, self._rate)
         gone = [place for place, name in enumerate(state.cells) if name in lost]
         if not gone:
             return self._grown(state, view)
         if not all(self._safe(state, place, lost) for place in gone):
-            after = Places.filled(costs, self.stages, view.ready)
-            stall = costs.detection + (costs.restart(self.stages) if after.cells else 0.0)
-            return after, Reaction(rate=self._rate(after), stall=stall, redo=None)
+            return begun_again(costs, self.stages, view.ready, self._rate)
         after = self._replaced(state, view)
         if after.grid != state.grid:
             stall = costs.detection + costs.regroup(self.stages)

@@ -11,25 +11,9 @@ import math
 from dataclasses import dataclass, replace
 
 from bamboo.planning.splits.resplit import Grid
-from bamboo.simulation.strategies.costs import NOTHING, ZERO_BUBBLE, Costs
+from bamboo.simulation.strategies.costs import ZERO_BUBBLE, Costs
+from bamboo.simulation.strategies.places import Places, begun, begun_again
 from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View, in_rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """cells: who is at stage s of pipeline d, at d x stages + s; "" where nobody is left. planned: when new nodes that
-    were told to get their states are ready.
-    """
-
-    grid: Grid = NOTHING
-    cells: tuple[str, ...] = ()
-    planned: float = 0.0
-
-    @classmethod
-    def filled(cls, costs: Costs, stages: int, ready: tuple[str, ...]) -> "Places":
-        """As many pipelines as these nodes fill; nobody if they fill none."""
-        grid = costs.grid(len(ready), stages)
-        return cls(grid=grid, cells=ready[: grid.cells])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +30,11 @@ class Rerouting:
     def react(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
         costs, lost = self.costs, set(view.lost)
         if not state.grid.pipelines:
-            after = Places.filled(costs, self.stages, view.ready)
-            return after, Reaction(rate=self._rate(after), stall=costs.restart(self.stages)) if after.cells else None
+            return begun(costs, self.stages, view.ready, self._rate)
         left = replace(state, cells=tuple("" if name in lost else name for name in state.cells))
         hit = left.cells != state.cells
         if not all(self._alive(left)):
-            after = Places.filled(costs, self.stages, view.ready)
-            stall = costs.detection + (costs.restart(self.stages) if after.cells else 0.0)
-            return after, Reaction(rate=self._rate(after), stall=stall, redo=None)
+            return begun_again(costs, self.stages, view.ready, self._rate)
         stall, redo = (costs.detection, costs.batch / 2) if hit else (0.0, 0.0)
         normal = self._normalised(left)
         if normal != left:

@@ -1,0 +1,42 @@
+"""Pipelines of a fixed number of stages: which node is at which place, and how nodes begin to train in them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bamboo.planning.splits.resplit import Grid
+from bamboo.simulation.strategies.costs import NOTHING, Costs
+from bamboo.simulation.strategies.policy import Reaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """cells: who is at stage s of pipeline d, at d x stages + s; "" where nobody is left. planned: when new nodes that
+    were told to get their states are ready.
+    """
+
+    grid: Grid = NOTHING
+    cells: tuple[str, ...] = ()
+    planned: float = 0.0
+
+    @classmethod
+    def filled(cls, costs: Costs, stages: int, ready: tuple[str, ...]) -> "Places":
+        """As many pipelines as these nodes fill; nobody if they fill none."""
+        grid = costs.grid(len(ready), stages)
+        return cls(grid=grid, cells=ready[: grid.cells])
+
+
+def begun(
+    costs: Costs, stages: int, ready: tuple[str, ...], rate: Callable[[Places], float]
+) -> tuple[Places, Reaction | None]:
+    """For the first time; nothing happens while the nodes fill no pipeline. rate: samples a second."""
+    after = Places.filled(costs, stages, ready)
+    return after, Reaction(rate=rate(after), stall=costs.restart(stages)) if after.cells else None
+
+
+def begun_again(
+    costs: Costs, stages: int, ready: tuple[str, ...], rate: Callable[[Places], float]
+) -> tuple[Places, Reaction]:
+    """From the newest checkpoint, after a loss. rate: samples a second."""
+    after = Places.filled(costs, stages, ready)
+    stall = costs.detection + (costs.restart(stages) if after.cells else 0.0)
+    return after, Reaction(rate=rate(after), stall=stall, redo=None)
