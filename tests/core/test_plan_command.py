@@ -185,8 +185,8 @@ def test_the_cheapest_zones_of_pipelines_are_recommended_and_written(files: Path
     told = " ".join(done.output.split())
     assert "a pipeline in each of the zones b, c" in told
     assert (
-        "A node costs 0.2 USD an hour in b, 0.6 USD an hour in c (in a 1), and on average there are 2.0 of 2 nodes in b,"
-        " 2.0 of 2 nodes in c; the manifest names these zones for its pods (nodeAffinity)"
+        "A node costs 0.2 USD an hour in b, 0.6 USD an hour in c (in a 1), and on average there are 2.0 of 2 nodes in "
+        "b, 2.0 of 2 nodes in c; the manifest names these zones for its pods (nodeAffinity)"
     ) in told
     planned = yaml.safe_load((files / "planned.yaml").read_text())["spec"]
     assert planned["spread"]["policy"] == "ZonePerPipeline"
