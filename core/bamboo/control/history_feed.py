@@ -1,8 +1,8 @@
 """What a shell tells the root for the job's history: all events, until they are known to be in it."""
 
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
 
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.protocol import MOST_TEXT, HistoryEvent, HistoryEvents, HistoryKept
@@ -10,6 +10,19 @@ from bamboo.planning.plan import ROOT, Plan, WorkerId
 
 MOST_WAITING: Final = 1000  # events; the oldest are given up
 AT_ONCE: Final = 50
+
+
+class Told(Protocol):
+    """What a coordinator or its shell tells the user, such as an `Emit`."""
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def warning(self) -> bool: ...
 
 
 class HistoryFeed:
@@ -22,22 +35,34 @@ class HistoryFeed:
         self._root: WorkerId | None = None
         self._sent = 0  # to that root
 
-    def add(self, reason: str, message: str, warning: bool) -> None:
+    def follow(self, event: object, told: Iterable[Told], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
+        """After each turn of the coordinator: what is to be sent, and to whom, before anything that the turn commands:
+        a root that is told to stop has to know what to write.
+
+        event: what was taken in. told: what the turn tells the user. plan: now in force; None if no history is kept.
+        """
+        for one in told:
+            self.add(one)
+        self._heard(event)
+        return self._owed(plan)
+
+    def add(self, told: Told) -> None:
         self._number += 1
         event = HistoryEvent(
-            number=self._number, time=self._clock(), reason=reason, message=message[:MOST_TEXT], warning=warning
-        )
+            number=self._number, time=self._clock(), reason=told.reason, message=told.message[:MOST_TEXT],
+            warning=told.warning,
+        )  # fmt: skip
         self._waiting.append(event)
 
-    def heard(self, event: object) -> None:
-        """Any event: a worker that comes back is told again, and what the root has written need not be kept."""
+    def _heard(self, event: object) -> None:
+        """A worker that comes back is told again, and what the root has written need not be kept."""
         if isinstance(event, WorkerJoined):
             self.rejoined(event.hello.worker)
         elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
             self.kept(event.message)
 
-    def owed(self, plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """What is to be sent now, and to whom: the owner of the root."""
+    def _owed(self, plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
+        """To the owner of the root."""
         if plan is None:
             return None
         root = plan.at(ROOT).owner

@@ -185,11 +185,8 @@ class _LocalRun:
     def _handle(self, event: Event) -> None:
         now, event = self._now(), self._workers.located(event)
         self._state, commands = coordinator.step(self._state, event, now)
-        for command in commands:  # before the workers are told to stop, the root has to know what to write
-            if isinstance(command, Emit):
-                self._feed.add(command.reason, command.message, command.warning)
-        self._feed.heard(event)
-        if self._state.history and (owed := self._feed.owed(self._state.plan)):
+        told = [command for command in commands if isinstance(command, Emit)]
+        if owed := self._feed.follow(event, told, self._state.plan if self._state.history else None):
             self._server.send(*owed)
         for command in commands:
             self._execute(command)
@@ -206,7 +203,7 @@ class _LocalRun:
 
     def _tell(self, emit: Emit) -> None:
         """What this shell alone knows."""
-        self._feed.add(emit.reason, emit.message, emit.warning)
+        self._feed.add(emit)
         self._view.emit(emit)
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:

@@ -244,7 +244,7 @@ class CoordinatorRunner:
         for one in seen:
             if isinstance(one, Emit):
                 self.events.append(one)
-                self._feed.add(one.reason, one.message, one.warning)
+                self._feed.add(one)
                 continue
             self._inbox.put_nowait(one)
             if isinstance(one, WorkerLost):
@@ -287,11 +287,8 @@ class CoordinatorRunner:
         figures = StepFigures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
         self.record.follow(now.step, figures, now.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
-        for command in commands:  # before the workers are told to stop, the root has to know what to write
-            if isinstance(command, Emit):
-                self._feed.add(command.reason, command.message, command.warning)
-        self._feed.heard(event)
-        if self.state.history and (owed := self._feed.owed(self.state.plan)):
+        told = [command for command in commands if isinstance(command, Emit)]
+        if owed := self._feed.follow(event, told, now.plan if now.history else None):
             self._channels.send(*owed)
         for command in commands:
             self._execute(command)
