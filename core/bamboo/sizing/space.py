@@ -99,10 +99,8 @@ def _placed(world: World, one: Candidate, spread: SpreadPolicy) -> Candidate:
     there = replace(one, spread=spread, zones=())
     if not spread.packs:
         return there
-    zones, wanted = (
-        world.zones_for(one.machine, there.together),
-        1 if spread is SpreadPolicy.SINGLE_ZONE else one.pipelines,
-    )
+    zones = world.zones_for(one.machine, there.together)
+    wanted = 1 if spread is SpreadPolicy.SINGLE_ZONE else one.pipelines
     return replace(there, zones=tuple(zones[:wanted]) if wanted < len(zones) else ())
 
 
