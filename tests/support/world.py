@@ -66,7 +66,8 @@ class World:
         self.platforms = platforms or {}  # of workers by name
         self.per_node = per_node  # workers, in the order in which they come
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
-        self.sent: list[tuple[str, Any]] = []  # of checkpoints, weights, forwards in question and the end, to whom
+        self.sent: list[tuple[str, Any]] = []  # of checkpoints, weights and forwards in question, to whom
+        self.stops: list[protocol.Stop] = []
         self.told: list[Emit] = []
         self.away = 0  # workers that are asked for and do not come
         self.unmade = 0  # those that were asked for and have not come
@@ -141,10 +142,11 @@ class World:
                     | protocol.DropCopies()
                     | Save()
                     | CommitWeights()
-                    | LookAgain()
-                    | protocol.Stop() as message,
+                    | LookAgain() as message,
                 ):
                     self.sent.append((worker, message))
+                case Send(_, protocol.Stop() as message):
+                    self.stops.append(message)
                 case Send(worker, protocol.Refused()):
                     self.lost.add(worker)
                 case Emit():
