@@ -242,6 +242,7 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_goes_on_with_it(tmp_path: P
             assert saved, said
             kept = int(saved[1])
             assert kept >= int(step[1])
+            assert max(map(int, re.findall(r" step (\d+)/", said)), default=0) <= kept, "none is repeated"
         assert list((tmp_path / "tmp").iterdir()) == []
         assert processes_with(setting) == []
 

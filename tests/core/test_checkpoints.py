@@ -1,5 +1,7 @@
 """The coordinator's decisions on checkpoints: when one is taken, and when it is one."""
 
+from dataclasses import replace
+
 import pytest
 
 from bamboo.control import protocol
@@ -263,10 +265,46 @@ def test_a_job_that_is_suspended_keeps_its_state_first() -> None:
     train(world, 11)
     world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
     _, wish = sent(world, protocol.TakeCheckpoint)[-1]
-    assert (wish.at, world.finish) == (12, None)
+    assert (wish.at, wish.pause, world.finish) == (12, True, None)
     save(world, 12, "b")
     assert world.finish is not None
     assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+
+
+def test_a_checkpoint_that_was_asked_for_already_is_asked_for_again_with_a_pause() -> None:
+    """As long as no commit has carried the wish; else it is written first."""
+    world = made()
+    train(world, 6)
+    _, before = sent(world, protocol.TakeCheckpoint)[-1]
+    assert (before.at, before.pause) == (8, False)
+    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
+    _, wish = sent(world, protocol.TakeCheckpoint)[-1]
+    assert (wish.at, wish.pause, wish.number) == (7, True, before.number + 1)
+    train(world, 6)
+    carried = CheckpointId(step=8, id="a")
+    world.commit((before.number, carried))
+    assert world.state.checkpoints.writing is None, "the wish before that"
+    save(world, 8, "b")
+    assert world.finish is not None
+
+
+def test_a_job_that_writes_its_last_checkpoint_before_it_is_suspended_makes_no_progress_and_does_not_fail() -> None:
+    world = made()
+    world.state = replace(world.state, spec=replace(world.state.spec, progress_deadline_seconds=20))
+    train(world, 5)
+    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
+    checkpoint = begin(world, 6)
+    for _ in range(5):
+        world.now += 10.0
+        for worker in list(world.state.workers):
+            world.tell(Received(worker, protocol.Heartbeat(step=6)))
+        world.tell(Tick())
+    assert world.finish is None
+    written(world, checkpoint)
+    committer = sent(world, protocol.CommitCheckpoint)[-1][0]
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)))
+    assert world.finish is not None
+    assert world.finish.reason == "Suspended"
 
 
 @pytest.mark.parametrize("how", ["no checkpoints", "nothing new", "it fails", "it takes too long", "not asked to"])

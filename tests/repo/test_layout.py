@@ -19,6 +19,7 @@ SCENARIOS = {
     "trainer": {"checkpoint_restore", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
                 "boundary_precision", "compiled_jobs", "gradient_precision", "model_library", "parameter_precision",
                 "random_jobs", "report", "sharded_optimizer", "silent_corruption", "skipped_steps", "slow_workers",
+                "suspension",
                 "transport", "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss",
                 "wire_versions",
                 "zero_bubble", "zone_traffic_of_engines"},

@@ -130,6 +130,47 @@ def test_no_step_begins_after_the_one_at_which_layers_are_split_anew() -> None:
     assert root.committer.ends_before == 2
 
 
+PAUSE = msgspec.structs.replace(WISH, pause=True)
+
+
+def paused() -> One:
+    """A root that has committed the step that is the last one before the job is to end."""
+    root = One(FIRST)
+    root.committer.take_checkpoint(PAUSE)
+    for step in range(2):
+        commit_of(root, step)
+    root.report(2)
+    assert (root.decide(2), root.committer.ends_before) == (None, None), "others may run the step"
+    return root
+
+
+@pytest.mark.parametrize("how", ["another checkpoint", "the same one", "a report"])
+def test_a_root_that_pauses_goes_on_when_it_is_asked_for_something_new(how: str) -> None:
+    root = paused()
+    match how:
+        case "another checkpoint":
+            root.committer.take_checkpoint(msgspec.structs.replace(PAUSE, number=5, at=3))
+        case "the same one":
+            root.committer.take_checkpoint(PAUSE)
+        case "a report":
+            root.committer.report()
+    commit = root.decide(2)
+    assert (commit is not None) is (how != "the same one")
+    if commit is not None:
+        assert root.committer.record(2, commit)
+        root.report(3)
+        assert (root.decide(3) is None) is (how == "another checkpoint"), "it pauses again after that one"
+
+
+def test_the_heir_of_a_root_that_pauses_goes_on() -> None:
+    plan = new_root()
+    heir = One(plan.at(ROOT).owner)
+    heir.committer.record(0, commit_of(One(FIRST), 0))
+    heir.plan.activate(plan)
+    heir.committer.meet_root(PLAN)
+    assert not heir.committer.pauses
+
+
 def test_a_new_root_decides_only_when_all_others_have_reported() -> None:
     plan = new_root()
     root = One(plan.at(ROOT).owner)

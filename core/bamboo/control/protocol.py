@@ -317,13 +317,15 @@ class TakeCheckpoint(Message, frozen=True):
     """To the root: let the state of step `at` be kept, or of the next one.
 
     writers: of each stage, who share its layers, and write them to the store. hold: nobody begins another step after
-    that, and all keep what they hold in host memory.
+    that, and all keep what they hold in host memory. pause: as the job is to end, the root commits no other step until
+    it is wished for another checkpoint, or asked for a report, as by a coordinator that does not know of the pause.
     """
 
     number: Count
     at: Count
     writers: tuple[tuple[WorkerId, ...], ...]
     hold: bool = False
+    pause: bool = False
 
 
 class KeepLastState(Message, frozen=True):

@@ -154,8 +154,11 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
 
 
 def _waits_for_the_store(state: CoordinatorState) -> bool:
-    """Is all training done, and a checkpoint being written, which has a limit of its own?"""
-    return state.step >= state.spec.training.steps and state.checkpoints.writing is not None
+    """Is all training done, for ever or until the job is resumed, and a checkpoint being written, which has a limit of
+    its own?
+    """
+    over = state.step >= state.spec.training.steps and state.checkpoints.writing is not None
+    return over or state.stopping is not None
 
 
 def _tick(turn: Turn) -> None:

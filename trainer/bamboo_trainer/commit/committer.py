@@ -61,6 +61,7 @@ class Committer:
         self._committed_at: float | None = None
         self._evaluated: dict[int, Evaluated] = {}  # the newest, by state: the root before may not have told them
         self._wanted: TakeCheckpoint | None = None
+        self.pauses = False  # as the root: the job is to end with the state that was committed last
 
     # the root
 
@@ -70,7 +71,7 @@ class Committer:
 
     def decide(self, step: int, layout: Layout) -> Commit | None:
         """The root's commit of the step that it is in, once every cell has finished it."""
-        if self.awaited_reports or step in self.log.commits:
+        if self.pauses or self.awaited_reports or step in self.log.commits:
             return None
         newest = self._plan.newest
         commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
@@ -116,11 +117,13 @@ class Committer:
         return rate if math.isfinite(rate) else None
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
-        """As the root: the state of the step that it names, or of a later one, is kept. The newest wish counts."""
+        """As the root: the state of the step that it names, or of a later one, is kept. The newest wish counts, and
+        ends a pause.
+        """
         if self._marked and self._marked[0] == wanted.number:
             self._tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
         elif self.is_root:
-            self._wanted = wanted
+            self._wanted, self.pauses = wanted, False
 
     def record(self, step: int, commit: Commit) -> bool:
         """A step is committed: by this root, or by another one that told this worker. False if that is known."""
@@ -134,7 +137,7 @@ class Committer:
             if self._marked is None or step >= self._marked[1].step:
                 self._marked = mark.number, CheckpointId(step=step + 1, id=mark.id)
             if self._wanted and self._wanted.number == mark.number:
-                self._wanted = None
+                self.pauses, self._wanted = self._wanted.pause, None
             if mark.hold:
                 self.ends_before = step + 1
         if commit.evaluation:
@@ -160,7 +163,7 @@ class Committer:
         others = self._plan.others()
         self._history.take_role(self._plan.current, self.is_root)
         if not self.is_root:
-            self.awaited_reports, self._wanted = set(), None
+            self.awaited_reports, self._wanted, self.pauses = set(), None, False
             self._introduce()
             return
         if old is None or old.at(ROOT).owner == self._plan.worker:
@@ -188,7 +191,8 @@ class Committer:
             self._introduce()
 
     def report(self) -> None:
-        """To the coordinator, which may have missed it."""
+        """To the coordinator, which may have missed it, or not know that it has asked for a pause."""
+        self.pauses = False
         if self.is_root:
             for evaluated in self._evaluated.values():
                 self._tell(evaluated)

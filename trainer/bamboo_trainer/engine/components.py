@@ -271,7 +271,7 @@ class Components:
             return True
         if self._look_last and self._do_last():
             return True
-        self._look_last = False
+        self._look_last = self.committer.pauses  # whether it still does
         if self.committer.ends_before is not None:
             return False
         self.redundant.begin_wait()

@@ -80,6 +80,8 @@ def look_after(turn: Turn) -> None:
         _abandon(turn, AbandonReason.TOO_LATE, "the last step was committed without it")
     elif c.writing is not None and turn.now - c.since > WRITE_SECONDS:
         _abandon(turn, AbandonReason.TOO_SLOW, f"it is not written after {WRITE_SECONDS:g} s")
+    elif _lacks_pause(state):
+        _wish(turn, state.step + 1)  # it was asked for before, without a pause
     elif c.writing is None:
         if c.asked != state.current_plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
             _ask_root(turn)
@@ -88,7 +90,11 @@ def look_after(turn: Turn) -> None:
 
 
 def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool) -> None:
-    """The job is to end. keep: with a checkpoint of what it has trained, if it keeps any and is training."""
+    """The job is to end. keep: with a checkpoint of what it has trained, if it keeps any and is training.
+
+    No step is committed after that one, so that none is repeated. If the root is lost while it is written, its heir
+    goes on: few steps are repeated then.
+    """
     state = turn.state
     newest = max((one.step for one in state.checkpoints.kept), default=0)
     if keep and state.spec.checkpoint and state.phase == "Running" and state.step > newest:
@@ -108,6 +114,13 @@ def stop_if_kept(turn: Turn) -> None:
     late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
     if given_up or late or (kept and not is_tidying(turn)):
         turn.finish(stopping.outcome, stopping.reason, stopping.message)
+
+
+def _lacks_pause(state: CoordinatorState) -> bool:
+    """Was the checkpoint that no commit has carried yet asked for before the job was to end with one?"""
+    c, stopping = state.checkpoints, state.stopping
+    asked_before = stopping is not None and c.writing is None and c.since < stopping.since
+    return asked_before and state.step < state.spec.training.steps
 
 
 def _keep_the_endangered(turn: Turn) -> None:
@@ -144,7 +157,8 @@ def _ask_root(turn: Turn) -> None:
     c, plan = turn.state.checkpoints, turn.state.current_plan
     root = plan.at(ROOT).owner
     change(turn, asked=root, asked_at=turn.now)
-    turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers)))
+    pause = turn.state.stopping is not None
+    turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers, pause=pause)))
 
 
 def _wish(turn: Turn, at: int) -> None:

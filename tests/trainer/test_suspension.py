@@ -1,0 +1,140 @@
+"""A job that is suspended commits no step after the one that its checkpoint keeps: none is repeated after that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from bamboo.control.channel_events import Received
+from bamboo.control.digests import add_digests
+from bamboo.control.protocol import CheckpointFailed, PartsWritten
+from bamboo.coordinator.events import Interrupted, Outcome
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.planning.plan import ROOT
+from manifest_kit import bamboojob, training
+from training_job import Job
+
+STEPS = 12
+SLOW = 400  # turns in which others could train many steps
+
+
+def manifest(stages: int, pipelines: int, standby: int = 0) -> dict[str, Any]:
+    return bamboojob(
+        "kept",
+        task={"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 4, "samples": 32}},
+        training={**training(STEPS, 8, 2), "gradientGroups": 2},
+        topology={"stages": stages, "pipelines": pipelines},
+        standby={"workers": standby},
+        checkpoint={"storage": {"uri": "memory://x"}, "everySteps": 1000},
+    )
+
+
+def result(job: Job) -> str:
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.finish
+    return add_digests(job.digests)
+
+
+@cache
+def undisturbed() -> str:
+    return result(Job(manifest(3, 1)).run())
+
+
+@dataclass
+class Suspension:
+    """When so many steps are committed; what is written is durable only many turns later, when `meanwhile` was called
+    once. from_step: those that were committed when it came.
+    """
+
+    step: int
+    meanwhile: Callable[[Job], None] = lambda job: None
+    from_step: int | None = None
+    late: list[Any] = field(default_factory=list)
+    turns: int = 0
+
+    def __call__(self, job: Job) -> None:
+        if self.from_step is None and job.state.step >= self.step:
+            self.from_step = job.state.step
+            job.inbox.append(Interrupted(None, "Suspended", "the job is suspended", keep=True))
+        told = [event for event in job.inbox if isinstance(event, Received) and isinstance(event.message, PartsWritten)]
+        if self.turns <= SLOW:
+            self.late += told
+            for event in told:
+                job.inbox.remove(event)
+        if self.late:
+            self.turns += 1
+        if self.turns == SLOW // 2:
+            self.meanwhile(job)
+        if self.turns > SLOW:
+            job.inbox.extend(self.late)
+            self.late.clear()
+
+
+def suspended(document: dict[str, Any], suspension: Suspension) -> Job:
+    job = Job(document, decide=suspension).run()
+    assert job.finish is not None
+    assert (job.finish.outcome, job.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+    return job
+
+
+def resumed(job: Job, stages: int, pipelines: int) -> Job:
+    return Job(manifest(stages, pipelines), store=job.store).run()
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("step", [1, 4, STEPS - 2])
+def test_it_goes_on_at_exactly_the_step_at_which_it_was_suspended(grid: tuple[int, int], step: int) -> None:
+    suspension = Suspension(step)
+    job = suspended(manifest(*grid), suspension)
+    assert suspension.from_step is not None
+    assert suspension.turns > SLOW, "others had the time to train on"
+    (kept,) = job.store.committed
+    assert suspension.from_step < kept.step <= suspension.from_step + 2
+    assert job.state.step == kept.step, "no step was committed after it"
+    after = resumed(job, 2, 1)
+    assert result(after) == undisturbed()
+    assert {fault.step for fault in after.executed if fault.name == "Forward"} == set(range(kept.step, STEPS))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_worker_that_is_lost_while_the_checkpoint_is_written_costs_no_bits(stage: int) -> None:
+    """If it is another one than the root, and has written its part or is none of the writers, not a step either."""
+
+    def kill(job: Job) -> None:
+        plan = job.state.current_plan
+        job.kill(next(plan.at(cell).owner for cell in plan.cells() if cell.stage == stage))
+
+    job = suspended(manifest(3, 1, standby=1), Suspension(4, kill))
+    assert job.store.committed
+    assert result(resumed(job, 2, 1)) == undisturbed()
+
+
+def test_if_the_store_fails_the_job_is_suspended_all_the_same() -> None:
+    def fail(job: Job) -> None:
+        checkpoint = job.state.checkpoints.writing
+        assert checkpoint is not None
+        worker = job.state.current_plan.at(ROOT).owner
+        job.inbox.append(Received(worker, CheckpointFailed(checkpoint=checkpoint, message="full")))
+
+    job = suspended(manifest(2, 1), Suspension(4, fail))
+    assert job.store.committed == []
+    assert result(resumed(job, 2, 1)) == undisturbed()
+
+
+def test_a_coordinator_that_does_not_know_of_the_suspension_has_the_job_go_on() -> None:
+    """The operator was restarted, and meanwhile the job was resumed: workers are asked for a report then."""
+
+    def forget(job: Job) -> None:
+        job.state = coordinator_without_it(job)
+        for node in job.nodes.values():
+            node.engine.report()
+
+    job = Job(manifest(3, 1), decide=Suspension(4, forget)).run()
+    assert result(job) == undisturbed()
+
+
+def coordinator_without_it(job: Job) -> CoordinatorState:
+    empty = replace(job.state.checkpoints, writers=(), writing=None, parts={}, retry=False)
+    return replace(job.state, stopping=None, checkpoints=empty)
