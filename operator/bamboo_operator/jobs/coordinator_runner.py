@@ -277,11 +277,11 @@ class CoordinatorRunner:
             self._watch.joined.add(event.hello.worker)
             event = WorkerJoined(self._watch.located(event.hello, self._run.spec.spread.topology_key))
         before = self.state
-        self.state, commands = coordinator.step(before, event, self._clock())
-        self._run.meter.handled(event, before, self.state)
-        if self.state.plan is not before.plan and self.state.plan and self.state.plan.reason in URGENT:
+        now, commands = coordinator.step(before, event, self._clock())
+        self.state = now
+        self._run.meter.handled(event, before, now)
+        if now.plan is not before.plan and now.plan and now.plan.reason in URGENT:
             self._run.burst.noticed()
-        now = self.state
         if now.misfit is not None and now.misfit != before.misfit:  # it ends, and the next one may be no better
             self._watch.start_failed(*now.misfit)
         figures = StepFigures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
