@@ -8,7 +8,7 @@ from bamboo.kube.errors import RemoteError
 from bamboo.names import worker_name
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import UnseenEvents
-from bamboo.remote.job_view.objects import events_of, is_worker_of, job_of, workers_of
+from bamboo.remote.job_view.parsing import events_of, is_worker_of, job_of, workers_of
 from remote_kit import NOW, SPEC, Json, condition, ended, event, job, node, pod, stamp
 
 SCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available"}

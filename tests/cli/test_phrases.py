@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.objects import job_of
+from bamboo.remote.job_view.parsing import job_of
 from remote_kit import NOW, SPEC, Json, condition, job, stamp
 
 

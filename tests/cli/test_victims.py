@@ -6,7 +6,8 @@ import pytest
 
 from bamboo.kube.errors import RemoteError, UsageError
 from bamboo.remote import victims
-from bamboo.remote.job_view.objects import RemoteWorker, job_of, workers_of
+from bamboo.remote.job_view.objects import RemoteWorker
+from bamboo.remote.job_view.parsing import job_of, workers_of
 from bamboo.remote.victims import VictimChoice
 from remote_kit import SPEC, Json, condition, ended, job, plan, pod
 

@@ -12,7 +12,7 @@ from bamboo.metrics import job_catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage
 from bamboo.page.builder import Labels, state
 from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.objects import job_of
+from bamboo.remote.job_view.parsing import job_of
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.document import job_status

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.objects import job_of
+from bamboo.remote.job_view.parsing import job_of
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.savings import CostComparison

@@ -17,7 +17,8 @@ from bamboo.kube.errors import ApiError, RemoteError, UsageError
 from bamboo.names import EXIT_OK
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.job_view.objects import RemoteJob, job_of
+from bamboo.remote.job_view.objects import RemoteJob
+from bamboo.remote.job_view.parsing import job_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import WaitTimedOut, until, until_over
 

@@ -15,7 +15,7 @@ from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.kube.port_forward import PortForward
 from bamboo.kube.request_parts import Object, pods_path
 from bamboo.names import PAGE_AUDIENCE, WEB_PORT
-from bamboo.remote.job_view.objects import job_of
+from bamboo.remote.job_view.parsing import job_of
 from bamboo.remote.session import Session, Target
 
 OPERATOR = "app.kubernetes.io/name=bamboo-operator"

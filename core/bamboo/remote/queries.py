@@ -15,7 +15,8 @@ from bamboo.kube.errors import UsageError
 from bamboo.names import EXIT_OK, GROUP, KIND
 from bamboo.remote.job_view import phrases, render
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.job_view.objects import RemoteJob, job_of
+from bamboo.remote.job_view.objects import RemoteJob
+from bamboo.remote.job_view.parsing import job_of
 from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import Session, Target, on_a_terminal
 from bamboo.remote.watch import Draw, LiveScreen, pause, until_over

@@ -6,7 +6,8 @@ from collections.abc import Awaitable
 from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError
 from bamboo.kube.request_parts import Object
-from bamboo.remote.job_view.objects import JobEvent, RemoteJob, events_of, job_of, workers_of
+from bamboo.remote.job_view.objects import JobEvent, RemoteJob
+from bamboo.remote.job_view.parsing import events_of, job_of, workers_of
 from bamboo.remote.job_view.render import JobSnapshot
 
 
