@@ -265,17 +265,14 @@ def _print_verified(one: "Found", problems: list[str]) -> None:
 
 
 def _confirm(consequence: str, *, yes: bool) -> None:
-    """Asks on a terminal, else wants --yes."""
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        _end(f"{consequence}; pass --yes to do it anyway", EXIT_USAGE)
+    """Asks as the commands on a cluster do."""
+    from bamboo.kube.errors import RemoteError
+    from bamboo.remote.session import confirm
+
     try:
-        answer = input(f"{consequence}. Continue? [y/N] ")
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        _end("nothing was done", EXIT_FAILED)
+        confirm(consequence, yes=yes)
+    except RemoteError as error:
+        _end(str(error), error.code)
 
 
 def _end(message: str, code: int) -> NoReturn:
