@@ -1,16 +1,27 @@
 """What a job has saved against on-demand prices, and what of it the job's status keeps."""
 
+import re
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from bamboo.metrics import job_catalog
+from bamboo.metrics.exposition import Exporter, MetricsPage
+from bamboo.page.history import JobHistory
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.parsing import job_of
+from bamboo_operator.http.metrics import job_page
+from bamboo_operator.http.page_document import page_document
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.pods.pools import cost_of, price_per_hour
 from bamboo_operator.status.document import job_status
-from bamboo_operator.status.facts import StatusFacts
+from bamboo_operator.status.facts import EarlierCounts, StatusFacts
+from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.savings import CostComparison
+from job_metrics_kit import values
 from operator_kit import NOW, job, said
 
 SPOT = {"name": "spot", "pricePerHour": "1.00"}
@@ -66,3 +77,92 @@ def test_the_command_line_says_it(price: str, said_so: str) -> None:
     )  # fmt: skip
     status = job_status(said(), {}, facts)
     assert phrases.cost(job_of({"metadata": {}, "spec": {}, "status": status})).endswith(said_so)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What one of the views says of a job's cost; None: nothing."""
+
+    total: float | None
+    per_hour: float | None
+    saved: float | None
+    at_end: float | None
+
+
+def on_the_page(view: JobView) -> Amounts:
+    found = page_document(view, NOW.timestamp()).cost
+    if found is None:
+        return Amounts(None, None, None, None)
+    saved = None if found.on_demand is None or found.spent is None else found.on_demand - found.spent
+    return Amounts(found.total, found.per_hour, saved, found.at_end)
+
+
+def in_metrics(view: JobView) -> Amounts:
+    page = MetricsPage(Exporter.OPERATOR)
+    job_page(page, view, JobMeter(OperatorCounts()))
+    catalog = job_catalog.JOB_COST_SO_FAR, job_catalog.JOB_COST_PER_HOUR, job_catalog.JOB_SAVED
+    total, per_hour, saved = (values(page, metric).get(()) for metric in catalog)
+    return Amounts(total, per_hour, saved, None)
+
+
+def on_the_command_line(line: str) -> Amounts:
+    def number(pattern: str) -> float | None:
+        found = re.search(pattern, line)
+        return None if found is None else float(found[1])
+
+    more = number(r"([\d.]+) more than on demand")
+    saved = number(r"([\d.]+) less than on demand") if more is None else -more
+    return Amounts(number(r"([\d.]+) so far"), number(r"([\d.]+) an hour"), saved, number(r"about ([\d.]+) at the end"))
+
+
+FREE = {"name": "free"}
+BARE = [{"name": "spot"}, {"name": "sure", "capacity": "OnDemand"}]
+
+
+@pytest.mark.parametrize("suspend", [False, True])
+@pytest.mark.parametrize(
+    ("pools", "paid", "expected"),
+    [
+        ([SPOT, SURE], {"spot": 3}, Amounts(8.0, 3.0, 15.0, 14.0)),
+        ([SPOT, SURE], {"spot": 2, "sure": 1}, Amounts(13.0, 5.5, 10.0, 24.0)),
+        ([SPOT | {"pricePerHour": "4.00"}, SURE], {"spot": 1}, Amounts(10.0, 4.0, -1.0, 18.0)),
+        ([SPOT, SURE, FREE], {"spot": 1, "free": 2}, Amounts(4.0, 1.0, 5.0, 6.0)),
+        ([SPOT], {"spot": 3}, Amounts(8.0, 3.0, None, 14.0)),
+        (BARE, {"spot": 3}, Amounts(2.0, None, None, None)),
+    ],
+)
+def test_all_views_tell_the_same(
+    pools: list[dict[str, Any]], paid: dict[str, int], expected: Amounts, suspend: bool
+) -> None:
+    """Of a job that has run for two hours with these workers after 2 were paid, and will for two more."""
+    spec = job(nodePools=pools, suspend=suspend)
+    facts = StatusFacts(
+        now=NOW, generation=1, spec=spec, pods=paid, paid=paid, comparison=compared(pools, paid),
+        earlier=EarlierCounts(cost=Decimal(2)), cost=cost_of(price_per_hour(spec.node_pools, paid), 7200),
+    )  # fmt: skip
+    status = job_status(said(eta_seconds=7200.0), {}, facts)
+    line = phrases.cost(job_of({"metadata": {}, "spec": {"nodePools": pools}, "status": status}))
+    if suspend:
+        nothing = None if expected.per_hour is None else 0.0
+        expected = replace(expected, per_hour=nothing, at_end=None)
+    view = JobView(
+        namespace="team", name="tiny", spec=spec, facts=facts, written=status, status=said(eta_seconds=7200.0),
+        record=JobHistory(lambda: NOW.timestamp()),
+    )  # fmt: skip
+    assert on_the_page(view) == expected
+    assert on_the_command_line(line) == expected
+    assert in_metrics(view) == replace(expected, at_end=None)
+    unpriced = [pool["name"] for pool in pools if "pricePerHour" not in pool]
+    assert ("of which no price is given" in line) == bool(unpriced)
+
+
+def test_a_comparison_that_has_ended_stays_in_all_views() -> None:
+    """The price of the pool on demand was taken away by an edit."""
+    before = compared([SPOT, SURE], {"spot": 3})
+    facts = StatusFacts(
+        now=NOW, generation=1, spec=job(nodePools=[SPOT]), pods={"spot": 3}, cost=Decimal(8), comparison=before
+    )
+    status = job_status(said(), {}, facts)
+    view = JobView(namespace="team", name="tiny", spec=facts.spec, facts=facts, written=status, status=said())
+    line = phrases.cost(job_of({"metadata": {}, "spec": {"nodePools": [SPOT]}, "status": status}))
+    assert {found.saved for found in (on_the_page(view), in_metrics(view), on_the_command_line(line))} == {15.0}

@@ -159,7 +159,12 @@ def test_the_cost_and_the_same_on_demand() -> None:
     [
         ([{"name": "a"}], NO_PRICE),
         (POOLS[:1], NO_ON_DEMAND),
-        ([*POOLS[:1], {"name": "b", "capacity": "OnDemand"}], NO_ON_DEMAND),
+        (
+            [*POOLS[:1], {"name": "b", "capacity": "OnDemand"}],
+            f"Not included is what has no price: pool b. {NO_ON_DEMAND}",
+        ),
+        ([*POOLS, {"name": "b"}], "Not included is what has no price: pool b."),
+        (POOLS, ""),
     ],
 )
 def test_what_the_cost_lacks_is_said(pools: list[Any], sentence: str) -> None:

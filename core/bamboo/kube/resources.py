@@ -84,6 +84,11 @@ class JobRollout(Part, frozen=True):
     paused: bool = False
 
 
+class JobPool(Part, frozen=True):
+    name: str = ""
+    price_per_hour: str | None = None
+
+
 class BambooJobSpec(Part, frozen=True):
     suspend: bool = False
     managed_by: str = ""
@@ -94,6 +99,7 @@ class BambooJobSpec(Part, frozen=True):
     redundancy: JobRedundancy = JobRedundancy()
     checkpoint: JobCheckpoint | None = None
     rollout: JobRollout = JobRollout()
+    node_pools: tuple[JobPool, ...] = ()
 
 
 class PipelineCounts(Part, frozen=True):

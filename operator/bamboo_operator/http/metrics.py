@@ -122,12 +122,13 @@ def _pods(page: MetricsPage, job: JobKey, view: JobView, *, idle: bool) -> None:
 
 
 def _cost(page: MetricsPage, view: JobView, meter: JobMeter, status_now: Mapping[str, Any]) -> None:
-    """Only if a pool has a price."""
+    """Only if a pool has a price, or had one."""
     job = (view.namespace, view.name)
     if (cost := status_now.get("cost")) is None:
         return
     total = float(view.facts.earlier.cost + view.facts.cost)
-    page.add(job_catalog.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
+    if "perHour" in cost:
+        page.add(job_catalog.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
     page.add(job_catalog.JOB_COST, meter.cost, *job)
     page.add(job_catalog.JOB_COST_SO_FAR, total, *job)
     page.add(job_catalog.JOB_REPEATED_COST, meter.repeated, *job)

@@ -191,21 +191,25 @@ def conditions(written: Mapping[str, Any]) -> tuple[d.PageCondition, ...]:
 
 
 def cost(view: JobView, seconds_left: float | None) -> d.PageCost | None:
-    """None without pools: then there is nothing that could have a price. seconds_left: until the last step."""
+    """None without pools: then there is nothing that could have a price. seconds_left: until the last step.
+
+    Workers of a job that is over or suspended are as good as gone, as in its status.
+    """
     pools = view.spec.node_pools if view.spec else ()
     if not pools:
         return None
-    written = view.written.get("cost") or {}
-    over = state_in_status(view).over
-    paid = {} if over else view.facts.paid if view.facts.paid is not None else view.facts.pods
+    written, facts = view.written.get("cost") or {}, view.facts
+    idle = state_in_status(view).over or facts.suspended
+    paid = {} if idle else facts.paid if facts.paid is not None else facts.pods
     per_hour = price_per_hour(pools, paid)
-    if per_hour is None:
+    total = max(facts.earlier.cost + facts.cost, Decimal(str(written.get("total") or 0)))
+    if per_hour is None and not total:
         return d.PageCost(sentence=NO_PRICE)
-    total = max(view.facts.earlier.cost + view.facts.cost, Decimal(str(written.get("total") or 0)))
+    left = None if idle or per_hour is None else seconds_left
     found = d.PageCost(
         total=float(total),
-        per_hour=float(per_hour),
-        at_end=at_the_end(float(total), float(per_hour), seconds_left),
+        per_hour=None if per_hour is None else float(per_hour),
+        at_end=at_the_end(float(total), float(per_hour or 0), left),
         pools=tuple(
             d.PoolCost(
                 name=pool.name,
@@ -216,26 +220,37 @@ def cost(view: JobView, seconds_left: float | None) -> d.PageCost | None:
             for pool in pools
         ),
     )
-    return _compared(found, view, pools, paid, seconds_left)
+    found = _compared(found, view, pools, paid, left)
+    return _replace(found, sentence=_what_is_missing(pools, compared=found.on_demand_pool is not None))
+
+
+def _what_is_missing(pools: Sequence[NodePool], *, compared: bool) -> str:
+    """Of the prices, if anything."""
+    unpriced = [pool.name for pool in pools if pool.price_per_hour is None]
+    if len(unpriced) == len(pools):
+        return NO_PRICE
+    told = [f"Not included is what has no price: pool {', '.join(unpriced)}."] if unpriced else []
+    return " ".join(told if compared else [*told, NO_ON_DEMAND])
 
 
 def _compared(
     found: d.PageCost, view: JobView, pools: Sequence[NodePool], paid: Mapping[str, int], seconds_left: float | None
 ) -> d.PageCost:
-    reference, instead = on_demand_pool(pools), on_demand_per_hour(pools, paid)
+    """With what was counted, also if there is nothing to compare with any more."""
+    reference, instead, counted = on_demand_pool(pools), on_demand_per_hour(pools, paid), view.facts.comparison
+    if counted.since is not None:
+        found = _replace(
+            found,
+            compared_since=counted.since.timestamp(),
+            spent=float(counted.spent),
+            on_demand=float(counted.on_demand),
+        )
     if reference is None or instead is None:
-        return _replace(found, sentence=NO_ON_DEMAND)
-    found = _replace(found, on_demand_pool=reference.name, on_demand_per_hour=float(instead))
-    counted = view.facts.comparison
-    if counted.since is None:
         return found
-    return _replace(
-        found,
-        on_demand_at_end=at_the_end((found.total or 0.0) + float(counted.saved), float(instead), seconds_left),
-        compared_since=counted.since.timestamp(),
-        spent=float(counted.spent),
-        on_demand=float(counted.on_demand),
-    )
+    if counted.since is not None:
+        at_end = at_the_end((found.total or 0.0) + float(counted.saved), float(instead), seconds_left)
+        found = _replace(found, on_demand_at_end=at_end)
+    return _replace(found, on_demand_pool=reference.name, on_demand_per_hour=float(instead))
 
 
 def _last_takeover(written: Mapping[str, Any], names: Labels) -> tuple[d.PageMark, ...]:

@@ -210,7 +210,7 @@ def _cost(given: RuleInput) -> Json | None:
     if per_hour is None and not total:
         return None
     return {
-        "perHour": f"{per_hour or Decimal(0):f}",
+        **({} if per_hour is None else {"perHour": f"{per_hour or Decimal(0):f}"}),
         "total": f"{total.quantize(_CENTS):f}",
         "repeated": f"{repeated.quantize(_CENTS):f}",
         **facts.comparison.written(),

@@ -93,6 +93,7 @@ class RemoteJob:
     cost: str | None
     cost_per_hour: str | None
     saved: str | None
+    unpriced: tuple[str, ...]  # pools whose workers are not in the cost
     rollout: RolloutStatus | None
     rollout_paused: bool
     observed: int  # the generation that the status is about

@@ -70,6 +70,7 @@ def job_of(body: Json) -> RemoteJob:
         cost=cost.total,
         cost_per_hour=cost.per_hour,
         saved=cost.saved,
+        unpriced=tuple(pool.name for pool in spec.node_pools if pool.price_per_hour is None),
         rollout=status.rollout,
         rollout_paused=spec.rollout.paused,
         observed=status.observed_generation,

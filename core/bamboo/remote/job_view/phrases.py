@@ -83,10 +83,13 @@ def cost(job: RemoteJob) -> str:
     told = [f"{job.cost} so far"] if job.cost is not None else []
     if job.cost_per_hour is not None and job.ended is None:
         told.append(f"{job.cost_per_hour} an hour")
-        whole = at_the_end(float(job.cost or 0), float(job.cost_per_hour), job.eta_seconds)
+        left = None if job.holds("Suspended") else job.eta_seconds  # it is that of before
+        whole = at_the_end(float(job.cost or 0), float(job.cost_per_hour), left)
         told += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
     if job.saved is not None:
         told.append(f"{job.saved.removeprefix('-')} {'more' if job.saved.startswith('-') else 'less'} than on demand")
+    if told and job.unpriced:
+        told.append(f"without pool {', '.join(job.unpriced)}, of which no price is given")
     return ", ".join(told)
 
 
