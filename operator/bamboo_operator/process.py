@@ -178,7 +178,7 @@ class _Operator:
         )  # fmt: skip
         jobs = self._jobs = JobController(shared)
         if options.node_record:
-            self._recorder = NodeRecorder(shared.cluster, self._api, options.node_record, jobs.pools, options.marks)
+            self._recorder = NodeRecorder(shared.cluster, self._api, options.node_record, jobs.spec, options.marks)
             self._begin(self._recorder.run())
         sources = MetricSources(
             reconcilers=jobs.running, gateway=self._gateway, calls=self._calls, counts=shared.counts

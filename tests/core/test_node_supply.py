@@ -45,6 +45,16 @@ def test_a_node_with_several_workers_costs_what_it_costs_and_is_lost_with_all_of
     assert sum("WorkerJoined" in line for line in told) == 6, "the two that replace them share the third node"
 
 
+def test_a_pools_price_is_that_of_one_worker_and_a_node_costs_it_for_each() -> None:
+    """As the operator counts it."""
+    spot = {"name": "spot", "capacity": "Spot", "pricePerHour": "1"}
+    sure = {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3", "afterSeconds": 0}
+    for pools, here, usd in (([spot], 2, 4.0), ([sure], 0, 12.0)):
+        shared = job(4, spread={"workersPerNode": 2}, nodePools=pools)
+        found = run(shared, nodes(here or 1)).figures
+        assert found.usd == pytest.approx(usd, rel=0.01), pools
+
+
 def test_a_notice_for_a_node_is_one_for_each_of_its_workers() -> None:
     told: list[str] = []
     run(job(4, spread={"workersPerNode": 2}), nodes(3, (1800.0, "remove", "n0"), notice=120.0), told=told)

@@ -117,6 +117,8 @@ def test_a_price_on_demand_is_the_files_the_profiles_or_the_jobs() -> None:
     pools = [{"name": "s", "capacity": "Spot"}, {"name": "d", "capacity": "OnDemand", "pricePerHour": "2.5"}]
     at = world(manifest(2, 1, 6, nodePools=pools), bare)
     assert at.on_demand_usd("m") == 2.5
+    shared = world(manifest(2, 1, 6, nodePools=pools, spread={"workersPerNode": 2}), bare)
+    assert shared.on_demand_usd("m") == 5.0, "of a node with two workers"
     assert world(manifest(2, 1, 6), bare).on_demand_usd("m") is None
     assert world(manifest(2, 1, 6, nodePools=pools), layered(2)).on_demand_usd("m") == 3.0
     none = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0))})

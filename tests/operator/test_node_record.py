@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -29,6 +30,9 @@ from operator_kit import META, SETTINGS, job, pool
 BEGAN = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 PLACE = LeaseName("bamboo-system", "bamboo-operator-nodes")
 POOLS = (pool("EKS", name="spot", price_per_hour="0.91"), pool("EKS", "OnDemand", name="dear", price_per_hour="3.06"))
+
+
+SPEC = replace(job(), node_pools=POOLS)
 
 
 class RecordApi(FakeApi):
@@ -64,14 +68,14 @@ class RecordApi(FakeApi):
 class Recording:
     """A recorder over a cache, at a time that passes when it is told to."""
 
-    def __init__(self, api=None):
-        self.api = api or RecordApi()
+    def __init__(self, api=None, spec=None):
+        self.api, self.spec = api or RecordApi(), spec or SPEC
         self.cache = ClusterCache()
         self.now = BEGAN
         self.restart()
 
     def restart(self):
-        self.recorder = NodeRecorder(self.cache, self.api, PLACE, lambda key: POOLS, (), lambda: self.now)
+        self.recorder = NodeRecorder(self.cache, self.api, PLACE, lambda key: self.spec, (), lambda: self.now)
 
     def passes(self, seconds):
         """With a look every five seconds."""
@@ -121,6 +125,17 @@ def test_nodes_of_workers_are_recorded_with_zone_pool_notice_and_price():
     (gone,) = seen.api.trace.changes[2:]
     assert (gone.change, gone.node, gone.zone, gone.pool) == (Change.REMOVE, "n1", "b", "spot")
     assert gone.notice == pytest.approx(100, abs=6)
+
+
+def test_a_price_is_that_of_a_node_with_all_its_workers():
+    """A pool's is that of one worker; on demand the first pool counts that says one, as in a job's cost."""
+    unpriced = pool("EKS", "OnDemand", name="first")
+    shared = replace(SPEC.spread, workers_per_node=2)
+    seen = Recording(spec=replace(SPEC, node_pools=(POOLS[0], unpriced, POOLS[1]), spread=shared))
+    seen.node("n0", zone="a")
+    seen.worker(0, "n0")
+    seen.passes(120)
+    assert [(p.usd_per_hour, p.on_demand) for p in seen.api.trace.prices] == [(1.82, 6.12)]
 
 
 def test_a_node_that_fell_silent_went_at_that_time():

@@ -111,6 +111,10 @@ class SpreadSpec:
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
     workers_per_node: int = 1
 
+    def node_price(self, worker_price: Decimal | float | None) -> float | None:
+        """Of a node with all its workers, by what a pool says for one of them: its share of the node."""
+        return None if worker_price is None else float(worker_price) * self.workers_per_node
+
     def nodes(self, workers: int) -> int:
         """For so many workers."""
         return -(-workers // self.workers_per_node)

@@ -105,13 +105,14 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
             continue
         hours = (start + world.steps * undisturbed.seconds) / HOUR
         traffic = world.steps * traffic_usd(undisturbed.between_zones, world.traffic_price)
-        found.append((one.stages * one.pipelines * price * hours + traffic, hours, one))
+        nodes = world.spec.spread.nodes(one.stages * one.pipelines)
+        found.append((nodes * price * hours + traffic, hours, nodes, one))
     fast = [entry for entry in found if entry[1] <= chosen.hours] or sorted(found, key=lambda entry: entry[1])[:1]
     if not fast or not chosen.usd:
         return ""
-    usd, hours, one = min(fast)
+    usd, hours, nodes, one = min(fast)
     return (
-        f"On demand, where no node is lost, {count(one.stages * one.pipelines, 'node')} of {one.machine} would take"
+        f"On demand, where no node is lost, {count(nodes, 'node')} of {one.machine} would take"
         f" {hours:.2f} h and cost {usd:.2f} USD, {usd / chosen.usd:.1f} times as much."
     )
 

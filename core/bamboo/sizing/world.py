@@ -129,7 +129,7 @@ class World:
             return None
         if kind.profile.prices is not None:
             return kind.profile.prices.on_demand
-        return pool_price(self.spec.node_pools, Capacity.ON_DEMAND)
+        return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
     def zones_for(self, machine: str, workers: int) -> list[str]:
         """For so many workers that are to be in one zone: all zones, the best one first; [] if it makes no difference

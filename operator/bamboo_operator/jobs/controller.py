@@ -10,8 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo.job.placement_spec import NodePool
-from bamboo.job.spec import DEFAULT_MANAGER
+from bamboo.job.spec import DEFAULT_MANAGER, JobSpec
 from bamboo.kube.request_parts import job_path, node_path, pod_path
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.cluster.signals import is_deleted
@@ -110,10 +109,10 @@ class JobController:
         known = self._reconcilers.get(key)
         return known[0].view() if known else None
 
-    def pools(self, key: JobKey) -> tuple[NodePool, ...]:
-        """Of that job; none if it is none of ours."""
+    def spec(self, key: JobKey) -> JobSpec | None:
+        """Of that job; None if it is none of ours."""
         view = self.view(key)
-        return view.spec.node_pools if view and view.spec else ()
+        return view.spec if view else None
 
     def stuck(self) -> str | None:
         """A sentence on a job that has not been reconciled for too long, if there is one."""

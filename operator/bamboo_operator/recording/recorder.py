@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from bamboo import names
-from bamboo.job.placement_spec import Capacity, NodePool
+from bamboo.job.placement_spec import Capacity, pool_price
+from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
 from bamboo.kube.request_parts import Object
 from bamboo.traces.trace import NodeTraceError
@@ -52,19 +53,19 @@ class ConfigMapApi(Protocol):
 
 
 class NodeRecorder:
-    """pools: of a job that is known. place: of the ConfigMap. clock: the time of day."""
+    """spec: of a job that is known. place: of the ConfigMap. clock: the time of day."""
 
     def __init__(
         self,
         cluster: ClusterCache,
         api: ConfigMapApi,
         place: LeaseName,
-        pools: Callable[[JobKey], Sequence[NodePool]],
+        spec: Callable[[JobKey], JobSpec | None],
         marks: Sequence[NodeMark] = (),
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._cluster, self._api, self._place = cluster, api, place
-        self._pools, self._marks, self._clock = pools, marks, clock
+        self._spec, self._marks, self._clock = spec, marks, clock
         self._record: NodeRecord | None = None
         self._kept: Object | None = None  # the ConfigMap as it was last read or written
         self._troubles: dict[str, Trouble] = {}
@@ -130,13 +131,15 @@ class NodeRecorder:
         if found is None:
             return SeenNode(uid=metadata["uid"], zone=zone)
         job, pod = found
-        pools, pool = self._pools(job), worker_pool(pod) or ""
-        price = next((one.price_per_hour for one in pools if one.name == pool), None)
-        dear = next((one.price_per_hour for one in pools if one.capacity is Capacity.ON_DEMAND), None)
+        spec, pool = self._spec(job), worker_pool(pod) or ""
+        if spec is None:
+            return SeenNode(uid=metadata["uid"], zone=zone, pool=pool)
+        pools, node_price = spec.node_pools, spec.spread.node_price
+        price = node_price(next((one.price_per_hour for one in pools if one.name == pool), None))
+        dear = node_price(pool_price(pools, Capacity.ON_DEMAND))
         return SeenNode(
-            uid=metadata["uid"], zone=zone, pool=pool, price=None if price is None else float(price),
-            on_demand=None if dear is None or price is None else float(dear),
-        )  # fmt: skip
+            uid=metadata["uid"], zone=zone, pool=pool, price=price, on_demand=None if price is None else dear
+        )
 
     # the ConfigMap
 

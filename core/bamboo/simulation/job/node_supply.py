@@ -43,7 +43,8 @@ class NodeSupply:
         self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
         limits = [pool.max_workers for pool in spot]
         self._most = 0 if pools and not spot else None if not spot or None in limits else sum(n or 0 for n in limits)
-        self._pool_price = pool_price(spot, Capacity.SPOT)
+        self._node_price = spec.spread.node_price
+        self._pool_price = self._node_price(pool_price(spot, Capacity.SPOT))
         self._there: dict[str, SimulatedNode] = {}
         self._used: dict[str, SimulatedNode] = {}
         self._workers: Counter[str] = Counter()  # of each node
@@ -151,7 +152,8 @@ class NodeSupply:
     def _price_of(self, node: SimulatedNode, now: float) -> float | None:
         if node.pool is not None:
             known = self._prices.on_demand if self._prices else None
-            return float(node.pool.price_per_hour) if node.pool.price_per_hour is not None else known
+            said = self._node_price(node.pool.price_per_hour)
+            return said if said is not None else known
         if self._price is not None:
             return self._price
         if node.zone not in self._series:
