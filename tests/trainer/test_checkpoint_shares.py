@@ -37,11 +37,8 @@ class States(dict[int, Stage]):
 def made(version: int = 3) -> tuple[CheckpointShares, list[Any], list[float]]:
     """A worker that runs stage 0 of two layers and keeps a replica of stage 1, of four, half of which it writes."""
     clock, kept = [0.0], list[Any]()
-    stages = {0: Stage(clock, version), 1: Stage(clock, version)}
     mark = CheckpointMark(number=1, id="a", writers=(("w",), ("w", "x")))
-    states: Any = type(
-        "States", (), {"version": lambda self, stage: version, "__getitem__": lambda self, s: stages[s]}
-    )()
+    states: Any = States({0: Stage(clock, version), 1: Stage(clock, version)})
     plan: Any = SimpleNamespace(worker="w", current=SimpleNamespace(state_layers=((0, 2), (2, 6))))
     log: Any = SimpleNamespace(commits={version - 1: SimpleNamespace(checkpoint=mark)})
 
