@@ -16,7 +16,7 @@ def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch)
 
     async def take_turns(job: JobReconciler, turns: asyncio.Semaphore) -> None:
         for _ in range(3):
-            async with turn(turns, job._heartbeat):
+            async with turn(turns, job._attempts.heartbeat):
                 served.append(job.key[1])
                 await asyncio.sleep(20.0)
 
