@@ -8,6 +8,7 @@ from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo.job.edits import task_digest, worker_digest
 from bamboo.job.manifest import parse_manifest
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
+from bamboo_operator.kube.objects import JobIdentity
 
 
 def test_what_may_change_is_followed_and_the_rest_is_named() -> None:
@@ -61,7 +62,7 @@ TASK = task_digest(parse_manifest(edited()))
 
 async def test_another_operator_recalls_what_was_accepted_last() -> None:
     api: Any = Revisions()
-    first = AcceptedManifest(KEY, "u1", api)
+    first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     assert first.saved
     for generation, document in enumerate((edited(), edited(standby={"workers": 1}), edited()), 1):
         first.accept(document, generation)
@@ -69,11 +70,11 @@ async def test_another_operator_recalls_what_was_accepted_last() -> None:
         await first.save()
         assert first.saved
         assert len(api.there) == 1
-        second = AcceptedManifest(KEY, "u1", api)
+        second = AcceptedManifest(JobIdentity(KEY, "u1"), api)
         await second.load(TASK)
         assert second.manifest == document
         assert second.saved
-    other = AcceptedManifest(KEY, "u2", api)
+    other = AcceptedManifest(JobIdentity(KEY, "u2"), api)
     await other.load(TASK)
     assert other.manifest is None, "of a job that had the name before"
 
@@ -81,14 +82,14 @@ async def test_another_operator_recalls_what_was_accepted_last() -> None:
 @pytest.mark.parametrize("failing", ["create", "delete"])
 async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
     api: Any = Revisions()
-    first = AcceptedManifest(KEY, "u1", api)
+    first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     first.accept(edited(), 1)
     await first.save()
     first.accept(edited(standby={"workers": 1}), 2)
     api.failing = {failing}
     with pytest.raises(TimeoutError):
         await first.save()
-    second = AcceptedManifest(KEY, "u1", api)
+    second = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     await second.load(TASK)
     assert second.manifest == edited(standby={"workers": 1})
     api.failing = set()
@@ -101,31 +102,31 @@ async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
 async def test_what_was_accepted_of_an_earlier_training_is_not_recalled() -> None:
     """The job was suspended, its task edited, and resumed; what its workers train by then could not be written."""
     api: Any = Revisions()
-    first = AcceptedManifest(KEY, "u1", api)
+    first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     first.accept(edited(), 1)
     await first.save()
     newer = edited(task={"config": {"a": 1}})
-    second = AcceptedManifest(KEY, "u1", api)
+    second = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     await second.load(task_digest(parse_manifest(newer)))
     assert second.manifest is None
     second.accept(newer, 2)
     await second.save()
     assert second.saved
     assert len(api.there) == 1
-    unknown = AcceptedManifest(KEY, "u1", api)
+    unknown = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     await unknown.load(None)
     assert unknown.manifest == newer, "as with a plan that an older version wrote"
 
 
 async def test_what_nobody_can_follow_is_not_recalled() -> None:
     api: Any = Revisions()
-    first = AcceptedManifest(KEY, "u1", api)
+    first = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     first.accept(edited(), 1)
     await first.save()
     (revision,) = api.there.values()
     for data in ({}, {"spec": 1}, {"spec": {}}, None):
         revision["data"] = data
-        second = AcceptedManifest(KEY, "u1", api)
+        second = AcceptedManifest(JobIdentity(KEY, "u1"), api)
         await second.load(TASK)
         assert second.manifest is None
 
@@ -139,7 +140,7 @@ def test_what_was_told_of_a_manifest_is_in_the_status() -> None:
 
 async def test_of_each_worker_section_the_newest_manifest_is_kept_and_ten_at_most() -> None:
     api: Any = Revisions()
-    kept = AcceptedManifest(KEY, "u1", api)
+    kept = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     images = [*"abcdefghijkl", "b"]
     for generation, image in enumerate(images, 1):
         kept.accept(edited(worker={"image": image}), 2 * generation)
@@ -149,7 +150,7 @@ async def test_of_each_worker_section_the_newest_manifest_is_kept_and_ten_at_mos
         assert kept.saved
     there = sorted((r["revision"], r["data"]["spec"]["worker"]["image"]) for r in api.there.values())
     assert there == [(2 * n + 1, images[n - 1]) for n in range(4, 14)]
-    another = AcceptedManifest(KEY, "u1", api)
+    another = AcceptedManifest(JobIdentity(KEY, "u1"), api)
     await another.load(TASK)
     assert another.manifest == kept.manifest
     assert another.saved

@@ -22,6 +22,7 @@ from bamboo_operator.jobs.reconcile_schedule import (
     idle_pause,
 )
 from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.removal import PodRemoval
 from opsim_server import Object
 from slow_api_kit import JOBS, ManyJobs, late_pod, manifest, virtual_runner
@@ -35,7 +36,7 @@ def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch
     living, removed = PodRemoval.living, []
 
     def counted(removal: PodRemoval) -> list[Object]:
-        looks[removal._key[1]] += 1
+        looks[removal._job.key[1]] += 1
         return living(removal)
 
     monkeypatch.setattr(PodRemoval, "living", counted)
@@ -75,7 +76,7 @@ class NobodyIsAsked:
 
 def runner_of(name: str) -> CoordinatorRunner:
     spec = parse_manifest(manifest(name))
-    run = TrainingRun(key=("default", name), uid="u1", spec=spec, manifest=manifest(name), resumed=False)
+    run = TrainingRun(job=JobIdentity(("default", name), "u1"), spec=spec, manifest=manifest(name), resumed=False)
     reviews = TokenReviewer(ApiClient(NobodyIsAsked()))
     return CoordinatorRunner(run, ClusterCache(), WorkerGateway(), reviews, b"k" * 16, ReconcileTrigger())
 

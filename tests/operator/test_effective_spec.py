@@ -16,6 +16,7 @@ from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import JobGone
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.status.plan_record import plan_record
 from bamboo_operator.status.writer import StatusWriter
@@ -43,8 +44,10 @@ class One:
         self.api.try_pod = self._try_pod
         self._refusals, self.tried = list(refusals), list[dict[str, Any]]()
         status = {**more, "plan": plan}
-        self.status = StatusWriter(KEY, "u1", "", status, self.api)
-        self.spec = EffectiveSpec("u1", body(document, **status), self.status, self.api, ApiAttempts(KEY))
+        self.status = StatusWriter(JobIdentity(KEY, "u1"), "", status, self.api)
+        self.spec = EffectiveSpec(
+            JobIdentity(KEY, "u1"), body(document, **status), self.status, self.api, ApiAttempts(KEY)
+        )
 
     async def _try_pod(self, pod: dict[str, Any]) -> None:
         self.tried.append(pod)
@@ -108,7 +111,7 @@ async def test_workers_go_on_with_what_was_accepted_whatever_the_manifest_says_b
     """Another operator takes over after an edit of a fixed field; no pod is tried."""
     newest = edited(task={"config": {"a": 1}}, standby={"workers": 2})
     one = One(newest, plan=trains(edited()))
-    earlier = AcceptedManifest(KEY, "u1", one.api)
+    earlier = AcceptedManifest(JobIdentity(KEY, "u1"), one.api)
     earlier.accept(edited(), 1)
     await earlier.save()
     spec = await one.spec.next(SETTINGS)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.kube.objects import api_time, utc_now
+from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.pods.job_pods import JobPods, age
 from operator_kit import META, pool, render
 
@@ -32,7 +32,7 @@ def test_pods_are_told_apart_by_whether_they_live_and_have_a_node(cluster: Clust
     add(cluster, 1, node="n1", phase="Failed")
     waiting = add(cluster, 2)
     gated = add(cluster, 3, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
-    pods = JobPods(KEY, META.uid, cluster)
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
     assert len(pods.all()) == 4
     assert set(pods.living()) == {running, waiting, gated}
     assert set(pods.placed()) == {running}
@@ -44,13 +44,13 @@ def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterCache) 
     add(cluster, 0, node="n1", phase="Running")
     add(cluster, 1, where=pool(name="sure", capacity="OnDemand"))
     add(cluster, 2, where=None)
-    pods = JobPods(KEY, META.uid, cluster)
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
     assert pods.by_pool() == {"spot": 1, "sure": 1, "": 1}
     assert pods.paid_for() == {"spot": 1}
 
 
 def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterCache) -> None:
-    pods = JobPods(KEY, META.uid, cluster)
+    pods = JobPods(JobIdentity(KEY, META.uid), cluster)
     assert pods.next_number() == 0
     add(cluster, 4, phase="Failed")
     add(cluster, 2)
@@ -59,7 +59,7 @@ def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: C
 
 def test_pods_of_another_job_of_that_name_do_not_count(cluster: ClusterCache) -> None:
     add(cluster, 0)
-    assert JobPods(KEY, "another-uid", cluster).all() == {}
+    assert JobPods(JobIdentity(KEY, "another-uid"), cluster).all() == {}
 
 
 def test_the_age_of_a_pod_is_never_negative() -> None:

@@ -1,12 +1,13 @@
 """An event is about its job."""
 
 from bamboo.coordinator.events import Emit
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.event import event
 from operator_kit import NOW, at
 
 
 def test_an_event_is_about_its_job() -> None:
-    found = event(("team", "n" * 300), "u1", Emit("R" * 200, "m" * 2000, True), NOW)
+    found = event(JobIdentity(("team", "n" * 300), "u1"), Emit("R" * 200, "m" * 2000, True), NOW)
     assert found["involvedObject"] | {"name": ""} == {
         "apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "namespace": "team", "name": "", "uid": "u1",
     }  # fmt: skip

@@ -117,9 +117,9 @@ async def test_a_pod_that_is_not_there_when_it_is_deleted_is_known_to_be_gone(be
     place.run("tiny-w0", 0.0)
     del place.pods["tiny-w0"]
     started.controller._began = started.controller._recovered = datetime.now(UTC) - timedelta(hours=1)
-    started.place.cluster.pods(("default", "tiny"), started.runner._run.uid)["tiny-w0"]["status"]["containerStatuses"][
-        0
-    ]["state"]["running"]["startedAt"] = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    started.place.cluster.pods(("default", "tiny"), started.runner._run.job.uid)["tiny-w0"]["status"][
+        "containerStatuses"
+    ][0]["state"]["running"]["startedAt"] = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     await started.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 

@@ -9,6 +9,7 @@ from bamboo.kube.errors import ApiError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.removal import PodRemoval
 from operator_kit import META, render
 
@@ -42,7 +43,7 @@ def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
         pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}
         cluster.pod_event("ADDED", {**pod, "status": {"phase": phase}})
         names.append(pod["metadata"]["name"])
-    return PodRemoval(KEY, META.uid, cluster, api, ApiAttempts(KEY)), cluster, names
+    return PodRemoval(JobIdentity(KEY, META.uid), cluster, api, ApiAttempts(KEY)), cluster, names
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bamboo_operator.auth.pod_tokens import (
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
-from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.objects import JobIdentity, JobKey
 from gateway_kit import JOB, House, house, talk, token, until
 
 
@@ -61,7 +61,7 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
         headers = {"Authorization": f"Bearer {token()}"}
         over = Stop(reason="JobOver", message="the job is over")
         async with (
-            stopping_late_workers((JOB, "u-job"), cluster, place.gateway, TokenReviewer(place.server), over),
+            stopping_late_workers(JobIdentity(JOB, "u-job"), cluster, place.gateway, TokenReviewer(place.server), over),
             session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket,
         ):
             await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')

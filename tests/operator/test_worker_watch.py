@@ -9,6 +9,7 @@ from bamboo.control.protocol import Hello
 from bamboo.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import LEAST_SECONDS
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.worker_watch import NOTICE_EXPIRY_SECONDS, WorkerWatch
 from operator_kit import META, at, node, render
 
@@ -23,7 +24,7 @@ class Cluster:
 
     def __init__(self, **pod: Any) -> None:
         self.cache, self.signals = ClusterCache(), Counter[str]()
-        self.watch = WorkerWatch(self.cache, KEY, META.uid, (), self.signals)
+        self.watch = WorkerWatch(JobIdentity(KEY, META.uid), self.cache, (), self.signals)
         self.pod(**pod)
         self.node()
 

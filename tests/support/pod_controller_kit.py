@@ -20,6 +20,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
@@ -158,14 +159,14 @@ class Job:
         self.sections = {worker_digest(spec.worker): spec.worker}  # that were accepted
         self.place, self.now = place, 10_000.0
         running = TrainingRun(
-            key=(spec.namespace, spec.name), uid=META.uid, spec=spec, manifest={}, resumed=resumed,
+            job=JobIdentity((spec.namespace, spec.name), META.uid), spec=spec, manifest={}, resumed=resumed,
             known_lost=known_lost, marks=marks,
         )  # fmt: skip
         self.runner = CoordinatorRunner(
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", ReconcileTrigger()
         )  # type: ignore[arg-type]
         self.controller = PodController(
-            running.key, META, self.runner, place.cluster, place, settings=settings,  # type: ignore[arg-type]
+            running.job, self.runner, place.cluster, place, settings=settings,  # type: ignore[arg-type]
             record=self.runner.events.append, created=0, resumed=resumed, rolling=self._rolling(written),
         )  # fmt: skip
 

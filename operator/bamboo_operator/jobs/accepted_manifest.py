@@ -19,7 +19,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
 from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.objects import JobIdentity, JobKey
 from bamboo_operator.manifests.worker_pod import owner
 
 Json = Mapping[str, Any]
@@ -80,8 +80,8 @@ class SavedRevision:
 class AcceptedManifest:
     """manifest: None if none was accepted, or it is not known any more."""
 
-    def __init__(self, key: JobKey, uid: str, api: ApiClient) -> None:
-        self._key, self._uid, self._api = key, uid, api
+    def __init__(self, job: JobIdentity, api: ApiClient) -> None:
+        (self._key, self._uid), self._api = job, api
         self.manifest: Json | None = None
         self._generation = 0
         self._saved: dict[str, SavedRevision] = {}  # ControllerRevisions of this job by name

@@ -53,7 +53,7 @@ from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
-from bamboo_operator.kube.objects import JobKey, owner_uid
+from bamboo_operator.kube.objects import JobIdentity, owner_uid
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
 from bamboo_operator.pods.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
@@ -74,8 +74,7 @@ class TrainingRun:
     deletion was requested. marks: of nodes that go, which this installation has itself. earlier: before this training.
     """
 
-    key: JobKey
-    uid: str
+    job: JobIdentity
     spec: JobSpec
     manifest: dict[str, Any]
     resumed: bool
@@ -100,7 +99,7 @@ class CoordinatorRunner:
     ) -> None:
         self._run, self._cluster, self._gateway, self._trigger = run, cluster, gateway, trigger
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._watch = WorkerWatch(cluster, run.key, run.uid, run.marks, run.meter.signals)
+        self._watch = WorkerWatch(run.job, cluster, run.marks, run.meter.signals)
         self._held_messages: list[Send] = []  # until the end of the job is written down
         self._interrupted = self._end_written = False
         self._task = task_digest(run.spec)
@@ -111,14 +110,14 @@ class CoordinatorRunner:
         self.record = JobHistory()  # for the job's page
         self.events = EventQueue(self.record)
         self.finish: Finish | None = None
-        of_another_job = partial(cluster.belongs_to_another_job, run.key, run.uid)
-        check = pod_authenticator(run.key, reviews, self._watch.uid_of, of_another_job)
+        of_another_job = partial(cluster.belongs_to_another_job, *run.job)
+        check = pod_authenticator(run.job.key, reviews, self._watch.uid_of, of_another_job)
         self._channels = Channels(self._inbox.put_nowait, gateway.counting_refusals(check))
         self.state: CoordinatorState = coordinator.initial(
             run.spec,
             run.manifest,
-            secret=hmac.new(key, run.uid.encode(), sha256).hexdigest(),
-            save_path=weights_folder(run.spec, JobMeta(uid=run.uid)),
+            secret=hmac.new(key, run.job.uid.encode(), sha256).hexdigest(),
+            save_path=weights_folder(run.spec, JobMeta(uid=run.job.uid)),
             now=self._clock(),
             resumed=run.resumed,
             earlier=run.earlier,
@@ -143,14 +142,14 @@ class CoordinatorRunner:
 
     async def run(self) -> None:
         """Until cancelled: workers that connect late to a job that is over are told so."""
-        self._cluster.add_listener(self._run.key, self)
+        self._cluster.add_listener(self._run.job.key, self)
         pods = self._watch.pods()  # from now on the deletion of each of these is reported
         self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
         lost = frozenset(self._watch.lost)
         self.removing.update((name, time.monotonic()) for name in lost)
         self.state = replace(self.state, requested=len(pods) - len(lost), gone=lost)
         self._trigger.soon()
-        self._gateway.open(self._run.key, self._channels)
+        self._gateway.open(self._run.job.key, self._channels)
         try:
             for name in pods:
                 self.pod_changed(name)
@@ -158,13 +157,13 @@ class CoordinatorRunner:
             while True:
                 self._handle(await self._inbox.get())
         finally:
-            self._cluster.remove_listener(self._run.key, self)
+            self._cluster.remove_listener(self._run.job.key, self)
             if self._ticker is not None:
                 self._ticker.cancel()
 
     async def close(self) -> None:
         """No worker can connect any more."""
-        await self._gateway.close(self._run.key, self._channels)
+        await self._gateway.close(self._run.job.key, self._channels)
 
     def edit(self, spec: JobSpec) -> None:
         self._inbox.put_nowait(SpecChanged(spec))
@@ -232,7 +231,7 @@ class CoordinatorRunner:
         self._heed(self._watch.pod_changed(name, time.monotonic()))
 
     def pod_deleted(self, pod: dict[str, Any]) -> None:
-        if owner_uid(pod) == self._run.uid:
+        if owner_uid(pod) == self._run.job.uid:
             self._trigger.soon()
             self._heed(self._watch.pod_deleted(pod))
 
@@ -315,7 +314,7 @@ class CoordinatorRunner:
             case Emit(reason, message, warning):
                 self.events.append(command)
                 level = logging.WARNING if warning else logging.INFO
-                logger.log(level, "%s/%s: %s: %s", *self._run.key, reason, message)
+                logger.log(level, "%s/%s: %s: %s", *self._run.job.key, reason, message)
             case Finish(outcome):
                 if outcome is Outcome.COMPLETE and (folder := self.state.save_path) is not None:
                     place = f"{folder.removeprefix(STORAGE_FOLDER)} of claim {claim_name(self._run.spec)}"

@@ -21,7 +21,7 @@ from bamboo_operator.jobs.accepted_manifest import (
 )
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, JobGone
-from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from bamboo_operator.manifests.worker_pod import (
     JobMeta,
@@ -39,13 +39,11 @@ class EffectiveSpec:
     """body: the BambooJob. What is found wrong with it goes into the status' facts."""
 
     def __init__(
-        self, uid: str, body: Mapping[str, Any], status: StatusWriter, api: ApiClient, attempts: ApiAttempts
+        self, job: JobIdentity, body: Mapping[str, Any], status: StatusWriter, api: ApiClient, attempts: ApiAttempts
     ) -> None:
         self._body, self._status, self._api, self._attempts = body, status, api, attempts
-        metadata = body["metadata"]
-        self._key: JobKey = (metadata["namespace"], metadata["name"])
-        self._meta = JobMeta(uid=uid)
-        self.accepted = AcceptedManifest(self._key, uid, api)
+        self._key, self._meta = job.key, JobMeta(uid=job.uid)
+        self.accepted = AcceptedManifest(job, api)
         self._reported = refusal_in(body.get("status") or {})
 
     def update(self, body: Mapping[str, Any]) -> None:

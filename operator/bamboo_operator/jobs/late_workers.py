@@ -21,13 +21,12 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import is_deleted, seconds_over, worker_exit
 from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 from bamboo_operator.kube.client import API_ERRORS, described
-from bamboo_operator.kube.objects import JobKey, job_of, owner_uid, utc_now
+from bamboo_operator.kube.objects import JobIdentity, JobKey, job_of, owner_uid, utc_now
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0  # of which pods are left
 TOKEN_SECONDS = 60.0  # from the time when a pod should have gone until the API server no longer accepts its token
-JobIdentity = tuple[JobKey, str]  # with its uid: another job may have the name later
 DELETED = Stop(reason="JobDeleted", message="the job was deleted")
 
 
@@ -38,11 +37,11 @@ async def stopping_late_workers(
     """Meanwhile the job's workers may connect, and are told to stop."""
     of_another_job = partial(cluster.belongs_to_another_job, *job)
     channels = _channels(job, cluster, gateway, reviews, stop, of_another_job)
-    gateway.open(job[0], channels)
+    gateway.open(job.key, channels)
     try:
         yield
     finally:
-        await gateway.close(job[0], channels)
+        await gateway.close(job.key, channels)
 
 
 def _channels(
@@ -87,14 +86,16 @@ class DeletedJobs:
 
     def job_deleted(self, key: JobKey, uid: str) -> None:
         """That job was deleted, or is being deleted."""
-        self._begin((key, uid), self._serve((key, uid)), again=True)
+        job = JobIdentity(key, uid)
+        self._begin(job, self._serve(job), again=True)
 
     def pod_changed(self, pod: Mapping[str, Any], followed: bool) -> None:
         """followed: is its job managed here? If not, the job of a pod that is being deleted may be gone already."""
         key, uid = job_of(pod), owner_uid(pod)
         if key is None or uid is None or followed or not is_deleted(pod):
             return
-        self._begin((key, uid), self._check((key, uid)), again=False)
+        job = JobIdentity(key, uid)
+        self._begin(job, self._check(job), again=False)
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -109,14 +110,14 @@ class DeletedJobs:
                 work.close()
                 return
             before.cancel()
-        task = self._tasks[job] = asyncio.create_task(work, name=f"late workers of {job[0][0]}/{job[0][1]}")
+        task = self._tasks[job] = asyncio.create_task(work, name=f"late workers of {job.key[0]}/{job.key[1]}")
         task.add_done_callback(lambda done: self._ended(job, done))
 
     def _ended(self, job: JobIdentity, task: "asyncio.Task[None]") -> None:
         if self._tasks.get(job) is task:
             del self._tasks[job]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s/%s: cannot stop the workers of the deleted job: %r", *job[0], error, exc_info=error)
+            logger.error("%s/%s: cannot stop the workers of the deleted job: %r", *job.key, error, exc_info=error)
 
     def _left(self, job: JobIdentity) -> bool:
         """A node that hangs never reports that its pods have ended; their tokens expire soon after their time."""
@@ -130,13 +131,13 @@ class DeletedJobs:
         pause = FIRST_RETRY
         while self._left(job):
             try:
-                there = await self._uid_of(job[0])
+                there = await self._uid_of(job.key)
             except API_ERRORS as error:
-                logger.warning("%s/%s: cannot ask for the job: %s", *job[0], described(error))
+                logger.warning("%s/%s: cannot ask for the job: %s", *job.key, described(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LAST_RETRY)
             else:
-                if there != job[1]:
+                if there != job.uid:
                     await self._serve(job)
                 return
 
@@ -147,7 +148,7 @@ class DeletedJobs:
         channels = _channels(job, self._cluster, self._gateway, self._reviews, DELETED, lambda pod: False)
         try:
             while self._left(job):
-                self._gateway.open_unless_open(job[0], channels)  # another job of that name refuses them by itself
+                self._gateway.open_unless_open(job.key, channels)  # another job of that name refuses them by itself
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await self._gateway.close(job[0], channels)
+            await self._gateway.close(job.key, channels)

@@ -26,7 +26,7 @@ from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import Training
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import API_ERRORS
-from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
+from bamboo_operator.kube.objects import JobIdentity, JobKey, parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.removal import PodRemoval
@@ -48,6 +48,7 @@ class JobReconciler:
         metadata, status = body["metadata"], body.get("status") or {}
         self.key: JobKey = (metadata["namespace"], metadata["name"])
         self.uid: str = metadata["uid"]
+        self._job = JobIdentity(self.key, self.uid)
         self.meter = JobMeter(shared.counts)
         self._meta = JobMeta(uid=self.uid)
         self._edited = asyncio.Event()
@@ -56,9 +57,9 @@ class JobReconciler:
         self._runner: CoordinatorRunner | None = None  # the last one
         self._training: Training | None = None
         self._attempts = ApiAttempts(self.key)
-        self._removal = PodRemoval(self.key, self.uid, shared.cluster, shared.api, self._attempts)
-        self._status = StatusWriter(self.key, self.uid, selector(self._meta), status, shared.api)
-        self._spec = EffectiveSpec(self.uid, body, self._status, shared.api, self._attempts)
+        self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
+        self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
+        self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 
     def view(self) -> JobView:
         """What the job's page and metrics are made of."""
@@ -126,7 +127,7 @@ class JobReconciler:
             await self._wait_for_edit(RECHECK_SECONDS, CleanPodPolicy.NONE)
             return
         stop = Stop(reason="Suspended", message="the job is suspended")
-        async with stopping_late_workers((self.key, self.uid), shared.cluster, shared.gateway, shared.reviews, stop):
+        async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
             await self._removal.remove(CleanPodPolicy.ALL)
             await self._write_until_done(None)
             await self._wait_for_edit(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
@@ -137,7 +138,7 @@ class JobReconciler:
         plan = status.plan  # not the epoch, which a suspended job keeps
         status.begin()
         run = TrainingRun(
-            key=self.key, uid=self.uid, spec=spec, manifest=self._spec.begin(resumed=plan is not None),
+            job=self._job, spec=spec, manifest=self._spec.begin(resumed=plan is not None),
             resumed=plan is not None, known_lost=lost_workers_in(plan) | self._removal.deleted, meter=self.meter,
             marks=shared.marks, burst=shared.burst, earlier=status.progress(),
         )  # fmt: skip
@@ -148,7 +149,7 @@ class JobReconciler:
         settings, record = self._pod_settings(), runner.events.append
         templates = WorkerTemplates(self._meta, settings, self._spec.accepted.section)
         controller = PodController(
-            self.key, self._meta, runner, shared.cluster, shared.api, settings=settings, record=record,
+            self._job, runner, shared.cluster, shared.api, settings=settings, record=record,
             created=status.created, resumed=run.resumed,
             rolling=RollingChange(templates, status.written.get("rollout"), record),
         )  # fmt: skip
@@ -184,7 +185,7 @@ class JobReconciler:
             else:
                 break
         try:
-            await post_events(self._shared.api, self.key, self.uid, self._events)
+            await post_events(self._shared.api, self._job, self._events)
         except API_ERRORS as error:
             self._attempts.log_failure("post events", error)
 
@@ -215,7 +216,7 @@ class JobReconciler:
         spec, shared = self._spec.parsed() or self._status.facts.spec, self._shared
         policy = spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING
         stop = Stop(reason="JobOver", message="the job is over")
-        async with stopping_late_workers((self.key, self.uid), shared.cluster, shared.gateway, shared.reviews, stop):
+        async with stopping_late_workers(self._job, shared.cluster, shared.gateway, shared.reviews, stop):
             await self._removal.remove(policy)
             while (left := self._remaining_ttl()) is None or left > 0:
                 await self._wait_for_edit(left, policy)

@@ -46,7 +46,7 @@ class Training:
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
         self._edited, self._trigger, self._attempts = edited, trigger, attempts
-        self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.key}")
+        self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.job.key}")
         self._coordinating.add_done_callback(lambda _: trigger.at_once())
         self._follows_edits = True
         self._save_after = 0.0  # time.monotonic()
@@ -165,7 +165,7 @@ class Training:
         for a turn and the turn itself may take minutes.
         """
         self._began = math.inf
-        working = asyncio.create_task(self._reconcile(), name=f"reconcile {self._run.key}")
+        working = asyncio.create_task(self._reconcile(), name=f"reconcile {self._run.job.key}")
         try:
             while time.monotonic() < self._began + LONGEST_SECONDS:
                 await asyncio.wait({working}, timeout=RECONCILE_SECONDS)
@@ -184,7 +184,7 @@ class Training:
             await self._save_manifest()
             pods = await self._attempt("bring the pods up to date", self._controller.reconcile())
             self._status.update(startup_problems=self._controller.startup_problems())  # which records events, too
-            posting = post_events(self._api, self._run.key, self._run.uid, self._runner.events)
+            posting = post_events(self._api, self._run.job, self._runner.events)
             return pods, await self._attempt("post events", posting)
 
     async def _save_manifest(self) -> None:

@@ -2,11 +2,18 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo.names import KIND, LABEL_JOB_NAME
 
 JobKey = tuple[str, str]  # namespace and name
+
+
+class JobIdentity(NamedTuple):
+    """A BambooJob, and no other one that had its name before or will have it later."""
+
+    key: JobKey
+    uid: str
 
 
 def owner_uid(pod: Mapping[str, Any]) -> str | None:

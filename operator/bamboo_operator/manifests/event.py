@@ -5,20 +5,19 @@ from datetime import datetime
 from bamboo.coordinator.events import Emit
 from bamboo.kube.request_parts import Object
 from bamboo.names import API_VERSION, KIND
-from bamboo_operator.kube.objects import JobKey, api_time
+from bamboo_operator.kube.objects import JobIdentity, api_time
 
 COMPONENT = "bamboo-operator"
 
 
-def event(job: JobKey, uid: str, emit: Emit, now: datetime) -> Object:
-    """uid: of the BambooJob."""
-    namespace, name = job
+def event(job: JobIdentity, emit: Emit, now: datetime) -> Object:
+    namespace, name = job.key
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
         "involvedObject": {
-            "apiVersion": API_VERSION, "kind": KIND, "namespace": namespace, "name": name, "uid": uid,
+            "apiVersion": API_VERSION, "kind": KIND, "namespace": namespace, "name": name, "uid": job.uid,
         },
         "reason": emit.reason[:128],
         "message": emit.message[:1000],

@@ -17,7 +17,7 @@ from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
-from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
+from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
@@ -57,13 +57,14 @@ class PodController:
     """
 
     def __init__(
-        self, key: JobKey, meta: JobMeta, requests: PodRequests, cluster: ClusterCache, api: ApiClient, *,
+        self, job: JobIdentity, requests: PodRequests, cluster: ClusterCache, api: ApiClient, *,
         settings: WorkerPodSettings, record: Callable[[Emit], None], created: int, resumed: bool,
         rolling: RollingChange,
     ) -> None:  # fmt: skip
-        self._key, self._meta, self._requests, self._cluster, self._api = key, meta, requests, cluster, api
+        self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
+        self._meta = JobMeta(uid=job.uid)
         self._settings, self._record = settings, record
-        self.pods = JobPods(key, meta.uid, cluster)
+        self.pods = JobPods(job, cluster)
         self.created = max(created, self.pods.next_number())
         self._rolling = rolling
         self._waiting_since: float | None = None
@@ -73,13 +74,13 @@ class PodController:
         self._began = self._recovered = utc_now()
         self._recovering = False
         self._backoff = StartBackoff()
-        self._rechecks = PodRechecks(key[0], cluster, api)
+        self._rechecks = PodRechecks(job.key[0], cluster, api)
         self._joined_before: set[WorkerId] = set()
         self._has_network_policy = not settings.network_policy
         self._budget: DisruptionBudgetWriter | None = None
         if settings.disruption_budgets:
             fresh = created == 0 and not resumed
-            self._budget = DisruptionBudgetWriter(api, meta, record, fresh=fresh)
+            self._budget = DisruptionBudgetWriter(api, self._meta, record, fresh=fresh)
         self._deletions = PodDeletions(cluster, api)
         self.settled, self._looked_at = False, -math.inf  # time.monotonic()
         self._pools_full = False  # pods are wanted, and no pool may have more
@@ -256,9 +257,9 @@ class PodController:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)
                 raise self._refusal or error from None
-            pod = await self._api.read_pod(self._key[0], worker_name(self._spec.name, number))
+            pod = await self._api.read_pod(self._job.key[0], worker_name(self._spec.name, number))
         self.created, self._refusal = number + 1, None
-        if owner_uid(pod) == self._meta.uid:
+        if owner_uid(pod) == self._job.uid:
             self._cluster.pod_created(pod)
 
     # deleting

@@ -7,7 +7,7 @@ from typing import Any
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import lives
-from bamboo_operator.kube.objects import JobKey, utc_now
+from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
 
@@ -15,15 +15,13 @@ PodsByName = dict[WorkerId, dict[str, Any]]
 
 
 class JobPods:
-    """uid: of the job."""
-
-    def __init__(self, key: JobKey, uid: str, cluster: ClusterCache) -> None:
-        self._key, self._uid, self._cluster = key, uid, cluster
+    def __init__(self, job: JobIdentity, cluster: ClusterCache) -> None:
+        self._job, self._cluster = job, cluster
         self._seen: PodsByName = {}
         self._living: PodsByName = {}  # of those
 
     def all(self) -> PodsByName:
-        return self._cluster.pods(self._key, self._uid)
+        return self._cluster.pods(*self._job)
 
     def living(self) -> PodsByName:
         if (pods := self.all()) is not self._seen:

@@ -11,7 +11,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import lives
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.kube.objects import JobIdentity
 
 EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 
@@ -19,13 +19,13 @@ EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 class PodRemoval:
     """deleted: names of pods whose deletion was requested. They run until they have ended, and must not join again."""
 
-    def __init__(self, key: JobKey, uid: str, cluster: ClusterCache, api: ApiClient, attempts: ApiAttempts) -> None:
-        self._key, self._uid, self._cluster, self._api, self._attempts = key, uid, cluster, api, attempts
+    def __init__(self, job: JobIdentity, cluster: ClusterCache, api: ApiClient, attempts: ApiAttempts) -> None:
+        self._job, self._cluster, self._api, self._attempts = job, cluster, api, attempts
         self.deleted: set[str] = set()
 
     def living(self) -> list[dict[str, Any]]:
         """Pods of workers that have not ended, and may stay."""
-        return [pod for pod in self._cluster.pods(self._key, self._uid).values() if lives(pod)]
+        return [pod for pod in self._cluster.pods(*self._job).values() if lives(pod)]
 
     async def wait_for_exit(self) -> None:
         """The workers were told to stop; most exit by themselves."""
@@ -37,7 +37,7 @@ class PodRemoval:
     async def remove(self, policy: CleanPodPolicy) -> None:
         if policy is CleanPodPolicy.NONE:
             return
-        pods = list(self._cluster.pods(self._key, self._uid).values())
+        pods = list(self._cluster.pods(*self._job).values())
         for pod in pods if policy is CleanPodPolicy.ALL else self.living():
             name = pod["metadata"]["name"]
             await self._attempts.until_done(f"delete pod {name}", partial(self._delete, pod["metadata"]))

@@ -26,7 +26,7 @@ from bamboo_operator.cluster.signals import (
     pod_deleted_signal,
     worker_signal,
 )
-from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
+from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 
 NOTICE_EXPIRY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
 
@@ -38,9 +38,9 @@ class WorkerWatch:
     """
 
     def __init__(
-        self, cluster: ClusterCache, key: JobKey, uid: str, marks: Sequence[NodeMark], signals: Counter[str]
+        self, job: JobIdentity, cluster: ClusterCache, marks: Sequence[NodeMark], signals: Counter[str]
     ) -> None:
-        self._cluster, self._key, self._uid, self._marks, self._signals = cluster, key, uid, marks, signals
+        self._job, self._cluster, self._marks, self._signals = job, cluster, marks, signals
         self.lost: set[WorkerId] = set()
         self.joined: set[WorkerId] = set()
         self._notices: dict[WorkerId, float] = {}  # when these workers will be gone
@@ -48,7 +48,7 @@ class WorkerWatch:
         self._forced: set[WorkerId] = set()  # those that did not exit, so that their pods were deleted
 
     def pods(self) -> dict[WorkerId, Object]:
-        return self._cluster.pods(self._key, self._uid)
+        return self._cluster.pods(*self._job)
 
     def begin(self, known_lost: Collection[WorkerId], *, resumed: bool) -> None:
         """known_lost: their loss was handled before. resumed: those that are being deleted may still be of use."""
@@ -74,7 +74,7 @@ class WorkerWatch:
 
     def pod_deleted(self, pod: Object) -> list[Event | Emit]:
         name = pod["metadata"]["name"]
-        return self._gone(name, pod_deleted_signal(name)) if owner_uid(pod) == self._uid else []
+        return self._gone(name, pod_deleted_signal(name)) if owner_uid(pod) == self._job.uid else []
 
     def node_deleted(self, pod: WorkerId, node: str) -> list[Event | Emit]:
         return self._gone(pod, node_deleted_signal(node)) if pod in self.pods() else []

@@ -6,7 +6,7 @@ from bamboo.coordinator.events import Emit
 from bamboo.kube.errors import ApiError
 from bamboo.page.history import JobHistory
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.objects import JobKey, utc_now
+from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.manifests.event import event
 
 MOST_UNPOSTED = 1000
@@ -26,12 +26,12 @@ class EventQueue(deque[Emit]):
         super().append(emit)
 
 
-async def post_events(api: ApiClient, job: JobKey, uid: str, queue: EventQueue) -> None:
+async def post_events(api: ApiClient, job: JobIdentity, queue: EventQueue) -> None:
     """The oldest ones; those that are posted, or never will be, leave the queue. Raises what is in API_ERRORS."""
     for _ in range(min(EVENTS_AT_ONCE, len(queue))):
         emit = queue[0]
         try:
-            await api.create_event(event(job, uid, emit, utc_now()))
+            await api.create_event(event(job, emit, utc_now()))
         except ApiError as error:
             if not may_be_posted_later(error):
                 _drop(queue, emit)

@@ -10,7 +10,7 @@ from typing import Any
 from bamboo.coordinator.events import Status
 from bamboo.coordinator.state import EarlierProgress
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
+from bamboo_operator.kube.objects import JobIdentity, parsed_time, utc_now
 from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
@@ -20,8 +20,8 @@ from bamboo_operator.status.savings import CostComparison
 class StatusWriter:
     """written: the status that was found."""
 
-    def __init__(self, key: JobKey, uid: str, selector: str, written: Mapping[str, Any], api: ApiClient) -> None:
-        self._key, self._uid, self._api = key, uid, api
+    def __init__(self, job: JobIdentity, selector: str, written: Mapping[str, Any], api: ApiClient) -> None:
+        (self._key, self._uid), self._api = job, api
         self.written: dict[str, Any] = dict(written)
         self._written_at = 0.0
         self._possible: dict[str, Any] | None = None  # what may have been written, too: the answer was lost
