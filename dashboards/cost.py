@@ -12,7 +12,7 @@ def make() -> Dashboard:
     return build(
         "bamboo-cost",
         "Bamboo / Cost",
-        "Cost by the prices of the node pools, in their currency; jobs whose pools have no price are not included.",
+        "Cost by the prices of the node pools, in their currency; workers of pools without a price are not included.",
         [("In this time", _sums()), ("Cost", _cost()), ("Use", _use())],
     )
 

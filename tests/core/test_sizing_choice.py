@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
-from bamboo.job.placement_spec import SpreadPolicy
+from bamboo.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.calm import Calm, calm
 from bamboo.sizing.choice import Bounds, amount, choose, in_words, on_demand, reasons
@@ -47,6 +47,18 @@ def test_a_paragraph_names_the_neighbours_on_the_front_and_what_another_choice_c
     assert "Of what ends within 3 h and costs at most 5 USD" in reasons(
         middle, [middle], [], Bounds(budget=5, deadline=3)
     )
+
+
+def test_nodes_with_several_workers_are_counted_as_nodes() -> None:
+    spread = SpreadSpec(workers_per_node=2)
+    fast, middle = assessed(5, (1.0, 9.0)), assessed(4, (2.0, 4.0))
+    said = reasons(middle, [fast, middle], [fast, middle], Bounds(), spread=spread)
+    assert "Recommended are 2 nodes of" in said
+    assert "3 nodes would take 50 % less time" in said
+    at = world(manifest(2, 1, 6, spread={"workersPerNode": 2}), layered(4))
+    told = on_demand(at, [(middle.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], middle)
+    hours = (at.machines["m"].profile.times.start + at.steps) / 3600
+    assert f"2 nodes of m would take {hours:.2f} h and cost {2 * 3.0 * hours:.2f} USD" in told
 
 
 def test_what_few_runs_cannot_say_is_said() -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bamboo.job.placement_spec import SpreadPolicy
+from bamboo.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo.job.spec import RedundancyMode
 from bamboo.simulation.zone_price import traffic_usd
 from bamboo.sizing.calm import Calm
@@ -15,6 +15,7 @@ from bamboo.sizing.world import HOUR, World
 from bamboo.text import count
 
 SHOWN_ZONES = 4
+ONE_EACH = SpreadSpec()  # a worker on each node
 PLACES = {
     SpreadPolicy.INTERLEAVE: "neighbours in different zones",
     SpreadPolicy.ZONE_PER_PIPELINE: "each pipeline in one zone",
@@ -124,11 +125,12 @@ def reasons(
     bounds: Bounds,
     *,
     several_zones: bool = True,
+    spread: SpreadSpec = ONE_EACH,
 ) -> str:
     """A paragraph. simulated: for comparisons, with runs as long as those of the front, which is ascending in time.
-    several_zones: whether where nodes are is worth a word.
+    several_zones: whether where nodes are is worth a word. spread: of the job, which says how many workers a node has.
     """
-    said = [_what(chosen, several_zones), _rule(chosen, bounds), _beside(chosen, front)]
+    said = [_what(chosen, several_zones, spread), _rule(chosen, bounds), _beside(chosen, front, spread)]
     said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "zones")]
     said += [_without(chosen, simulated, "mode")]
     said += [_without(chosen, simulated, "standby"), _money(chosen) if several_zones else "", _sure(chosen)]
@@ -145,9 +147,9 @@ def amount(one: Assessment, name: str, unit: str = "") -> str:
     return f"{mean:.{digits}f}{spread} {unit}".rstrip()
 
 
-def _what(chosen: Assessment, several_zones: bool) -> str:
+def _what(chosen: Assessment, several_zones: bool, spread: SpreadSpec) -> str:
     one = chosen.candidate
-    nodes = f"{count(one.workers, 'node')} of {one.machine} ({in_words(one, several_zones)})"
+    nodes = f"{_nodes(one, spread)} of {one.machine} ({in_words(one, several_zones)})"
     return (
         f"Recommended are {nodes}: the job takes {amount(chosen, 'hours', 'h')} and costs"
         f" {amount(chosen, 'usd', 'USD')}."
@@ -169,20 +171,24 @@ def _rule(chosen: Assessment, bounds: Bounds) -> str:
     return "Nothing else has a smaller product of time and cost; --deadline and --budget choose otherwise."
 
 
-def _beside(chosen: Assessment, front: Sequence[Assessment]) -> str:
+def _nodes(one: Candidate, spread: SpreadSpec) -> str:
+    return count(spread.nodes(one.workers), "node")
+
+
+def _beside(chosen: Assessment, front: Sequence[Assessment], spread: SpreadSpec) -> str:
     """Its neighbours on the front: what more or less money buys."""
     at = [one.candidate for one in front].index(chosen.candidate)
     said = []
     if at > 0:
         faster = front[at - 1]
         said.append(
-            f"{count(faster.candidate.workers, 'node')} would take {_less(faster.hours, chosen.hours)} less time"
+            f"{_nodes(faster.candidate, spread)} would take {_less(faster.hours, chosen.hours)} less time"
             f" and cost {_more(faster.usd, chosen.usd)} more"
         )
     if at + 1 < len(front):
         cheaper = front[at + 1]
         said.append(
-            f"{count(cheaper.candidate.workers, 'node')} would cost {_less(cheaper.usd, chosen.usd)} less and take"
+            f"{_nodes(cheaper.candidate, spread)} would cost {_less(cheaper.usd, chosen.usd)} less and take"
             f" {_more(cheaper.hours, chosen.hours)} more time"
         )
     return f"{'; '.join(said)}." if said else ""

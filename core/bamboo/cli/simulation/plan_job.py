@@ -223,7 +223,7 @@ def _told(world: World, found: SearchResult, bounds: Bounds) -> str:
     """Why that one; or why none."""
     if found.chosen is not None:
         several = len(world.market.zones) > 1
-        why = reasons(found.chosen, found.front, found.ends, bounds, several_zones=several)
+        why = reasons(found.chosen, found.front, found.ends, bounds, several_zones=several, spread=world.spec.spread)
         why += zones_named(world, found.chosen.candidate)
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
