@@ -75,3 +75,58 @@ def test_devices_without_gpus_and_gpus_without_use_are_warned_of(worker: dict[st
     found = [warning for warning in warnings(parse_manifest(document)) if "GPU" in warning]
     assert bool(found) is bool(told)
     assert all(told in warning for warning in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"redundancy": {"verify": "Report"}}, ""),
+        ({"redundancy": {"verify": "Report", "mode": "EagerBackward"}}, ""),
+        ({"redundancy": {"mode": "LazyForward"}}, ""),
+        (
+            {"redundancy": {"verify": "Report", "mode": "None"}},
+            "spec.redundancy.verify Report with spec.redundancy.mode None and one pipeline: nothing is there twice, so "
+            "nothing is compared",
+        ),
+        (
+            {"redundancy": {"verify": "Report"}, "topology": {"stages": 1}},
+            "spec.redundancy.verify Report with one worker: nothing is there twice, so nothing is compared",
+        ),
+        (
+            {"redundancy": {"verify": "Report", "mode": "None"}, "topology": {"stages": 2, "pipelines": 2}},
+            "spec.redundancy.verify Report with spec.redundancy.mode None: no forwards are computed twice, so only "
+            "states are compared",
+        ),
+        ({"redundancy": {"verify": "Report", "mode": "LazyForward"}}, "spec.redundancy.mode LazyForward: no forwards"),
+        ({"redundancy": {"verify": "Report"}, "worker": {"devices": 2}}, "spec.worker.devices 2: no forwards"),
+    ],
+)
+def test_results_that_are_there_once_and_are_to_be_compared_are_warned_of(changes: dict[str, Any], told: str) -> None:
+    document = manifest()
+    document["spec"] |= changes
+    found = [warning for warning in warnings(parse_manifest(document)) if "verify" in warning]
+    assert bool(found) is bool(told)
+    assert all(told in warning for warning in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"standby": {"workers": 1, "stages": 2}}, ""),
+        ({"standby": {"stages": 2}}, "spec.standby.stages 2 has no effect with spec.standby.workers 0"),
+        (
+            {"standby": {"workers": 1, "stages": 2}, "redundancy": {"mode": "None"}},
+            "spec.standby.stages 2 has no effect with spec.redundancy.mode None",
+        ),
+        (
+            {"standby": {"workers": 1, "stages": 2}, "topology": {"stages": 1}},
+            "spec.standby.stages 2 has no effect with one stage",
+        ),
+    ],
+)
+def test_stages_of_which_no_spare_worker_keeps_a_replica_are_warned_of(changes: dict[str, Any], told: str) -> None:
+    document = manifest()
+    document["spec"] |= changes
+    found = [warning for warning in warnings(parse_manifest(document)) if "standby.stages" in warning]
+    assert found == ([told] if told else [])

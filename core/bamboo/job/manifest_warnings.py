@@ -1,6 +1,6 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
-from bamboo.job.placement_spec import MOST_DEVICES, SpreadPolicy
+from bamboo.job.placement_spec import MOST_DEVICES, SpreadPolicy, VerifyMode
 from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, wanted_workers
 from bamboo.text import count
 
@@ -9,7 +9,8 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    found = (_one_pipeline(spec), _replicas(spec), _loggers(spec), _one_zone(spec), _nodes(spec), _devices(spec))
+    of_protection = (_one_pipeline(spec), _replicas(spec), _standby(spec), _verify(spec))
+    found = (*of_protection, _loggers(spec), _one_zone(spec), _nodes(spec), _devices(spec))
     return tuple(filter(None, found))
 
 
@@ -66,6 +67,32 @@ def _replicas(spec: JobSpec) -> str:
         return f"spec.redundancy.replicas {asked} has no effect with spec.redundancy.mode None"
     if asked > max(1, others):
         return f"spec.redundancy.replicas {asked}: a worker has only {count(others, 'other')} to hold its stage's state"
+    return ""
+
+
+def _standby(spec: JobSpec) -> str:
+    """Stages of which no spare worker keeps a replica."""
+    stages, none = spec.standby.stages, f"spec.standby.stages {spec.standby.stages} has no effect"
+    if stages and not spec.standby.workers:
+        return f"{none} with spec.standby.workers 0"
+    if stages and spec.redundancy.mode is RedundancyMode.NONE:
+        return f"{none} with spec.redundancy.mode None"
+    if stages and spec.topology.stages == 1:
+        return f"{none} with one stage"
+    return ""
+
+
+def _verify(spec: JobSpec) -> str:
+    """Results are there once that are to be compared."""
+    verify, mode, devices = spec.redundancy.verify, spec.redundancy.mode, spec.worker.devices
+    if verify is VerifyMode.NONE:
+        return ""
+    if spec.topology.pipelines == 1 and (mode is RedundancyMode.NONE or wanted_workers(spec) == 1):
+        why = "spec.redundancy.mode None and one pipeline" if mode is RedundancyMode.NONE else "one worker"
+        return f"spec.redundancy.verify {verify} with {why}: nothing is there twice, so nothing is compared"
+    if mode in (RedundancyMode.NONE, RedundancyMode.LAZY_FORWARD) or devices > 1:
+        why = f"spec.worker.devices {devices}" if devices > 1 else f"spec.redundancy.mode {mode}"
+        return f"spec.redundancy.verify {verify} with {why}: no forwards are computed twice, so only states are compared"
     return ""
 
 
