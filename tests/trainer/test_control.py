@@ -10,8 +10,9 @@ import pytest
 
 from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo.control.memory import Memory
-from bamboo.control.protocol import Bye, Heartbeat, Hello, Message, Refused, Stop
+from bamboo.control.protocol import Bye, CellFinished, Heartbeat, Hello, Message, Refused, StepCommitted, Stop
 from bamboo.control.server import ControlServer, token_check
+from bamboo.planning.plan import Cell
 from bamboo_trainer.worker.control import Control
 
 
@@ -145,3 +146,30 @@ def test_a_control_that_never_started_closes() -> None:
     control = Control("ws://127.0.0.1:1/", str, lambda: Hello(worker="w", host="", port=1), beat, print)
     control.send(Bye())
     control.close(0.0)
+
+
+def committed(step: int) -> StepCommitted:
+    return StepCommitted(step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=1, seconds=0.0)
+
+
+async def test_what_may_be_late_leaves_before_the_next_message_with_a_heartbeat_or_when_it_is_asked_for() -> None:
+    async with Channel() as channel:
+        async with client(channel.url) as (control, _):
+
+            def heard(*steps: int) -> bool:
+                return [message.step for message in channel.messages(StepCommitted)] == [*steps]
+
+            await until(lambda: channel.of(WorkerJoined))
+            control.send(committed(0), late=True)
+            control.send(committed(1), late=True)
+            control.send(CellFinished(cell=Cell(0, 0), digest="0" * 64))
+            await until(lambda: channel.messages(CellFinished))
+            assert heard(0, 1)
+            control.send(committed(2), late=True)
+            await until(lambda: heard(0, 1, 2))  # a heartbeat has followed
+            control.send(committed(3), late=True)
+            control.wake()
+            await until(lambda: heard(0, 1, 2, 3))
+            control.send(committed(4), late=True)
+        await until(lambda: channel.of(ChannelClosed))
+        assert heard(0, 1, 2, 3, 4), "closing flushes"

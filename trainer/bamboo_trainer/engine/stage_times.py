@@ -97,8 +97,9 @@ class StageTimer:
             measured.by_layer.append(_ByLayer())
         return by_layer
 
-    def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
-        """As a whole."""
+    def ran(self, stage: int, instruction: Instruction, begun: float, ended: float) -> None:
+        """As a whole. begun, ended: seconds of the clock."""
+        seconds = ended - begun
         match instruction:
             case Forward():
                 self.ran_forward(stage, seconds)
@@ -109,7 +110,7 @@ class StageTimer:
             case BackwardWeight():
                 self.ran_weights(stage, seconds)
             case ReportReady():
-                self.step_done()
+                self.step_done(ended)
 
     def ran_forward(self, stage: int, seconds: float) -> None:
         """A whole one, in one piece."""
@@ -144,9 +145,11 @@ class StageTimer:
         else:
             measured.layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
 
-    def step_done(self) -> None:
-        """All of this worker's work on a step: what is told from now on."""
-        self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in sorted(self._stages))[:MOST_TIMES]
+    def step_done(self, now: float) -> None:
+        """All of this worker's work on a step: what is told from now on. Nothing is summed up before it can be told."""
+        if now >= self._due:
+            stages = sorted(self._stages)[:MOST_TIMES]
+            self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in stages)
 
     def due(self, now: float) -> tuple[StageTimes, ...] | None:
         """The latest times, at most once a second; None if they need not be told now."""

@@ -32,6 +32,7 @@ from bamboo.control.protocol import (
     ReportRequest,
     RestoreFailed,
     SendPlan,
+    StepCommitted,
     Stop,
     TakeCheckpoint,
     ToWorker,
@@ -81,6 +82,7 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 0.5
 LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
+LATE_SECONDS = 0.002  # after which what nobody waits for is told between two pieces of work
 HISTORY_SECONDS = 2.0  # for what happened last
 
 
@@ -139,6 +141,7 @@ class WorkerAgent:
         self.devices: tuple[torch.device, ...] = ()
         self.platform = this_platform(worker)
         self.weights = FinalWeights(worker, self._tell)
+        self.late: float | None = None  # since when the control channel has something that is not sent yet
         self.exit_code: int | None = None
         self.last = ""  # line of the log: why it ends
 
@@ -174,6 +177,9 @@ class WorkerAgent:
 
     def _turn(self) -> None:
         busy = self.engine.turn() if self.engine else False
+        if self.late is not None and not (busy and time.monotonic() < self.late + LATE_SECONDS):
+            self.late = None
+            self.control.wake()
         if self.engine:
             self.weights.write(self.engine.trained)
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
@@ -326,9 +332,15 @@ class WorkerAgent:
             self.inbox.put(written)
 
     def _tell(self, message: Message) -> None:
-        """The coordinator may end the job once the root's cell has finished; its history has to be written by then."""
+        """The coordinator may end the job once the root's cell has finished; its history has to be written by then.
+
+        That a step is committed is told when the next instruction has been run, or there is none.
+        """
         if self.history and isinstance(message, CellFinished) and message.cell == ROOT:
             self.history.when_written(partial(self.control.send, message))
+        elif isinstance(message, StepCommitted):
+            self.control.send(message, late=True)
+            self.late = self.late or time.monotonic()
         else:
             self.control.send(message)
 

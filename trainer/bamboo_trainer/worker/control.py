@@ -65,19 +65,30 @@ class Control:
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, message: Message) -> None:
-        """Queues the message; from any thread, never blocks. Ignored once closed."""
+    def send(self, message: Message, *, late: bool = False) -> None:
+        """Queues the message; from any thread, never blocks. Ignored once closed.
+
+        late: it may stay in the queue until another message leaves, a heartbeat does, or `wake` is called. A thread
+        that is woken soon takes the interpreter's lock from its waker, who may have something urgent to do.
+        """
         with self._lock:
             if self._closed:
                 return
             self._outbox.append(message)
             self._written.clear()
+        if not late:
+            self.wake()
+
+    def wake(self) -> None:
+        """Have what is queued leave now; from any thread, never blocks."""
+        with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def close(self, flush_seconds: float = 1.0) -> None:
         """Waits at most that long until everything queued is written, then closes. May be called twice."""
         if self._thread.is_alive():
+            self.wake()
             self._written.wait(flush_seconds)
         with self._lock:
             self._closed = True
@@ -170,6 +181,7 @@ class Control:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             await socket.send_str(encode(self._heartbeat()).decode())
+            self._wake.set()
 
 
 async def until_first(*parts: Coroutine[Any, Any, Any]) -> None:

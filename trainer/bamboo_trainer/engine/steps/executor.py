@@ -293,7 +293,7 @@ class Executor:
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         ended = self._clock()
         if ordinary and timed and not by_layer:
-            self._timer.ran(cell_step.cell.stage, instruction, ended - begun)
+            self._timer.ran(cell_step.cell.stage, instruction, begun, ended)
         if cell_step.takeover:
             cell_step.takeover.until = ended
             if cell_step.next is None:
