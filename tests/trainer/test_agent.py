@@ -67,7 +67,7 @@ def agent(said: list[Message], monkeypatch: pytest.MonkeyPatch) -> Iterator[Work
     before = signal.getsignal(signal.SIGTERM)
     worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings(grace=30.0))
     monkeypatch.setattr(worker.control, "start", lambda: None)
-    monkeypatch.setattr(worker.control, "send", said.append)
+    monkeypatch.setattr(worker.control, "send", lambda message, late=False: said.append(message))
     yield worker
     worker.transport.close(0.0)
     signal.signal(signal.SIGTERM, before)
@@ -135,6 +135,23 @@ def test_the_earliest_of_several_notices_counts(agent: WorkerAgent) -> None:
     for seconds in (100.0, 20.0, 50.0):
         agent._obey(NoticeReceived(seconds=seconds))
     assert agent.leave_by <= time.monotonic() + 20.0
+
+
+def test_what_is_told_late_of_a_commit_leaves_before_the_worker_waits(
+    agent: WorkerAgent, said: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, bool]] = []
+    monkeypatch.setattr(agent.control, "send", lambda m, late=False: sent.append((type(m).__name__, late)))
+    monkeypatch.setattr(agent.control, "wake", lambda: sent.append(("wake", False)))
+    agent._obey(welcome())
+    agent._obey(SendPlan(plan=plan()))
+    while "CellFinished" not in dict(sent):
+        agent._turn()
+    agent._turn()
+    told = [one for one in sent if one[0] in ("StepCommitted", "CellFinished", "wake")]
+    assert told[0] == ("StepCommitted", True)
+    assert [name for name, _ in told if name != "wake"] == ["StepCommitted", "StepCommitted", "CellFinished"]
+    assert told[-1] == ("wake", False), "there is nothing to do, so it is not waited for the next instruction"
 
 
 def test_weights_are_written_once_the_stage_is_trained_and_then_committed(

@@ -25,12 +25,12 @@ STEPS = 50
 LAYER, BACKWARD = 0.01, 2.0  # seconds of a layer's forward; its backward takes that many times as long
 
 
-def measured(timer: StageTimer, forwards: Sequence[float], stage: int = 0, now: float = 0.0) -> None:
+def measured(timer: StageTimer, forwards: Sequence[float], stage: int = 0) -> None:
     for seconds in forwards:
         if not timer.begins_forward(stage):
             timer.ran_forward(stage, seconds)
         timer.ran_backward(stage, 2 * seconds)
-    timer.step_done(now)
+    timer.step_done()
 
 
 def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
@@ -39,7 +39,7 @@ def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
     measured(timer, [9.0] * IGNORED + [1.0] * 20 + [50.0] * 5)
     (said,) = timer.due(0.0) or ()
     assert (said.layers, said.forward, said.backward) == ((0, 2), 1.0, 2.0)
-    measured(timer, [3.0] * 40, now=2.0)
+    measured(timer, [3.0] * 40)
     (said,) = timer.due(2.0) or ()
     assert (said.forward, said.microbatches) == (3.0, KEPT)
 
@@ -54,10 +54,21 @@ def test_times_are_told_once_a_second_and_only_when_a_step_is_done() -> None:
     assert timer.due(10.0)
     assert timer.due(10.5) is None
     assert timer.due(11.1)
-    measured(timer, [7.0] * KEPT, now=12.0)
-    assert [said.forward for said in timer.due(12.2) or ()] == [1.0], "what could not be told yet was not summed up"
-    measured(timer, [7.0] * KEPT, now=13.2)
-    assert [said.forward for said in timer.due(13.3) or ()] == [7.0]
+
+
+def test_times_are_summed_up_once_for_each_time_that_they_are_told() -> None:
+    timer = StageTimer()
+    timer.begin([(0, 1)])
+    for seconds in (1.0, 7.0):
+        measured(timer, [seconds] * 2 * KEPT)
+    assert [said.forward for said in timer.due(0.0) or ()] == [1.0]
+    measured(timer, [9.0] * 2 * KEPT)
+    assert [said.forward for said in timer.due(0.5) or ()] == []
+    assert [said.forward for said in timer.due(1.0) or ()] == [9.0]
+    measured(timer, [2.0] * 2 * KEPT)
+    assert [times.forward for _, times in timer.owned()] == [2.0]
+    measured(timer, [3.0] * 2 * KEPT)
+    assert [times.forward for _, times in timer.owned()] == [3.0]
 
 
 def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_count() -> None:
@@ -66,7 +77,7 @@ def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_
     measured(timer, [1.0] * 5)
     measured(timer, [1.0] * 5, stage=1)
     timer.hold({1})
-    timer.step_done(0.0)
+    timer.step_done()
     assert [said.layers for said in timer.due(0.0) or ()] == [(1, 2)]
     timer.begin([(0, 2)])
     assert timer.due(5.0) is None
@@ -90,7 +101,7 @@ def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
         else:
             timer.ran_forward(0, seconds)
         timer.ran_backward(0, 2 * seconds)
-    timer.step_done(0.0)
+    timer.step_done()
     (said,) = timer.due(0.0) or ()
     assert (said.forward, said.each) == (3.0, (1.2, 2.4))
 
@@ -106,8 +117,8 @@ def test_a_backward_in_parts_takes_what_they_take_together() -> None:
             (BackwardRest(0), 0.75),
             (BackwardRest(0), 0.75),
         ):
-            timer.ran(0, instruction, 10.0, 10.0 + seconds)
-    timer.ran(0, ReportReady(), 11.0, 11.0)
+            timer.ran(0, instruction, seconds)
+    timer.ran(0, ReportReady(), 0.0)
     (said,) = timer.due(0.0) or ()
     assert (said.forward, said.backward) == (1.0, 2.0)
 

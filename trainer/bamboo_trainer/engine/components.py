@@ -79,9 +79,7 @@ class Components:
         )  # fmt: skip
         self.executor = Executor(
             self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
-            self.forward_sums,
-            observer=ports.observer, clock=ports.clock, timer=timer, tell=ports.tell, steps=ports.steps,
-            order=ports.order, copies=ports.copies, evaluations=ports.evaluations,
+            self.forward_sums, timer, ports,
         )  # fmt: skip
 
     @property

@@ -73,11 +73,11 @@ class StageTimer:
         self._ranges: Sequence[tuple[int, int]] = ()
         self._stages: dict[int, _Stage] = {}
         self._latest: tuple[StageTimes, ...] = ()
-        self._due = 0.0
+        self._due, self._asked = 0.0, True  # asked: are the latest times told, or of other stages?
 
     def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
         """The model is split so from now on. ranges: the layers of each stage."""
-        self._ranges, self._stages, self._latest = ranges, {}, ()
+        self._ranges, self._stages, self._latest, self._asked = ranges, {}, (), True
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -87,6 +87,7 @@ class StageTimer:
     def hold(self, stages: set[int]) -> None:
         """Only these are held here from now on."""
         self._stages = {index: stage for index, stage in self._stages.items() if index in stages}
+        self._asked = True
 
     def begins_forward(self, stage: int) -> bool:
         """Of the ordinary schedule. Is it to be run layer by layer, and measured so?"""
@@ -97,9 +98,8 @@ class StageTimer:
             measured.by_layer.append(_ByLayer())
         return by_layer
 
-    def ran(self, stage: int, instruction: Instruction, begun: float, ended: float) -> None:
-        """As a whole. begun, ended: seconds of the clock."""
-        seconds = ended - begun
+    def ran(self, stage: int, instruction: Instruction, seconds: float) -> None:
+        """As a whole."""
         match instruction:
             case Forward():
                 self.ran_forward(stage, seconds)
@@ -110,7 +110,7 @@ class StageTimer:
             case BackwardWeight():
                 self.ran_weights(stage, seconds)
             case ReportReady():
-                self.step_done(ended)
+                self.step_done()
 
     def ran_forward(self, stage: int, seconds: float) -> None:
         """A whole one, in one piece."""
@@ -145,9 +145,10 @@ class StageTimer:
         else:
             measured.layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
 
-    def step_done(self, now: float) -> None:
-        """All of this worker's work on a step: what is told from now on. Nothing is summed up before it can be told."""
-        if now >= self._due:
+    def step_done(self) -> None:
+        """All of this worker's work on a step: what is told from now on, unless what was summed up before is untold."""
+        if self._asked or not all(times.microbatches for times in self._latest):
+            self._asked = False
             stages = sorted(self._stages)[:MOST_TIMES]
             self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in stages)
 
@@ -156,12 +157,12 @@ class StageTimer:
         latest = self._latest
         if not latest or now < self._due:
             return None
-        self._due = now + TOLD_SECONDS
+        self._due, self._asked = now + TOLD_SECONDS, True
         return latest
 
     def owned(self) -> list[tuple[int, StageTimes]]:
         """By stage, those that are run here and were measured; any thread may ask."""
-        ranges = list(self._ranges)
+        ranges, self._asked = list(self._ranges), True
         return [(ranges.index(t.layers), t) for t in self._latest if t.microbatches and t.layers in ranges]
 
     def _of(self, stage: int) -> _Stage:

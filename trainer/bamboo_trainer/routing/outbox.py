@@ -74,26 +74,25 @@ class Outbox:
     ) -> None:
         """Once the tensors are copied, and what came before has left."""
         lane = lane_of(address.kind)
-        leaving = _Leaving(address, self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY), payload, receiver)
-        if self._leaving[lane] or not leaving.copy.ready():
-            self._leaving[lane].append(leaving)
+        copy, queue = self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY), self._leaving[lane]
+        if queue or not copy.ready():
+            queue.append(_Leaving(address, copy, payload, receiver))
         else:
-            self._leave(leaving)
+            self._leave(address, copy, payload, receiver)
 
     def advance(self) -> None:
         """Send what is copied by now."""
         for queue in self._leaving.values():
             while queue and queue[0].copy.ready():
-                self._leave(queue.popleft())
+                self._leave(*queue.popleft())
 
     def finish(self) -> None:
         """Send all that was emitted, and wait until it is copied: what follows is about what was sent before."""
         for queue in self._leaving.values():
             while queue:
-                self._leave(queue.popleft())
+                self._leave(*queue.popleft())
 
-    def _leave(self, leaving: _Leaving) -> None:
-        address, copy, payload, receiver = leaving
+    def _leave(self, address: Address, copy: Copy, payload: Any, receiver: WorkerId | None) -> None:
         plan = self._plan.current
         frame = Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=copy.wait(), payload=payload)
         if receiver is not None:

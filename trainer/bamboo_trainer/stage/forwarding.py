@@ -1,6 +1,6 @@
 """A forward of one microbatch on its way through a stage's layers, and what runs it layer by layer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,10 +78,12 @@ class ForwardRunner:
         self._first, self._end = min(layers), max(layers) + 1
         self._last = self._end == len(task.layers)
         self._checkpointed = checkpointed_layers(task)
+        self._reduces = config.precision in REDUCED
         self._compiled = CompiledLayers(layers, deterministic=config.deterministic) if config.compile else None
         if self._compiled:
             forms = input_forms(task, config, self._end)
             self._compiled.compile_ahead(forms, device, lambda index, given: self._call(index, 0, given))
+        self._seeds: dict[tuple[int, int], tuple[int, ...]] = {}  # of the layers, by step and microbatch
         self._cut_at = frozenset(bucket.layer for bucket in parameters.buckets) - {self._first}
 
     @property
@@ -94,6 +96,16 @@ class ForwardRunner:
         """Are some of the layers run once more in the backward?"""
         return not self._checkpointed.isdisjoint(self._layers)
 
+    def expect(self, step: int, microbatches: Iterable[int]) -> None:
+        """Forwards of a step: their seeds are found out in one go, which takes a fraction of what it takes one by one,
+        between layers. Any other forward finds out its own.
+        """
+        known = {place: seeds for place, seeds in self._seeds.items() if place[0] == step}
+        self._seeds = known | {(step, m): self._seeds_of(step, m) for m in microbatches}
+
+    def _seeds_of(self, step: int, microbatch: int) -> tuple[int, ...]:
+        return tuple([forward_seed(self._config.seed, step, microbatch, index) for index in self._layers])
+
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
         """One that has yet to run all layers. on_host: what its backward will need waits in host memory."""
         assert (inputs is None) == (self._first == 0)
@@ -103,7 +115,8 @@ class ForwardRunner:
             leaves, targets = self._bring(read), there if self._last else None
         else:
             parts, needed = split_needs(inputs)
-            leaves = tuple(p.detach().requires_grad_(need) for p, need in zip(self._bring(parts), needed, strict=True))
+            pairs = zip(self._bring(parts), needed, strict=True)
+            leaves = tuple([part.detach().requires_grad_(need) for part, need in pairs])
         return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host)
 
     def advance(self, forwarding: Forwarding) -> None:
@@ -119,13 +132,14 @@ class ForwardRunner:
             self._run(forwarding, end)
 
     def _run(self, f: Forwarding, end: int) -> None:
+        seeds = self._seeds.get((f.step, f.microbatch)) or self._seeds_of(f.step, f.microbatch)
         with capturing(f.capture):
             for index in range(f.layer, end):
                 if f.cuts is not None and index in self._cut_at:
                     f.cuts.append(Cut.at(f.parts, len(f.capture.losses)))
                     f.parts = f.cuts[-1].leaves
                 f.parts = as_passed_on(f.parts)
-                seed = forward_seed(self._config.seed, f.step, f.microbatch, index)
+                seed = seeds[index - self._first]
                 call: Callable[[Any], Any] = partial(self._call, index, seed)
                 if index in self._checkpointed:
                     call = recomputing(partial(self.call, index, seed, capture=f.capture))
@@ -144,7 +158,7 @@ class ForwardRunner:
 
     def _call(self, index: int, seed: int, given: Any) -> Any:
         seed_forward(self._device, seed)
-        if self._config.precision not in REDUCED:
+        if not self._reduces:
             return self._layer(index, given)
         with autocast_and_keep(self._device, self._config.precision):
             result = self._layer(index, given)
@@ -163,7 +177,7 @@ def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:
     """What a stage tells the next one: its outputs, and, if a part of floats needs no gradient, as nothing in front of
     it is trained, which ones do. Layers pass no complex numbers, so a last tensor of these is no output.
     """
-    if all(need for part, need in zip(outputs, needed, strict=True) if part.is_floating_point()):
+    if all(needed) or all(need for part, need in zip(outputs, needed, strict=True) if part.is_floating_point()):
         return outputs
     return (*outputs, torch.tensor(needed, dtype=torch.complex64))
 
@@ -171,7 +185,7 @@ def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:
 def split_needs(given: Parts) -> tuple[Parts, tuple[bool, ...]]:
     """The parts alone, and for each whether it needs a gradient. Raises ValueError if these are not as many."""
     if not given or not given[-1].is_complex():
-        return given, tuple(part.is_floating_point() for part in given)
+        return given, tuple([part.is_floating_point() for part in given])
     parts, told = given[:-1], given[-1].reshape(-1).tolist()
     if len(parts) != len(told):
         raise ValueError(f"expected {len(told)} parts, got {len(parts)}")

@@ -71,7 +71,7 @@ class Stage(SharedValues, EvaluatedState):
         self._task, self._stage, self._config = task, stage, config
         self.gradient_dtype = config.gradient_dtype  # of the final gradient
         self._reader = reader or BatchReader(task, config.samples)
-        self._device = torch.device(device)
+        self._device, self._runs_ahead = torch.device(device), torch.device(device).type != "cpu"
         self.bring = (copies or AtOnce(self._device)).bring
         self.first, self._end = stages[stage]  # layers
         self.last = stage == len(stages) - 1
@@ -118,6 +118,7 @@ class Stage(SharedValues, EvaluatedState):
         """Work on a step's microbatches, whole groups of those that the bounds say. bucketwise: the last one's backward
         begins with one bucket, and `backward_rest` goes on with the others.
         """
+        self._forwards.expect(self.version, microbatches)
         total = GradientSum(self.gradient_size, self._device, bounds, microbatches, self.gradient_dtype, self.buckets)
         return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
 
@@ -138,11 +139,11 @@ class Stage(SharedValues, EvaluatedState):
         self._first_look.before(self._reader, place, given, self._device, self._forwards.call)
 
     def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        run = partial(self._run, step, microbatch, inputs, microbatch == work.bucketwise)
+        place = (step, microbatch, inputs, microbatch == work.bucketwise)
         if self.context:
-            return self.complete(work, run())
-        forwarding, self.context = self._first_look.during(run)
-        return self.complete(work, forwarding)
+            return self.complete(work, self._run(*place))
+        found, self.context = self._first_look.during(partial(self._run, *place))
+        return self.complete(work, found)
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
         forwarding = self._forwards.start(step, microbatch, inputs)
@@ -171,14 +172,14 @@ class Stage(SharedValues, EvaluatedState):
             if scale and len(metrics) < MOST_METRICS:
                 work.metrics[forwarding.microbatch] = metrics | {LOSS_SCALE: (scale.scale, 1.0)}
             return ()
-        outputs = (p.detach() for p in forwarding.parts)
-        kept = tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
+        outputs = [p.detach() for p in forwarding.parts]
+        kept = tuple([p.clone() if self._parameters.holds(p) else p for p in outputs])
         return with_needs(kept, [p.requires_grad for p in forwarding.parts])
 
     @property
     def runs_ahead(self) -> bool:
         """Does the device go on by itself with what was started?"""
-        return self._device.type != "cpu"
+        return self._runs_ahead
 
     def wait(self) -> None:
         """Until what was started on the device is done."""
@@ -278,7 +279,6 @@ class Stage(SharedValues, EvaluatedState):
         """One optimizer step with the final gradient, which is not modified, times scale; `norm` is the global one's.
 
         running: the bytes of the running buffers after the step, as `folded` has made them.
-
         A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
         """
         self._constants.check()

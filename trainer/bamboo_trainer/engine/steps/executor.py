@@ -1,36 +1,33 @@
 """Runs the cells that this worker owns, instruction by instruction: the most urgent one that is ready."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
 from torch import Tensor
 
-from bamboo.control.protocol import CellFinished, Message, TakenOver
+from bamboo.control.protocol import CellFinished, TakenOver
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo.planning.schedule import (
     AddPartialSums,
     Forward,
     Instruction,
     ReportReady,
-    StageOrder,
 )
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
-from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, TakeoverProgress
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
-from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.frames import REDUCED, Frame
 
 
@@ -46,21 +43,16 @@ class Executor:
         replicator: Replicator,
         redundant: RedundantWork,
         sums: ForwardSums,
-        *,
-        observer: Observer,
-        clock: Callable[[], float],
         timer: StageTimer,
-        tell: Callable[[Message], None],
-        steps: int,
-        order: StageOrder,
-        copies: HostCopies,
-        evaluations: EvaluationSchedule | None = None,
+        ports: Ports,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
-        self._observer, self._clock, self._timer, self._tell = observer, clock, timer, tell
-        self._wanted, self._order, self._evaluations = steps, order, evaluations
-        self._instructions = Instructions(plan, outbox, states, replicator, sums, copies, steps=steps, clock=clock)
+        self._observer, self._clock, self._timer, self._tell = ports.observer, ports.clock, timer, ports.tell
+        self._wanted, self._order, self._evaluations = ports.steps, ports.order, ports.evaluations
+        self._instructions = Instructions(
+            plan, outbox, states, replicator, sums, ports.copies, steps=ports.steps, clock=ports.clock
+        )
         self.cells: dict[Cell, CellStep] = {}
         self._portions = PortionSteps(plan, states, committer.layout)
         self.handed_over: dict[Cell, Frame] = {}
@@ -287,13 +279,14 @@ class Executor:
         else:
             self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
-        timed = by_layer or stage is None or not stage.runs_ahead or self._is_waited_for(cell_step)
-        if timed and stage:
+        runs_ahead = stage is not None and stage.runs_ahead
+        timed = by_layer or not runs_ahead or self._is_waited_for(cell_step)
+        if timed and runs_ahead and stage:
             stage.wait()
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         ended = self._clock()
         if ordinary and timed and not by_layer:
-            self._timer.ran(cell_step.cell.stage, instruction, begun, ended)
+            self._timer.ran(cell_step.cell.stage, instruction, ended - begun)
         if cell_step.takeover:
             cell_step.takeover.until = ended
             if cell_step.next is None:

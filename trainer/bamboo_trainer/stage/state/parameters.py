@@ -278,7 +278,7 @@ class FlatParameters:
 
     def used(self, gradient: Tensor) -> list[bool]:
         """Which slots any backward has reached whose sum this final gradient is."""
-        return [bool(mark) for mark in (gradient[self._slot_marks] > 0).tolist()]
+        return [mark > 0 for mark in gradient[self._slot_marks].tolist()]
 
     def unbind(self) -> None:
         for place in self._places:
