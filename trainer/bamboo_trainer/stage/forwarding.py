@@ -138,7 +138,8 @@ class ForwardRunner:
                 if f.cuts is not None and index in self._cut_at:
                     f.cuts.append(Cut.at(f.parts, len(f.capture.losses)))
                     f.parts = f.cuts[-1].leaves
-                f.parts = as_passed_on(f.parts)
+                if self._reduces:
+                    f.parts = as_passed_on(f.parts)
                 seed = seeds[index - self._first]
                 call: Callable[[Any], Any] = partial(self._call, index, seed)
                 if index in self._checkpointed:
