@@ -193,6 +193,26 @@ def test_what_is_deterministic_is_let_through_and_trains_as_before(layers, preci
     assert [one_step(stages, k, config) for k in range(3)] == pytest.approx(losses, rel=1e-2)
 
 
+def test_a_checkpoint_that_runs_a_backward_of_its_own_is_let_through(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch cannot be asked for some of its gradients; forwards are looked at all the same."""
+
+    class Reentrant(nn.Module):
+        def __init__(self, draws: bool) -> None:
+            super().__init__()
+            self.inner, self.draws = nn.Linear(3, 3), draws
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = torch.utils.checkpoint.checkpoint(self.inner, x * 1, use_reentrant=True)
+            return y * random.random() if self.draws else y
+
+    split = [(0, 1), (1, 3)]
+    assert one_step(chain(between(lambda: Reentrant(draws=False)), split), 0) > 0
+    (message,) = caplog.messages
+    assert message == "the backward of layer 1 (Reentrant) was not checked: it has a checkpoint with use_reentrant=True"
+    with pytest.raises(NotDeterministic, match="layer 1"):
+        one_step(chain(between(lambda: Reentrant(draws=True)), split), 0)
+
+
 def test_a_profiler_that_runs_already_stays() -> None:
     profiler = cProfile.Profile()
     profiler.enable()

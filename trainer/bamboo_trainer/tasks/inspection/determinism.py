@@ -128,6 +128,8 @@ class DeterminismCheck:
                 "use torch's global generator, which is seeded before each layer"
             )
         names = [*(f"the gradient of parameter {name!r}" for name, _ in trained), *_gradients_of(parts)]
+        if names and not gradients:
+            logger.warning("the backward of %s was not checked: it has a checkpoint with use_reentrant=True", who)
         outputs = ["its output"] if len(first) == 1 else [f"output {i}" for i in range(len(first))]
         for name, one, other in zip_longest([*outputs, *names], [*first, *gradients], [*second, *others]):
             if not _same(one, other):
@@ -175,17 +177,36 @@ def compare_batches(one: Batch, other: Batch, samples: Sequence[int]) -> None:
 def _forward_and_backward(
     who: str, run: Callable[[Parts], Parts], parts: Parts, trained: Sequence[tuple[str, Tensor]]
 ) -> tuple[Parts, list[Tensor | None]]:
-    """Detached outputs; the gradients of trained parameters and of floating-point inputs, None for what is not used."""
+    """Detached outputs; the gradients of trained parameters and of floating-point inputs, None for what is not used.
+
+    No gradients at all if torch cannot be asked for these alone.
+    """
     leaves = tuple(p.detach().requires_grad_(p.is_floating_point()) for p in parts)
     with torch.enable_grad():
         outputs = run(leaves)
     ends = [p for p in outputs if p.requires_grad]
     wanted = [*(p for _, p in trained), *(p for p in leaves if p.requires_grad)]
     gradients: Sequence[Tensor | None] = [None] * len(wanted)
-    if ends and wanted:
+    if _has_reentrant_checkpoint(ends):
+        gradients = []
+    elif ends and wanted:
         with in_task(f"the backward of {who}"), keep_casts():
             gradients = torch.autograd.grad(ends, wanted, [_uneven(p) for p in ends], allow_unused=True)
     return tuple(p.detach() for p in outputs), list(gradients)
+
+
+def _has_reentrant_checkpoint(ends: Sequence[Tensor]) -> bool:
+    """It runs a backward of its own, and refuses to be a part of one that is for some gradients only."""
+    nodes: list[Any] = [end.grad_fn for end in ends if end.grad_fn is not None]  # what is passed on has none
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        nodes += new
+    return False
 
 
 def _uneven(tensor: Tensor) -> Tensor:
