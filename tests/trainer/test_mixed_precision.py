@@ -1,6 +1,8 @@
 """bf16 with casts that are kept: the same bits as without, and less memory."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -107,18 +109,23 @@ def test_stages_keep_their_own(tmp_path) -> None:
 class Uses(nn.Module):
     """Its input in three products, as attention behind a norm does."""
 
-    def __init__(self) -> None:
+    def __init__(self, reduced: bool) -> None:
         super().__init__()
         self.query, self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.reduced = reduced  # by itself, whatever the job's precision is
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.query(x).float() * self.key(x).float() + self.value(x).float()
+        with torch.autocast("cpu", torch.bfloat16) if self.reduced else nullcontext():
+            return self.query(x).float() * self.key(x).float() + self.value(x).float()
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_gradient_of_an_input_of_several_products_does_not_depend_on_the_split(precision: str) -> None:
+@pytest.mark.parametrize(("precision", "reduced"), [("bf16", False), ("fp16", False), ("fp32", True)])
+def test_the_gradient_of_an_input_of_several_products_does_not_depend_on_the_split(
+    precision: str, reduced: bool
+) -> None:
     """Of a stage's first layer, too, it is summed in fp32."""
-    task = small_task(layers=(lambda: nn.Linear(2, 16), Uses, Uses, lambda: nn.Linear(16, 2)))
+    uses = partial(Uses, reduced)
+    task = small_task(layers=(lambda: nn.Linear(2, 16), uses, uses, lambda: nn.Linear(16, 2)))
     splits = [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]]
     digests = set()
     for split in splits:

@@ -137,8 +137,8 @@ class ForwardRunner:
             for index in range(f.layer, end):
                 if f.cuts is not None and index in self._cut_at:
                     f.cuts.append(Cut.at(f.parts, len(f.capture.losses)))
-                    f.parts = f.cuts[-1].leaves
-                if self._reduces:
+                    f.parts = as_passed_on(f.cuts[-1].leaves)
+                elif index == self._first:
                     f.parts = as_passed_on(f.parts)
                 seed = seeds[index - self._first]
                 call: Callable[[Any], Any] = partial(self._call, index, seed)

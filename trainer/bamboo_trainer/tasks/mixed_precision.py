@@ -69,6 +69,7 @@ def as_passed_on(parts: Parts) -> Parts:
 
     autocast keeps the cast of a leaf, as if it were a parameter. The gradients of its uses would be summed in 16 bits,
     which those of what a layer in the same stage has passed on are not; and the cast would stay until `forget_casts`.
+    A layer may use autocast itself, so that this is so whatever the job's precision is.
     """
     return tuple([part.view_as(part) if part.requires_grad and part.is_leaf else part for part in parts])
 
