@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+import torch
+
 from bamboo.checkpoint.layout import part_name
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
@@ -41,7 +43,7 @@ from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
+from bamboo_trainer.memory.host_copies import AtOnce, HostCopies, copies_by_device, together
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.stage.state.layer_state import LayerState
@@ -163,8 +165,9 @@ class Job:
     """One simulated job. `decide` is called before every turn and may act on the job (kill, notice).
 
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
-    store: of checkpoints, if it is not empty. platforms: of the workers in turn. copies: of what a worker sends.
-    per_worker: devices, each of which runs a part of its stage, if the manifest does not say it.
+    store: of checkpoints, if it is not empty. platforms: of the workers in turn. devices: those of each worker, the
+    parts of its stages in turn. copies: of what a worker sends, if that is the CPU alone. per_worker: devices, each of
+    which runs a part of its stage, if the manifest does not say it.
     """
 
     def __init__(
@@ -173,7 +176,7 @@ class Job:
         faults: tuple[Fault, ...] = (),
         decide: Callable[["Job"], None] = lambda job: None,
         capacity: int = 1000,
-        device: str = "cpu",
+        devices: Sequence[str] = ("cpu",),
         store: MemoryStore | None = None,
         platforms: Sequence[Platform] = (Platform(),),
         copies: Callable[[], HostCopies] = AtOnce,
@@ -181,7 +184,7 @@ class Job:
     ) -> None:
         self.platforms, self.copies = platforms, copies
         self.store = store or MemoryStore()
-        self.device = device
+        self.devices = tuple(map(torch.device, devices))
         self.manifest, spec = manifest, parse_manifest(manifest)
         self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
         task, seed = self.spec.task, self.spec.training.seed
@@ -196,6 +199,7 @@ class Job:
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()
         self.nodes: dict[str, Node] = {}
+        self._by_device: dict[str, dict[torch.device, HostCopies]] = {}  # of each worker
         self.started, self.wanted = 0, 0
         self.finish: Finish | None = None
         self.emitted: list[Emit] = []
@@ -229,11 +233,12 @@ class Job:
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """In its first state, for that worker."""
-        return Stage(self.task, stage, stages, config, self.device)
+        device = self.devices[stage % len(self.devices)]
+        return Stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
 
     def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """Of a worker that holds a shard of the optimizer's state."""
-        return Stage(self.task, 0, stages, config, self.device, remembers=False)
+        return Stage(self.task, 0, stages, config, self.devices[0], remembers=False)
 
     def where(self) -> str:
         lines = [
@@ -329,6 +334,8 @@ class Job:
         def tell(message: protocol.Message) -> None:
             self.inbox.append(Received(name, message))
 
+        by_device = self._by_device[name] = copies_by_device(self.devices, lambda: None)
+        on_cpu = all(device.type == "cpu" for device in self.devices)
         engine = make_engine(
             Ports(
                 worker=name,
@@ -339,7 +346,7 @@ class Job:
                 keep=lambda checkpoint, states, seconds: tell(self.store.keep(checkpoint, states)),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
-                copies=self.copies(),
+                copies=self.copies() if on_cpu else together(by_device),
                 tell=tell,
                 observer=Watch(self, name),
                 clock=lambda: self.now,

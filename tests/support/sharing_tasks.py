@@ -86,14 +86,22 @@ def made_here_only() -> Layers:
     return [lambda: embedding, particular, nn.Tanh, nn.Identity, lambda: Head(embedding)]
 
 
+def frozen() -> Layers:
+    """Two layers use one block that is not trained."""
+    torch.manual_seed(5)
+    block = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+    last = nn.Linear(WIDTH, WORDS)
+    return [lambda: nn.Embedding(WORDS, WIDTH), lambda: Whole(block), nn.Tanh, lambda: Whole(block), lambda: last]
+
+
 SHARING: dict[str, Callable[[], Layers]] = {f.__name__: f for f in (made_before, cached, left_behind, made_here_only)}
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: sharing, a key of SHARING."""
+    """config: sharing, a key of SHARING, or "frozen"."""
     words = torch.arange(24) * 7 % WORDS
     return Task(
-        layers=SHARING[config["sharing"]](),
+        layers=(SHARING | {"frozen": frozen})[config["sharing"]](),
         loss=lambda outputs, targets: nn.functional.cross_entropy(outputs[0], targets[0]),
         dataset=TensorDataset((words,), ((words * 3 + 1) % WORDS,)),
         optimizer=lambda named: torch.optim.AdamW(named, weight_decay=0.1),

@@ -1,8 +1,9 @@
-"""On a GPU, where there is one: the same promises. BAMBOO_TEST_DEVICE=cpu runs the same tests without one."""
+"""On a GPU, where there is one: the same promises. BAMBOO_TEST_DEVICE=cpu runs the same tests without one, and
+test_pretended_gpu.py on pretended ones.
+"""
 
 import os
 import threading
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from bamboo_trainer.compilation.toolchain import toolchain
 from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
 from bamboo_trainer.memory.placement import release_cached, use
 from bamboo_trainer.worker.platform import this_platform
+from manifest_kit import bamboojob, training
 from training_job import Fault, Job
 
-DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "")
-COPIES = partial(host_copies, torch.device(DEVICE or "cpu"), lambda: None)
+DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda:0" if torch.cuda.is_available() else "")
+IS_PRETENDED = "PRETENDED_GPU" in os.environ
+IS_REAL = DEVICE.startswith("cuda") and not IS_PRETENDED
 pytestmark = pytest.mark.skipif(not DEVICE, reason="no GPU here")
 
 
@@ -32,9 +35,11 @@ def deterministic():
 
 
 def document(
-    precision: str = "fp32", pipelines: int = 1, placement: str = "Device", tied: bool = False, compiled: bool = False
-) -> dict[str, Any]:
-    made = manifest(4 // pipelines, pipelines, mode="EagerForward", standby=1, tied=tied, steps=6)
+    precision: str = "fp32", pipelines: int = 1, placement: str = "Device", tied: bool = False, compiled: bool = False,
+    stages: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """stages: if they are not four of all pipelines together."""
+    made = manifest(stages or 4 // pipelines, pipelines, mode="EagerForward", standby=1, tied=tied, steps=6)
     made["spec"]["training"]["precision"] = precision.partition(" ")[0]
     if precision == "bf16 parameters":
         made["spec"]["training"]["parameterPrecision"] = "bf16"
@@ -45,7 +50,7 @@ def document(
 
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_trains_as_on_the_cpu(pipelines: int) -> None:
-    there = Job(document(pipelines=pipelines), device=DEVICE, copies=COPIES).run()
+    there = Job(document(pipelines=pipelines), devices=(DEVICE,)).run()
     here = Job(document(pipelines=pipelines)).run()
     assert there.finish is not None
     assert there.finish.outcome is Outcome.COMPLETE
@@ -58,36 +63,67 @@ def test_trains_as_on_the_cpu(pipelines: int) -> None:
 @pytest.mark.parametrize(("pipelines", "tied"), [(1, False), (1, True), (2, False)])
 def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, tied: bool) -> None:
     job = document(precision, pipelines, placement, tied)
-    calm = Job(job, device=DEVICE, copies=COPIES).run()
+    calm = Job(job, devices=(DEVICE,)).run()
     at = [f for f in dict.fromkeys(calm.executed) if f.step == 4 and f.cell == Cell(0, 1) and not f.after]
     names = {"Forward", "Backward", "ReduceGradients", "SyncReplicas", "OptimizerStep"}
     chosen = {f.name: f for f in at if f.name in names}
     assert {"Forward", "Backward"} <= chosen.keys()
     for fault in chosen.values():
-        disturbed = Job(
-            job, (Fault(fault.name, fault.cell, fault.step, fault.microbatch),), device=DEVICE, copies=COPIES
-        ).run()
+        disturbed = Job(job, (Fault(fault.name, fault.cell, fault.step, fault.microbatch),), devices=(DEVICE,)).run()
         assert not disturbed.faults, f"{fault} did not strike"
         assert disturbed.state.losses == calm.state.losses
         assert disturbed.digests == calm.digests
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("placement", ["Device", "Host"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_worker_with_two_gpus_has_the_bits_of_one_and_keeps_them_after_a_loss(placement: str, tied: bool) -> None:
+    one = Job(document(placement=placement, tied=tied), devices=(DEVICE,)).run()
+    job = document(placement=placement, tied=tied, stages=2)
+    job["spec"]["topology"]["schedule"] = "ZBH1"
+    devices = ("cuda:0", "cuda:1")
+    calm = Job(job, devices=devices, per_worker=2).run()
+    assert calm.state.losses == one.state.losses
+    assert add_digests(calm.digests) == add_digests(one.digests)
+    for name in ("Forward", "BackwardWeight"):
+        fault = next(f for f in calm.executed if f.name == name and f.step == 4 and f.cell == Cell(0, 2))
+        disturbed = Job(job, (fault,), devices=devices, per_worker=2).run()
+        assert not disturbed.faults, f"{fault} did not strike"
+        assert disturbed.state.losses == calm.state.losses
+        assert disturbed.digests == calm.digests
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_layers_on_two_gpus_share_what_nobody_trains() -> None:
+    job = bamboojob(
+        task={"entrypoint": "sharing_tasks:build", "config": {"sharing": "frozen"}},
+        training=training(3, 12, 3),
+        topology={"stages": 2},
+    )
+    calm = Job(job, devices=("cuda:0", "cuda:1"), per_worker=2).run()
+    fault = Fault("Backward", Cell(0, 2), 1, 1)
+    disturbed = Job(job, (fault,), devices=("cuda:0", "cuda:1"), per_worker=2).run()
+    assert not disturbed.faults
+    assert disturbed.digests == calm.digests
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.skipif(toolchain(gpu=DEVICE.startswith("cuda")).lacks != "", reason="nothing to compile with")
+@pytest.mark.skipif(IS_PRETENDED or toolchain(gpu=IS_REAL).lacks != "", reason="nothing to compile with")
 @pytest.mark.parametrize("placement", ["Device", "Host"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_compiled_layers_have_the_same_bits_on_another_grid_and_after_a_loss(precision: str, placement: str) -> None:
-    calm = Job(document(precision, placement=placement, compiled=True), device=DEVICE, copies=COPIES).run()
+    calm = Job(document(precision, placement=placement, compiled=True), devices=(DEVICE,)).run()
     fault = Fault("Backward", Cell(0, 1), 4, 1)
     job = document(precision, 2, placement, compiled=True)
-    disturbed = Job(job, (fault,), device=DEVICE, copies=COPIES).run()
+    disturbed = Job(job, (fault,), devices=(DEVICE,)).run()
     assert not disturbed.faults
     assert disturbed.state.losses == calm.state.losses
     assert add_digests(disturbed.digests) == add_digests(calm.digests)
 
 
-@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="a CPU has none of it")
+@pytest.mark.skipif(not IS_REAL, reason="others have none of it")
 def test_a_gpu_says_what_decides_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAMBOO_DEVICE", DEVICE)
     found = this_platform("w0")
@@ -107,7 +143,7 @@ def test_pinned_memory_ends_where_it_is_told_to_and_is_returned() -> None:
     release_cached()
 
 
-@pytest.mark.skipif(not DEVICE.startswith("cuda"), reason="a CPU's tensors are their own copies")
+@pytest.mark.skipif(not IS_REAL, reason="a CPU's tensors are their own copies, and a pretended GPU is never busy")
 def test_a_copy_is_under_way_while_the_device_works_and_has_what_was_there_when_it_was_started() -> None:
     told = threading.Event()
     copies, tensor = host_copies(torch.device(DEVICE), told.set), torch.ones(1 << 20, device=DEVICE)

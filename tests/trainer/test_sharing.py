@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer.check import check
@@ -44,7 +45,7 @@ def plainly(task: Task) -> dict[str, torch.Tensor]:
     return {f"layers.{name}": tensor.detach() for name, tensor in layers.state_dict().items()}
 
 
-@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("sharing", [*SHARING, "frozen"])
 @pytest.mark.parametrize("split", [[(0, 5)], [(0, 3), (3, 5)], [(s, s + 1) for s in range(5)]], ids=len)
 def test_stages_train_what_plain_pytorch_trains(sharing: str, split: list[tuple[int, int]]) -> None:
     expected = plainly(build({"sharing": sharing}))
@@ -64,7 +65,7 @@ def manifest(sharing: str, stages: int, pipelines: int) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("sharing", [*SHARING, "frozen"])
 @pytest.mark.parametrize(("stages", "pipelines"), [(1, 1), (4, 1), (2, 2)])
 def test_jobs_train_what_plain_pytorch_trains(sharing: str, stages: int, pipelines: int) -> None:
     """Also if a worker is lost; workers keep replicas of stages that share parameters with their own."""
@@ -80,6 +81,12 @@ def test_jobs_train_what_plain_pytorch_trains(sharing: str, stages: int, pipelin
         assert struck.finish is not None
         assert struck.finish.outcome is Outcome.COMPLETE, struck.emitted
         assert struck.digests == calm.digests
+
+
+@pytest.mark.parametrize("sharing", [*SHARING, "frozen"])
+def test_the_state_counts_alike_however_it_is_split(sharing: str) -> None:
+    found = {add_digests(Job(manifest(sharing, *grid)).run().digests) for grid in [(1, 1), (2, 1), (4, 1), (2, 2)]}
+    assert len(found) == 1
 
 
 def test_what_is_shared_is_tied_under_the_first_layers_name() -> None:

@@ -2,13 +2,15 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 DEVICE_VARIABLE = "BAMBOO_DEVICE"
+_CPU = torch.device("cpu")
 
 
 class DeviceError(ValueError):
@@ -95,6 +97,31 @@ def release_cached() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.accelerator.empty_host_cache()
+
+
+def apart_from_other_devices(layers: Mapping[int, nn.Module], device: torch.device) -> dict[int, nn.Module]:
+    """The layers, or copies of those that have to be moved to that device, and share modules, buffers or frozen
+    parameters with layers that are on another one: `Module.to` would move them there, too.
+
+    What these share with each other they still do; parameters that are trained are no copies.
+    """
+    memo: dict[int, object] = {}
+    found = {}
+    for number, layer in layers.items():
+        parameters = list(layer.parameters())
+        constants = [*(one for one in parameters if not one.requires_grad), *layer.buffers()]
+        found[number] = layer
+        if any(one.device not in (_CPU, device) for one in constants):
+            memo |= {id(one): one for one in parameters if one.requires_grad}
+            with torch.no_grad():
+                memo |= {id(one): _moved(one, device) for one in constants if id(one) not in memo}
+            found[number] = deepcopy(layer, memo)
+    return found
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    there = tensor.to(device)
+    return nn.Parameter(there, requires_grad=False) if isinstance(tensor, nn.Parameter) else there
 
 
 def to_host(tensor: Tensor) -> Tensor:

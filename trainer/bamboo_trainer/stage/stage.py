@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
-from bamboo_trainer.memory.placement import wait_for
+from bamboo_trainer.memory.placement import apart_from_other_devices, wait_for
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
@@ -63,9 +63,8 @@ class Stage(SharedValues, EvaluatedState):
         *,
         remembers: bool = True,
     ) -> None:
-        """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`).
-
-        copies: bring what is received to the device.
+        """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`). copies:
+        bring what is received to the device.
         """
         self.version = 0
         self._task, self._stage, self._config = task, stage, config
@@ -75,7 +74,8 @@ class Stage(SharedValues, EvaluatedState):
         self.bring = (copies or AtOnce(self._device)).bring
         self.first, self._end = stages[stage]  # layers
         self.last = stage == len(stages) - 1
-        self._layers = {i: build_layer(task, config.seed, i) for i in range(self.first, self._end)}
+        built = {i: build_layer(task, config.seed, i) for i in range(self.first, self._end)}
+        self._layers = apart_from_other_devices(built, self._device)
         groups = tied_groups(task)
         shared = tie(self._layers, groups, task, config.seed, apart=True)
         self._parameters = FlatParameters(self._layers, shared, self._device, config.parameter_dtype)

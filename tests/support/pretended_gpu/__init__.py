@@ -1,0 +1,111 @@
+"""GPUs that are pretended: what is written for GPUs runs where there is none, and breaks where it would break there.
+
+torch takes them for CUDA devices. Their memory is the host's, and operations run at once, on the CPU, but
+
+- a tensor of one device cannot be used with one of another or of the host;
+- a copy that does not block, between pinned memory and a device, is made as late as its stream's order allows: when
+  somebody waits for it. Until then its target has NaN. On a stream beside the one that computes it reads its source
+  only then, so that it shows if that was written to, or freed without `record_stream`;
+- an event is there when it was waited for, or asked about several times.
+
+What they cannot show: real kernels, their order of sums, real time. There are none of cuDNN's kernels, so no recurrent
+layers. A process has them from its start, with `environment`, or not at all.
+"""
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+DEVICES = 4
+SOURCE = Path(__file__).with_name("device.cpp")
+COMPILER = "c++"
+SECONDS = 600.0
+
+
+def build(folder: Path) -> Path:
+    """Compile it. Raises CalledProcessError with the compiler's words."""
+    torch, library = _torch(), folder / "pretended_gpu.so"
+    libraries = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+    includes = ["-isystem", str(torch / "include"), "-isystem", str(torch / "include/torch/csrc/api/include")]
+    command = [
+        COMPILER,
+        "-shared",
+        "-fPIC",
+        "-std=c++20",
+        "-O1",
+        *includes,
+        str(SOURCE),
+        "-o",
+        str(library),
+        *libraries,
+    ]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+    return library
+
+
+def environment(library: Path, others: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Of a process, and all that it starts, that has them. others: variables."""
+    here, path = SOURCE.parent, others.get("PYTHONPATH", "")
+    there = os.pathsep.join(filter(None, (str(here / "start"), str(here.parent), path)))
+    return {**others, "PYTHONPATH": there, "PRETENDED_GPU": str(library), "BAMBOO_DEVICE": ""}
+
+
+def begin(library: Path) -> None:
+    """Have them in this process, which has not imported torch yet: it looks for GPUs while it is imported."""
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(_torch() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    _replace_module()
+
+
+def _torch() -> Path:
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.submodule_search_locations
+    return Path(found.submodule_search_locations[0])
+
+
+def _replace_module() -> None:
+    """What `torch.cuda` does with a driver that is not here."""
+    import torch
+
+    def index(device: Any = None) -> int:
+        if isinstance(device, int):
+            return device
+        given = None if device is None else torch.device(device).index
+        return torch.accelerator.current_device_index() if given is None else given
+
+    @contextmanager
+    def on_stream(stream: Any) -> Iterator[None]:
+        with stream:
+            yield
+
+    instead: dict[str, Any] = {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "device_count": lambda: DEVICES,
+        "current_device": index,
+        "set_device": lambda device: torch.accelerator.set_device_index(index(device)),
+        "device": lambda device: torch.accelerator.device_index(index(device)),
+        "Stream": lambda device=None: torch.Stream(device=torch.device("cuda", index(device))),
+        "Event": lambda: torch.Event(device="cuda"),
+        "stream": on_stream,
+        "current_stream": lambda device=None: torch.accelerator.current_stream(torch.device("cuda", index(device))),
+        "manual_seed": lambda seed: None,  # operations draw from the CPU's generator
+        "manual_seed_all": lambda seed: None,
+        "empty_cache": lambda: None,
+        "get_device_name": lambda device=None: "a pretended GPU",
+        "get_device_properties": lambda device=None: types.SimpleNamespace(total_memory=1 << 34),
+        "mem_get_info": lambda device=None: (1 << 33, 1 << 34),
+    }
+    for name, value in instead.items():
+        setattr(torch.cuda, name, value)
+    torch.accelerator.empty_host_cache = lambda: None

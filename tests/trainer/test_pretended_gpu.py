@@ -1,0 +1,138 @@
+"""What is written for GPUs, on pretended ones: on a machine without any it is run all the same."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretended_gpu
+from bamboo_trainer.memory.host_copies import CudaCopies, together
+from bamboo_trainer.memory.placement import choose_devices, wait_for
+
+HERE = Path(__file__)
+SECONDS = 900.0
+on_one = pytest.mark.skipif("PRETENDED_GPU" not in os.environ, reason="run by the tests below")
+beside = pytest.mark.skipif(
+    "PRETENDED_GPU" in os.environ or shutil.which(pretended_gpu.COMPILER) is None, reason="no compiler, or in one"
+)
+FEW = "pretended_gpu or pinned or two_gpus_share or (two_gpus and Host and True) or (a_loss and 1-True-bf16-Host)"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretended_gpu.build(tmp_path_factory.mktemp("pretended"))
+
+
+@beside
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("chosen", [FEW, pytest.param("", marks=pytest.mark.slow)])
+def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen: str) -> None:
+    files = [str(HERE), str(HERE.with_name("test_gpu.py"))]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rs", "-k", chosen, "-p", "no:cacheprovider", *files]
+    there = pretended_gpu.environment(library)
+    done = subprocess.run(command, env=there, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert " passed" in done.stdout
+
+
+@beside
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("model", "devices"),
+    [("gpt2", 2), pytest.param("resnet", 1, marks=pytest.mark.slow), pytest.param("llama", 3, marks=pytest.mark.slow)],
+)
+def test_a_job_whose_workers_have_gpus_keeps_its_bits_after_losses(
+    library: Path, tmp_path: Path, model: str, devices: int
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(_job(model, devices)))
+    command = [sys.executable, "-m", "bamboo", "run", str(path), "--preempt", "at:3:1", "--preempt", "at:6:0"]
+    there = pretended_gpu.environment(library)
+    done = subprocess.run(
+        [*command, "--verify", "--json"], env=there, capture_output=True, text=True, timeout=240.0, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["outcome"] == "Complete"
+    assert len(found["takeovers"]) == 2
+    assert found["bit_equal"] is True
+
+
+def _job(model: str, devices: int) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": {"size": "tiny"}},
+        "training": {"steps": 8, "globalBatchSize": 16, "microBatchSize": 4, "precision": "bf16"},
+        "topology": {"stages": 2, "schedule": "ZBH1"},
+        "redundancy": {"placement": "Host"},
+        "standby": {"workers": 1},
+        "worker": {"devices": devices, "resources": {"limits": {"nvidia.com/gpu": devices}}},
+    }
+    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": model}, "spec": spec}
+
+
+@on_one
+def test_a_worker_takes_as_many_pretended_gpus_as_it_has_devices() -> None:
+    assert choose_devices("w1", 2) == (torch.device("cuda:2"), torch.device("cuda:3"))
+
+
+@on_one
+@pytest.mark.parametrize("other", ["cpu", "cuda:1"])
+def test_tensors_of_a_pretended_gpu_are_not_used_with_others(other: str) -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(3, device="cuda:0") + torch.ones(3, device=other)
+
+
+@on_one
+def test_a_copy_from_a_pretended_gpu_is_made_when_it_is_waited_for() -> None:
+    stream, event, there = torch.cuda.Stream("cuda:0"), torch.cuda.Event(), torch.ones(8, device="cuda:0")
+    with torch.cuda.stream(stream):
+        here = torch.empty(8, pin_memory=True).copy_(there, non_blocking=True)
+        event.record(stream)
+    assert here.isnan().all()
+    there.fill_(2.0)  # too early: nobody has waited for the copy
+    assert not event.query()
+    event.synchronize()
+    assert event.query()
+    assert here.eq(2.0).all()
+
+
+@on_one
+def test_memory_of_a_pretended_gpu_is_not_kept_for_a_copy_that_nobody_told_of() -> None:
+    stream = torch.cuda.Stream("cuda:0")
+    found = []
+    for told in (True, False):
+        there = torch.ones(8, device="cuda:0")
+        with torch.cuda.stream(stream):
+            here = torch.empty(8, pin_memory=True).copy_(there, non_blocking=True)
+        if told:
+            there.record_stream(stream)
+        del there
+        stream.synchronize()
+        found.append(bool(here.eq(1.0).all()))
+    assert found == [True, False]
+
+
+@on_one
+def test_a_copy_to_a_pretended_gpu_is_there_for_what_was_told_to_wait_for_it() -> None:
+    side, here = torch.cuda.Stream("cuda:0"), torch.ones(8).pin_memory()
+    with torch.cuda.stream(side):
+        there = here.to("cuda:0", non_blocking=True)
+    assert there.isnan().all()
+    torch.cuda.current_stream("cuda:0").wait_stream(side)
+    assert there.eq(1.0).all()
+
+
+@on_one
+def test_copies_of_several_pretended_gpus_are_those_of_their_tensors() -> None:
+    devices = [torch.device("cuda", number) for number in range(2)]
+    copies = together({device: CudaCopies(device, lambda: None) for device in devices})
+    for device in devices:
+        copy = copies.start([torch.full((4,), float(device.index), device=device)])
+        assert copy.wait()[0].tolist() == [device.index] * 4
+        wait_for(device)
