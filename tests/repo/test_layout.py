@@ -18,7 +18,7 @@ SCENARIOS = {
              "zone_costs"},
     "trainer": {"checkpoint_restore", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
                 "boundary_precision", "compiled_jobs", "gradient_precision", "model_library", "parameter_precision",
-                "random_jobs", "report", "sharded_optimizer", "silent_corruption", "skipped_steps", "slow_workers",
+                "pretended_gpu", "random_jobs", "report", "sharded_optimizer", "silent_corruption", "skipped_steps", "slow_workers",
                 "suspension",
                 "transport", "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss",
                 "wire_versions",

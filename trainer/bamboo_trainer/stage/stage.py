@@ -63,8 +63,8 @@ class Stage(SharedValues, EvaluatedState):
         *,
         remembers: bool = True,
     ) -> None:
-        """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`). copies:
-        bring what is received to the device.
+        """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`).
+        copies: bring what is received to the device.
         """
         self.version = 0
         self._task, self._stage, self._config = task, stage, config
