@@ -135,9 +135,9 @@ class BranchingJob(Job):
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
-        return Stage(self.task, stage, stages, config, self.devices[0], reader)
+        return Stage(self.task, stage, stages, config, self.computes_on[0], reader)
 
     def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
-        return Stage(self.task, 0, stages, config, self.devices[0], reader, remembers=False)
+        return Stage(self.task, 0, stages, config, self.computes_on[0], reader, remembers=False)

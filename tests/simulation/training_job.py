@@ -184,7 +184,7 @@ class Job:
     ) -> None:
         self.platforms, self.copies = platforms, copies
         self.store = store or MemoryStore()
-        self.devices = tuple(map(torch.device, devices))
+        self.computes_on = tuple(map(torch.device, devices))
         self.manifest, spec = manifest, parse_manifest(manifest)
         self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
         task, seed = self.spec.task, self.spec.training.seed
@@ -233,12 +233,12 @@ class Job:
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """In its first state, for that worker."""
-        device = self.devices[stage % len(self.devices)]
+        device = self.computes_on[stage % len(self.computes_on)]
         return Stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
 
     def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """Of a worker that holds a shard of the optimizer's state."""
-        return Stage(self.task, 0, stages, config, self.devices[0], remembers=False)
+        return Stage(self.task, 0, stages, config, self.computes_on[0], remembers=False)
 
     def where(self) -> str:
         lines = [
@@ -334,8 +334,8 @@ class Job:
         def tell(message: protocol.Message) -> None:
             self.inbox.append(Received(name, message))
 
-        by_device = self._by_device[name] = copies_by_device(self.devices, lambda: None)
-        on_cpu = all(device.type == "cpu" for device in self.devices)
+        by_device = self._by_device[name] = copies_by_device(self.computes_on, lambda: None)
+        on_cpu = all(device.type == "cpu" for device in self.computes_on)
         engine = make_engine(
             Ports(
                 worker=name,

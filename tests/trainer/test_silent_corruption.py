@@ -85,7 +85,7 @@ class CorruptJob(Job):
         flip(max((t.detach() for _, t in named if t.is_floating_point()), key=Tensor.numel))
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        made = FlippingStage(self.task, stage, stages, config, self.device)
+        made = FlippingStage(self.task, stage, stages, config, self.computes_on[0])
         made.flips = lambda step, microbatch: self._flips(worker, stage, step, microbatch)
         return made
 

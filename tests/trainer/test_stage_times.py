@@ -156,7 +156,7 @@ class TimedJob(Job):
         def spend(layer: int, share: float) -> None:
             self.now += LAYER * share * self.work.get(layer, 1.0) * self.slow.get(worker, 1.0)
 
-        made = Timed(self.task, stage, stages, config, self.device)
+        made = Timed(self.task, stage, stages, config, self.computes_on[0])
         made.spend = spend
         return made
 
