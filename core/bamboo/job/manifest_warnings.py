@@ -92,7 +92,9 @@ def _verify(spec: JobSpec) -> str:
         return f"spec.redundancy.verify {verify} with {why}: nothing is there twice, so nothing is compared"
     if mode in (RedundancyMode.NONE, RedundancyMode.LAZY_FORWARD) or devices > 1:
         why = f"spec.worker.devices {devices}" if devices > 1 else f"spec.redundancy.mode {mode}"
-        return f"spec.redundancy.verify {verify} with {why}: no forwards are computed twice, so only states are compared"
+        return (
+            f"spec.redundancy.verify {verify} with {why}: no forwards are computed twice, so only states are compared"
+        )
     return ""
 
 
