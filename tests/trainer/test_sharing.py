@@ -83,9 +83,15 @@ def test_jobs_train_what_plain_pytorch_trains(sharing: str, stages: int, pipelin
         assert struck.digests == calm.digests
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("sharing", [*SHARING, "frozen"])
-def test_the_state_counts_alike_however_it_is_split(sharing: str) -> None:
-    found = {add_digests(Job(manifest(sharing, *grid)).run().digests) for grid in [(1, 1), (2, 1), (4, 1), (2, 2)]}
+def test_the_state_counts_alike_however_it_is_split(sharing: str, precision: str) -> None:
+    """Parameters in bf16 are rounded: what layers share is not, behind the back of other stages."""
+    found = set()
+    for grid in [(1, 1), (4, 1), (2, 2)]:
+        job = manifest(sharing, *grid)
+        job["spec"]["training"] |= {"precision": precision, "parameterPrecision": precision}
+        found.add(add_digests(Job(job).run().digests))
     assert len(found) == 1
 
 

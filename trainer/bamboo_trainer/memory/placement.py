@@ -99,9 +99,12 @@ def release_cached() -> None:
         torch.accelerator.empty_host_cache()
 
 
-def apart_from_other_devices(layers: Mapping[int, nn.Module], device: torch.device) -> dict[int, nn.Module]:
-    """The layers, or copies of those that have to be moved to that device, and share modules, buffers or frozen
-    parameters with layers that are on another one: `Module.to` would move them there, too.
+def apart_from_others(
+    layers: Mapping[int, nn.Module], device: torch.device, *, rounds: bool = False
+) -> dict[int, nn.Module]:
+    """The layers, or copies of those that share modules, buffers or frozen parameters with layers on another device:
+    `Module.to` would move them away from there. rounds: frozen parameters are given another type, so that they are
+    apart from all others.
 
     What these share with each other they still do; parameters that are trained are no copies.
     """
@@ -109,9 +112,10 @@ def apart_from_other_devices(layers: Mapping[int, nn.Module], device: torch.devi
     found = {}
     for number, layer in layers.items():
         parameters = list(layer.parameters())
-        constants = [*(one for one in parameters if not one.requires_grad), *layer.buffers()]
+        frozen = [one for one in parameters if not one.requires_grad]
+        constants = [*frozen, *layer.buffers()]
         found[number] = layer
-        if any(one.device not in (_CPU, device) for one in constants):
+        if (rounds and frozen) or any(one.device not in (_CPU, device) for one in constants):
             memo |= {id(one): one for one in parameters if one.requires_grad}
             with torch.no_grad():
                 memo |= {id(one): _moved(one, device) for one in constants if id(one) not in memo}

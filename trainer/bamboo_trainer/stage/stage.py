@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
-from bamboo_trainer.memory.placement import apart_from_other_devices, wait_for
+from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
@@ -75,7 +75,7 @@ class Stage(SharedValues, EvaluatedState):
         self.first, self._end = stages[stage]  # layers
         self.last = stage == len(stages) - 1
         built = {i: build_layer(task, config.seed, i) for i in range(self.first, self._end)}
-        self._layers = apart_from_other_devices(built, self._device)
+        self._layers = apart_from_others(built, self._device, rounds=config.parameter_dtype is not torch.float32)
         groups = tied_groups(task)
         shared = tie(self._layers, groups, task, config.seed, apart=True)
         self._parameters = FlatParameters(self._layers, shared, self._device, config.parameter_dtype)
