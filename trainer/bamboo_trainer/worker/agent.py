@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 0.5
 LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
-LATE_SECONDS = 0.002  # after which what nobody waits for is told between two pieces of work
+LATE_SECONDS = 0.02  # after which what nobody waits for is told between two pieces of work
 HISTORY_SECONDS = 2.0  # for what happened last
 
 
