@@ -199,7 +199,9 @@ class Job:
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()
         self.nodes: dict[str, Node] = {}
-        self._by_device: dict[str, dict[torch.device, HostCopies]] = {}  # of each worker
+        self._by_device = defaultdict[str, dict[torch.device, HostCopies]](  # of each worker
+            lambda: copies_by_device(self.computes_on, lambda: None)
+        )
         self.started, self.wanted = 0, 0
         self.finish: Finish | None = None
         self.emitted: list[Emit] = []
@@ -334,7 +336,6 @@ class Job:
         def tell(message: protocol.Message) -> None:
             self.inbox.append(Received(name, message))
 
-        by_device = self._by_device[name] = copies_by_device(self.computes_on, lambda: None)
         on_cpu = all(device.type == "cpu" for device in self.computes_on)
         engine = make_engine(
             Ports(
@@ -346,7 +347,7 @@ class Job:
                 keep=lambda checkpoint, states, seconds: tell(self.store.keep(checkpoint, states)),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
-                copies=self.copies() if on_cpu else together(by_device),
+                copies=self.copies() if on_cpu else together(self._by_device[name]),
                 tell=tell,
                 observer=Watch(self, name),
                 clock=lambda: self.now,
