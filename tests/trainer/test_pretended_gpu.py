@@ -45,7 +45,7 @@ def test_what_is_tested_on_a_gpu_holds_on_a_pretended_one(library: Path, chosen:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("model", "devices"),
-    [("gpt2", 2), pytest.param("resnet", 1, marks=pytest.mark.slow), pytest.param("llama", 3, marks=pytest.mark.slow)],
+    [("gpt2", 2), pytest.param("resnet", 1, marks=pytest.mark.slow), pytest.param("vgg", 3, marks=pytest.mark.slow)],
 )
 def test_a_job_whose_workers_have_gpus_keeps_its_bits_after_losses(
     library: Path, tmp_path: Path, model: str, devices: int
