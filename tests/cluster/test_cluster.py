@@ -1,5 +1,6 @@
 """The test cluster itself: pods run, end and vanish as on a real one."""
 
+import gc
 import os
 import platform
 import shutil
@@ -395,6 +396,22 @@ def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypat
     assert len(folders) == 1
     assert (Path(folders.pop()) / "etcd").exists()
     assert len(builds.read_text().split()) == 2
+
+
+def test_building_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings are errors here, and what is left open is told when it is collected."""
+    recipe = tmp_path / "recipe.sh"
+    recipe.write_text('mkdir -p "$1/bin"; touch "$1/bin/etcd"')
+    monkeypatch.delenv("BAMBOO_KUBERNETES", raising=False)
+    monkeypatch.setenv("BAMBOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "RECIPE", recipe)
+    told: list[str] = []
+    assert (build.binaries(told.append) / "etcd").exists()
+    gc.collect()
+    recipe.write_text("echo no such package; exit 1")
+    with pytest.raises(build.Unavailable, match="which cannot be had: no such package"):
+        build.binaries(told.append)
+    gc.collect()
 
 
 def test_a_folder_of_binaries_is_taken_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

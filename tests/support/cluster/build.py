@@ -103,23 +103,27 @@ def _locked(path: Path, report: Report) -> Iterator[int]:
 
 def _run_recipe(folder: Path, lock: int, report: Report) -> None:
     """The recipe inherits the lock: should this process be killed, nobody builds until the last compiler has ended."""
-    recipe = subprocess.Popen(
-        ["bash", str(RECIPE), str(folder), BUILT_VERSION], text=True, pass_fds=(lock,), start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
     tail: deque[str] = deque(maxlen=20)
     fetched = False
-    try:
-        assert recipe.stdout is not None
-        for line in recipe.stdout:
-            tail.append(line.rstrip())
-            report(tail[-1])
-            fetched = fetched or FETCHED in line
-        code = recipe.wait()
-    except BaseException:
-        os.killpg(recipe.pid, signal.SIGKILL)
-        recipe.wait()
-        raise
+    with subprocess.Popen(
+        ["bash", str(RECIPE), str(folder), BUILT_VERSION],
+        text=True,
+        pass_fds=(lock,),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as recipe:
+        try:
+            assert recipe.stdout is not None
+            for line in recipe.stdout:
+                tail.append(line.rstrip())
+                report(tail[-1])
+                fetched = fetched or FETCHED in line
+            code = recipe.wait()
+        except BaseException:
+            os.killpg(recipe.pid, signal.SIGKILL)
+            raise
     if code and not fetched:
         why = tail[-1] if tail else f"exit code {code}"
         raise Unavailable(f"the test cluster is built from Debian's packages, which cannot be had: {why}")
