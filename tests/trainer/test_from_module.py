@@ -11,7 +11,11 @@ import plain_models
 from bamboo.planning.plan import Cell
 from bamboo_trainer.from_module import from_module
 from bamboo_trainer.reference import train
+from bamboo_trainer.task import Evaluation
+from bamboo_trainer.tasks.evaluation import measured
 from bamboo_trainer.tasks.running_buffers import running_modules
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import check_metrics, task_metrics
 from bamboo_trainer.training import TrainingConfig
 from from_module_kit import small
 from manifest_kit import bamboojob, training
@@ -126,3 +130,34 @@ def test_further_tensors_that_a_module_keeps_come_with_their_values() -> None:
     x = torch.rand(3, 4)
     assert torch.equal(run(layers, (x,))[0], model(x))
     assert torch.equal(layers[1].module.get_submodule("blocks.0").scale, torch.full((4,), 2.0))
+
+
+def test_metrics_get_what_the_loss_gets() -> None:
+    """What the model returned, a dictionary here, and the one target; in a step and in an evaluation."""
+
+    def metric(output: dict[str, Tensor], target: Tensor) -> Tensor:
+        return (output["logits"].argmax(-1) == target).float().mean()
+
+    given = plain_models.parts("dictionaries")
+    fields = {"optimizer": plain_models.optimizer, "learning_rate": 0.1}
+    evaluation = Evaluation(dataset=given["dataset"], metrics={"right": metric})
+    task = from_module(given.pop("make"), **given, **fields, metrics={"right": metric}, evaluation=evaluation)
+    inputs, targets = task.dataset.batch([0, 1])
+    outputs = run(layers_of(task), inputs)
+    assert task.evaluation is not None
+    found, samples = measured(task, task.evaluation, outputs, targets, 2)["right"]
+    assert samples == 2
+    assert task_metrics(task, outputs, targets) == {"right": (found / 2, 1.0)}
+
+
+@pytest.mark.parametrize("metrics", [[len], {"right": 3}])
+def test_metrics_that_are_none_are_left_to_whoever_checks_the_task(metrics: Any) -> None:
+    task = from_module(plain_models.chain, **small_chain(), metrics=metrics)
+    with pytest.raises(TaskError, match=r"Task\.metrics: expected functions by name"):
+        check_metrics(task)
+
+
+def small_chain() -> dict[str, Any]:
+    given = plain_models.parts("chain")
+    del given["make"]
+    return {**given, "optimizer": plain_models.optimizer, "learning_rate": 0.1}

@@ -37,6 +37,7 @@ def test_validate_loads_the_task_beside_the_manifest_or_says_that_it_did_not(tmp
     (tmp_path / "beside_it.py").write_text("import os\n\nos._exit(3)\n")
     broken = CliRunner().invoke(app, ["validate", "--load", str(job)])
     assert (broken.exit_code, f"bamboo: {job}: the task could not be tried" in broken.stderr) == (2, True)
+    assert "is valid" not in broken.output, "one verdict"
 
 
 def test_submit_tries_the_task_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from bamboo.planning.splits.devices import device_layers
 from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of
+from bamboo_trainer.measurements import try_measurements
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile
@@ -59,6 +60,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     stages = layer_ranges(costs, spec.topology, devices=spec.worker.devices)
     parts = device_layers(spec, stages, costs)
     sizes = measure(task, spec)
+    try_measurements(task, spec)
     return {
         "layers": len(sizes),
         "parameters": sum(size.parameters - size.tied for size in sizes),

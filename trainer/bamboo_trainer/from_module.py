@@ -1,6 +1,7 @@
 """A task from a plain torch.nn.Module: `from_module`. The module is split into its blocks, and nothing is rewritten."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from bamboo_trainer.split.layers import Call
 from bamboo_trainer.split.module import Read, SplitModule
 from bamboo_trainer.split.structures import Form, put_together
-from bamboo_trainer.task import Dataset, Parts, Task
+from bamboo_trainer.task import Dataset, Evaluation, Parts, Task
 
 EXAMPLE = 2  # samples, whose shapes the model is looked at with
 
@@ -37,7 +38,8 @@ def from_module(
     call: (model, inputs) -> what it returns, for a model that is to be called in another way than with its inputs.
     read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.
     checkpoint: blocks keep only their inputs for the backward.
-    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on.
+    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and those
+      of `evaluation`, are called with what the loss is called with.
 
     The first values are drawn layer by layer, so they are others than those of a whole model with the same seed.
     Raises ValueError if the model cannot be split, in a sentence that says why.
@@ -55,9 +57,15 @@ def task_of(
         task["learning_rate"] = partial(_constant, float(rate))
     elif rate is not None:
         task["learning_rate"] = rate
+    form = split.route.base.result
+    if "metrics" in task:
+        task["metrics"] = _metrics(task["metrics"], form)
+    if isinstance(task.get("evaluation"), Evaluation):
+        measured: Evaluation = task["evaluation"]
+        task["evaluation"] = replace(measured, metrics=_metrics(measured.metrics, form))
     return Task(
         layers=split.layers,
-        loss=partial(_loss, loss, split.route.base.result),
+        loss=partial(_as_returned, loss, form),
         dataset=dataset,
         tied=split.tied,
         checkpointed=split.block_layers if checkpoint else (),
@@ -80,8 +88,18 @@ def _by_name(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) -
     return model(**dict(zip(names, inputs, strict=True)))
 
 
-def _loss(loss: Callable[[Any, Any], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
-    return loss(put_together(form, outputs), targets[0] if len(targets) == 1 else targets)
+def _metrics(metrics: Any, form: Form) -> Any:
+    """Those that are called as the loss is. What is none stays as it is, for whoever checks the task to name."""
+    if not isinstance(metrics, Mapping):
+        return metrics
+    return {
+        name: partial(_as_returned, metric, form) if callable(metric) else metric for name, metric in metrics.items()
+    }
+
+
+def _as_returned(function: Callable[[Any, Any], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
+    """What a loss or a metric says of what the model returned, and of the target."""
+    return function(put_together(form, outputs), targets[0] if len(targets) == 1 else targets)
 
 
 def _constant(rate: float, _step: int) -> float:

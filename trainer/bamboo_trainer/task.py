@@ -40,7 +40,7 @@ class Dataset(Protocol):
         ...
 
 
-Metric = Callable[[Parts, Parts], Any]
+Metric = Callable[[Any, Any], Any]  # of Parts and Parts; in `from_module` of what the loss gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,8 +162,8 @@ def validate(
 ) -> None:
     """Check manifests and name everything that is wrong with them, with its line.
 
-    With --load also whether the task can be imported and built on this machine, how many layers and parameters it has,
-    and about how much memory its workers need.
+    With --load also whether the task can be imported and built on this machine, its metrics and its evaluation can be
+    called, how many layers and parameters it has, and about how much memory its workers need.
     """
     from bamboo.local.trainer_calls.task_check import check_task, module_folders
 
@@ -177,6 +177,11 @@ def validate(
             for problem in error.problems:
                 typer.echo(f"bamboo: {problem}", err=True)
             continue
+        checked = check_task(source.document, module_folders(job)) if load else None
+        if checked and checked.problem:
+            wrong = True
+            typer.echo(f"bamboo: {job}: {checked.problem}", err=True)
+            continue
         topology, devices = spec.topology, spec.worker.devices
         each = f" of {devices} devices" if devices > 1 else ""
         typer.echo(
@@ -185,15 +190,8 @@ def validate(
         )
         for warning in warnings(spec):
             typer.echo(f"  warning: {warning}")
-        if not load:
-            typer.echo("  not checked: whether the task loads, and how much memory it needs (--load checks that)")
-            continue
-        checked = check_task(source.document, module_folders(job))
-        for line in checked.told:
+        for line in checked.told if checked else (NOT_LOADED,):
             typer.echo(f"  {line}")
-        if checked.problem:
-            wrong = True
-            typer.echo(f"bamboo: {job}: {checked.problem}", err=True)
     if wrong:
         raise typer.Exit(EXIT_USAGE)
 
@@ -249,6 +247,7 @@ def version() -> None:
     typer.echo(distribution_version("bamboo"))
 
 
+NOT_LOADED = "not checked: whether the task loads, and how much memory it needs (--load checks that)"
 ON_BOTH = ("job", "on", "quiet")
 ON_CLUSTER = ("load", "namespace", "context", "kubeconfig")
 

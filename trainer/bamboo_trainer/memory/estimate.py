@@ -94,7 +94,7 @@ def _walk(
     checkpointed, groups = checkpointed_layers(task), tied_groups(task)
     again = {name for name, (_, first) in groups.items() if name != first}
     for index in range(last + 1):
-        layer = _rounded(build(index), TrainingConfig.of(spec.training).parameter_dtype)
+        layer = rounded(build(index), TrainingConfig.of(spec.training).parameter_dtype)
         with within:
             inputs = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)
             own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
@@ -120,7 +120,7 @@ def _walk(
         )
 
 
-def _rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+def rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The layer with parameters of that type, as a stage holds them; those that are one stay one."""
     made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
     for module in layer.modules() if dtype is not torch.float32 else ():

@@ -101,7 +101,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         split,
         loss=token_loss,
         dataset=dataset,
-        evaluation=evaluation(settings.evaluation, held_out, accuracy),
+        evaluation=evaluation(settings.evaluation, held_out, _accuracy),
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=partial(optimizer, settings),
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
@@ -211,6 +211,10 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
         return make()
     except Exception as error:  # transformers raises many kinds
         raise ValueError(f"{key}: {error}") from error
+
+
+def _accuracy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    return accuracy((logits,), (target,))
 
 
 def _logits(masked: bool, model: nn.Module, inputs: Parts) -> Tensor:
