@@ -337,6 +337,7 @@ class Node:
                 tell=self.channel.say,
                 observer=self,
                 clock=lambda: around.clock.now + self.spent,
+                work_clock=lambda: around.clock.now + self.spent,
                 order=around.order,
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 keep_copies=around.keep_copies,

@@ -351,6 +351,7 @@ class Job:
                 tell=tell,
                 observer=Watch(self, name),
                 clock=lambda: self.now,
+                work_clock=lambda: self.now,
                 order=StageOrder.of(self.spec.topology),
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, self.task),

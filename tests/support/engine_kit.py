@@ -55,6 +55,7 @@ class OneEngine:
                 tell=self.said.append,
                 observer=self,
                 clock=lambda: self.now,
+                work_clock=lambda: self.now,
                 order=StageOrder(lookahead=0),
                 devices=devices,
             )

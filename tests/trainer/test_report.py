@@ -16,6 +16,7 @@ def test_a_worker_without_a_plan_answers_too() -> None:
     engine = Engine(Ports(
         worker="w", steps=1, build=nowhere, build_whole=nowhere, restore=nowhere, transport=nowhere,
         tell=said.append, keep=nowhere, new_id=nowhere, observer=Silent(), clock=lambda: 0.0,
+        work_clock=lambda: 0.0,
         order=StageOrder(),
     ))  # fmt: skip
     engine.report()

@@ -1,5 +1,6 @@
 """What a worker says that it takes for its layers; and jobs in which one is slow, with the real engine and torch."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
@@ -34,7 +35,7 @@ def measured(timer: StageTimer, forwards: Sequence[float], stage: int = 0) -> No
 
 
 def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
-    timer = StageTimer()
+    timer = StageTimer(time.monotonic)
     timer.begin([(0, 2), (2, 3)])
     measured(timer, [9.0] * IGNORED + [1.0] * 20 + [50.0] * 5)
     (said,) = timer.due(0.0) or ()
@@ -45,7 +46,7 @@ def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
 
 
 def test_times_are_told_once_a_second_and_only_when_a_step_is_done() -> None:
-    timer = StageTimer()
+    timer = StageTimer(time.monotonic)
     timer.begin([(0, 1)])
     assert timer.due(0.0) is None
     timer.ran_forward(0, 1.0)
@@ -57,7 +58,7 @@ def test_times_are_told_once_a_second_and_only_when_a_step_is_done() -> None:
 
 
 def test_times_are_summed_up_once_for_each_time_that_they_are_told() -> None:
-    timer = StageTimer()
+    timer = StageTimer(time.monotonic)
     timer.begin([(0, 1)])
     for seconds in (1.0, 7.0):
         measured(timer, [seconds] * 2 * KEPT)
@@ -72,7 +73,7 @@ def test_times_are_summed_up_once_for_each_time_that_they_are_told() -> None:
 
 
 def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_count() -> None:
-    timer = StageTimer()
+    timer = StageTimer(time.monotonic)
     timer.begin([(0, 1), (1, 2)])
     measured(timer, [1.0] * 5)
     measured(timer, [1.0] * 5, stage=1)
@@ -84,7 +85,7 @@ def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_
 
 
 def test_now_and_then_a_forward_is_run_layer_by_layer() -> None:
-    timer = StageTimer()
+    timer = StageTimer(time.monotonic)
     timer.begin([(0, 1)])
     alone = [i for i in range(3 * PERIOD) if timer.begins_forward(0)]
     assert [b - a for a, b in pairwise(alone)] == [PERIOD, PERIOD]
@@ -92,7 +93,7 @@ def test_now_and_then_a_forward_is_run_layer_by_layer() -> None:
 
 def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
     """They are measured in one forward of sixteen only, so most of the measurements are from before a change."""
-    timer = StageTimer()
+    timer = StageTimer(time.monotonic)
     timer.begin([(0, 2)])
     for seconds in [1.0] * 100 + [3.0] * 20:
         if timer.begins_forward(0):
@@ -107,7 +108,7 @@ def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
 
 
 def test_a_backward_in_parts_takes_what_they_take_together() -> None:
-    timer = StageTimer()
+    timer = StageTimer(time.monotonic)
     timer.begin([(0, 2)])
     for _ in range(IGNORED + 5):
         timer.begins_forward(0)

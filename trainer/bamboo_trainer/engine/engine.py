@@ -65,7 +65,7 @@ class Engine:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self.meter, self.timer = MemoryMeter(ports.clock), StageTimer()
+        self.meter, self.timer = MemoryMeter(ports.clock), StageTimer(ports.work_clock)
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet

@@ -34,6 +34,7 @@ class Ports:
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
     host_memory: how much of that there is. copies: of what is sent, in host memory; who makes them later has `Copied`
     handled when one is there.
+    clock: seconds; work_clock: without those in which the engine's thread waited for a processor.
     order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. verifies: results
     that are there twice are compared. devices: of the worker, on which its stages are run in as many parts.
@@ -50,6 +51,7 @@ class Ports:
     new_id: Callable[[], str]
     observer: Observer
     clock: Callable[[], float]
+    work_clock: Callable[[], float]
     order: StageOrder
     on_host: bool = False
     policy: StepPolicy = APPLIES_ALL

@@ -67,9 +67,13 @@ class _Stage:
 
 
 class StageTimer:
-    """The engine's thread measures; `due` may be called in any one thread."""
+    """The engine's thread measures; `due` may be called in any one thread.
 
-    def __init__(self) -> None:
+    now: seconds by which what is measured is timed; waiting for a processor should not be in them.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
         self._ranges: Sequence[tuple[int, int]] = ()
         self._stages: dict[int, _Stage] = {}
         self._latest: tuple[StageTimes, ...] = ()

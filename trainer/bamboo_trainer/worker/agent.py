@@ -62,6 +62,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.task_errors import where
 from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
+from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
@@ -313,6 +314,7 @@ class WorkerAgent:
             history=self.history or NoHistory(),
             observer=self.inside,
             clock=time.monotonic,
+            work_clock=WorkClock(),
             order=StageOrder.of(spec.topology),
             on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
             policy=StepPolicy.of(spec.training, task),

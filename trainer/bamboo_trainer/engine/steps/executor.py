@@ -270,6 +270,7 @@ class Executor:
             else:
                 cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
         begun, stage = self._clock(), self._states.run(cell_step.cell)
+        work_begun = self._timer.now()
         self._redundant.end_wait(cell_step, begun)
         self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
         ordinary = self._is_ordinary(cell_step, instruction)
@@ -286,7 +287,7 @@ class Executor:
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         ended = self._clock()
         if ordinary and timed and not by_layer:
-            self._timer.ran(cell_step.cell.stage, instruction, ended - begun)
+            self._timer.ran(cell_step.cell.stage, instruction, self._timer.now() - work_begun)
         if cell_step.takeover:
             cell_step.takeover.until = ended
             if cell_step.next is None:

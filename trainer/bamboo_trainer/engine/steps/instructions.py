@@ -90,10 +90,10 @@ class Instructions:
         forwarding = stage.start(cell_step.step, m, cell_step.take_input())
         stage.wait()  # for what was started before
         while not forwarding.done:
-            layer, begun = forwarding.layer, self._clock()
+            layer, begun = forwarding.layer, timer.now()
             stage.advance(forwarding)
             stage.wait()
-            timer.ran_layer(s, layer, self._clock() - begun)
+            timer.ran_layer(s, layer, timer.now() - begun)
         self._send_on(cell_step, m, stage.complete(work, forwarding))
 
     def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:

@@ -199,11 +199,11 @@ class RedundantWork:
         if microbatch not in shadow.forwardings:
             inputs = self._inputs(shadow.cell, shadow.step, microbatch)
             shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, self.on_host)
-        forwarding, begun = shadow.forwardings[microbatch], self._clock()
+        forwarding, begun = shadow.forwardings[microbatch], self._timer.now()
         layer = forwarding.layer
         stage.advance(forwarding)
         stage.wait()
-        self._timer.ran_layer(shadow.cell.stage, layer, self._clock() - begun)
+        self._timer.ran_layer(shadow.cell.stage, layer, self._timer.now() - begun)
         if forwarding.done:
             outputs = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
             shadow.outputs[microbatch] = outputs

@@ -1,0 +1,44 @@
+"""A clock that stands still while its thread waits for a processor.
+
+What a worker takes for its layers is compared with what others take. On a machine with more to do than processors a
+process is now and then kept waiting, for longer than a small layer takes; that says nothing about the worker's speed,
+and another one in its place would wait as long. Sleeping, waiting for data or for a device, and a slow processor count
+as before.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")  # of Linux: nanoseconds run, nanoseconds waited, times run
+MOST_BYTES: Final = 128
+
+
+class WorkClock:
+    """Seconds of `clock` less those that the calling thread has waited for a processor, by the kernel's account.
+
+    Only the thread that makes it may ask. Where the kernel keeps no such account it is `clock`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, account: Path = SCHEDSTAT) -> None:
+        self._clock, self._thread = clock, threading.get_ident()
+        try:
+            self._account: int | None = os.open(account, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._account = None  # another system, or a kernel without CONFIG_SCHED_INFO
+        else:
+            weakref.finalize(self, os.close, self._account)
+
+    def __call__(self) -> float:
+        assert threading.get_ident() == self._thread, "the account is of the thread that made the clock"
+        return self._clock() - self._waited()
+
+    def _waited(self) -> float:
+        """Seconds since the thread began."""
+        if self._account is None:
+            return 0.0
+        return int(os.pread(self._account, MOST_BYTES, 0).split()[1]) * 1e-9
