@@ -7,6 +7,7 @@ import signal
 import kopf
 import typer
 
+from bamboo.complaints import complain
 from bamboo.kube.errors import RemoteError
 from bamboo.names import EXIT_FAILED
 from bamboo.terminal.option_groups import grouped
@@ -22,8 +23,11 @@ def command(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseF
     options = operator_options(ports, workers, tls, lease)
     try:
         asyncio.run(_until_signal(options))
-    except (RemoteError, kopf.LoginError, LeaseLost, OSError) as error:
-        typer.echo(f"bamboo-operator: {error}", err=True)
+    except (RemoteError, kopf.LoginError, LeaseLost) as error:
+        complain(error, program="bamboo-operator")
+        raise typer.Exit(EXIT_FAILED) from None
+    except OSError as error:
+        complain(error, "while the operator ran", program="bamboo-operator")
         raise typer.Exit(EXIT_FAILED) from None
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from bamboo.complaints import SilentErrorsNamed, said_by
 from bamboo.job.fields import ManifestError
 from bamboo.names import EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.auth.serving_certificate import ServingCertificate
@@ -203,7 +204,10 @@ class LogFlags:
     verbose: _Verbose = False
 
     def set_up(self) -> None:
+        handler = logging.StreamHandler()
+        handler.addFilter(SilentErrorsNamed())
         logging.basicConfig(
+            handlers=[handler],
             level=logging.DEBUG if self.verbose else logging.INFO,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
@@ -236,7 +240,7 @@ def _read(option: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except OSError as error:
-        raise wrong(f"{option}: {error}") from None
+        raise wrong(f"{option}: {said_by(error)}") from None
 
 
 def wrong(message: str) -> typer.Exit:

@@ -195,6 +195,27 @@ async def test_a_launcher_that_is_still_importing_is_closed_at_once(
     assert not exists(pid)
 
 
+async def test_a_launcher_that_ends_just_when_it_is_given_up_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the time may be over before this process sees that the other one has ended."""
+    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    await pool.open("--bare")
+    assert pool._process is not None
+    wait, late = pool._process.wait, [LONG]
+
+    async def seen_late() -> int:
+        code = await wait()
+        await asyncio.sleep(late.pop() if late else 0)
+        return code
+
+    monkeypatch.setattr("bamboo.local.pool.CLOSE_SECONDS", SECONDS / 30)
+    monkeypatch.setattr(pool._process, "wait", seen_late)
+    pid = pool._process.pid
+    await pool.close()
+    assert not exists(pid)
+
+
 async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bamboo.local.pool.LAUNCHER", "no_such_launcher")
     pool = Pool(lambda worker, code: None, tmp_path / "log")

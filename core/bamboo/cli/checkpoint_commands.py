@@ -13,6 +13,7 @@ import typer
 
 from bamboo.cli import options
 from bamboo.cli.output_files import check_is_path
+from bamboo.complaints import complain
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -276,5 +277,5 @@ def _confirm(consequence: str, *, yes: bool) -> None:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    typer.echo(f"bamboo: {message}", err=True)
+    complain(message)
     raise typer.Exit(code)

@@ -21,6 +21,7 @@ from bamboo.cli.history_command import app as history_command
 from bamboo.cli.run_options import LocalRunOptions
 from bamboo.cli.simulation import plan_command, profile_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
+from bamboo.complaints import SilentErrorsNamed, complain
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template
@@ -126,7 +127,7 @@ def run(
     from bamboo.local.trainer_calls.task_check import module_folders
     from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
 
-    logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s")
+    _log_on_standard_error()
     spec, manifest = local.job(job)
     try:
         schedule = preemption.parse(local.preempt or [], seed=local.seed)
@@ -175,12 +176,12 @@ def validate(
         except ManifestError as error:
             wrong = True
             for problem in error.problems:
-                typer.echo(f"bamboo: {problem}", err=True)
+                complain(str(problem))
             continue
         checked = check_task(source.document, module_folders(job)) if load else None
         if checked and checked.problem:
             wrong = True
-            typer.echo(f"bamboo: {job}: {checked.problem}", err=True)
+            complain(checked.problem, str(job))
             continue
         topology, devices = spec.topology, spec.worker.devices
         each = f" of {devices} devices" if devices > 1 else ""
@@ -245,6 +246,12 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it fo
 def version() -> None:
     """Print the version."""
     typer.echo(distribution_version("bamboo"))
+
+
+def _log_on_standard_error() -> None:
+    handler = logging.StreamHandler()
+    handler.addFilter(SilentErrorsNamed())
+    logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s", handlers=[handler])
 
 
 NOT_LOADED = "not checked: whether the task loads, and how much memory it needs (--load checks that)"

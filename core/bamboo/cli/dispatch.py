@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from bamboo.cli.options import ClusterOptions, ClusterPlace
+from bamboo.complaints import complain
 from bamboo.names import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def targets_of(given: list[str]) -> "list[Target]":
 def usage(*messages: str) -> NoReturn:
     """Ends the command because of a wrong flag or manifest."""
     for message in messages:
-        print(f"bamboo: {message}", file=sys.stderr)
+        complain(message)
     raise typer.Exit(EXIT_USAGE)
 
 

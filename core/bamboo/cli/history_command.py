@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bamboo.cli import options
+from bamboo.complaints import complain, system_reason
 from bamboo.names import EXIT_FAILED, EXIT_OK
 from bamboo.terminal.option_groups import grouped
 
@@ -79,7 +80,7 @@ def _reader(source: str) -> "Callable[[], list[Record]]":
         try:
             return from_lines(Path(source).read_bytes(), source)
         except OSError as error:
-            raise HistoryError(f"cannot read {source}: {error.strerror}") from None
+            raise HistoryError(f"cannot read {source}: {system_reason(error)}") from None
 
     return file if source.endswith(".jsonl") and "://" not in source else lambda: find(source).read_all()
 
@@ -113,7 +114,7 @@ def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, 
         try:
             records = merged(read())
         except (HistoryError, StorageError, ValueError) as error:
-            print(f"bamboo: {error}", file=sys.stderr)
+            complain(error)
             return EXIT_FAILED
         if not every:
             last = {id(record) for record in curve(records)}

@@ -9,6 +9,7 @@ import typer
 
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_is_path
+from bamboo.complaints import complain, system_reason
 from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo.job.spec import JobSpec
@@ -160,7 +161,7 @@ class LocalRunOptions:
             url = self.checkpoints if "://" in self.checkpoints else Path(self.checkpoints).absolute().as_uri()
             part["storage"] = {"uri": url}
         elif claimed:
-            typer.echo("bamboo: the job's volume claim is not here: no checkpoints are kept (--checkpoints)", err=True)
+            complain("the job's volume claim is not here: no checkpoints are kept (--checkpoints)")
             part = {}
         if self.resume is not None:
             if not part:
@@ -225,6 +226,6 @@ def _check_output(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         kept = any((folder / "weights").glob("*"))
     except OSError as error:
-        usage(f"--output {folder}: {error.strerror}")
+        usage(f"--output {folder}: {system_reason(error)}")
     if kept:
         usage(f"--output {folder}: it holds the weights of another run; expected a new or empty folder")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from bamboo.complaints import system_reason
 from bamboo.kube.errors import ClusterUnreachable, ConfigError
 from bamboo.kube.kubeconfig import Access, ClusterServer, ExecPlugin, User
 
@@ -74,7 +75,7 @@ class Credentials:
                 return user.token_file.read_text().strip()
             except OSError as error:
                 if not user.token:
-                    raise ConfigError(f"tokenFile {user.token_file}: cannot be read: {error.strerror}") from None
+                    raise ConfigError(f"tokenFile {user.token_file}: cannot be read: {system_reason(error)}") from None
         return user.token or self._given.token
 
     def tls(self) -> ssl.SSLContext | bool:
@@ -134,7 +135,7 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> Credential:
         )  # fmt: skip
     except OSError as error:
         hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
-        raise ConfigError(f"exec: {plugin.command} cannot be run: {error.strerror}{hint}") from None
+        raise ConfigError(f"exec: {plugin.command} cannot be run: {system_reason(error)}{hint}") from None
     try:
         async with asyncio.timeout(limit):
             output, _ = await process.communicate()

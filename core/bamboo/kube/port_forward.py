@@ -5,6 +5,7 @@ import struct
 
 import aiohttp
 
+from bamboo.complaints import system_reason
 from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.kube.request_parts import pod_path
@@ -31,7 +32,7 @@ class PortForward:
         try:
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
         except OSError as error:
-            raise RemoteError(f"--port {port}: {error.strerror}") from None
+            raise RemoteError(f"--port {port}: {system_reason(error)}") from None
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 

@@ -130,19 +130,26 @@ class Pool:
             del self._calls[number]
 
     async def close(self) -> None:
-        """Kills every worker and the launcher, and waits until they are gone. May be called twice."""
+        """Kills every worker and the launcher, and waits until they are gone. May be called twice.
+
+        Raises PoolError if the launcher does not even end when it is killed.
+        """
         if (process := self._process) is None:
             return
         assert process.stdin is not None
         process.stdin.write(b'{"op": "close"}\n')  # without it the launcher takes us for dead
         process.stdin.close()
-        if not self._ready.is_set() and process.returncode is None:
-            process.kill()  # it is still importing and has no child yet
+        if not self._ready.is_set():
+            _kill(process)  # it is still importing and has no child yet
         try:
             await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
         except TimeoutError:
-            process.kill()
-            await process.wait()
+            _kill(process)
+            try:
+                await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+            except TimeoutError:
+                stays = f"process {process.pid}, the launcher of workers, is still there {CLOSE_SECONDS:g} s after"
+                raise PoolError(f"{stays} it was killed") from None
         if self._reader is not None:
             await self._reader
         self._process = None
@@ -203,6 +210,12 @@ class Pool:
             del self._pids[worker]
             self._early.pop(worker, None)
             self._on_exit(worker, code)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """It may end at any time: what has ended in the meantime is what was wanted."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
 
 
 def exit_detail(code: int | None) -> str:

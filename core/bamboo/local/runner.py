@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bamboo.complaints import said_by, system_reason
 from bamboo.control.channel_events import Received
 from bamboo.control.history_feed import HistoryFeed
 from bamboo.control.protocol import StepCommitted
@@ -36,6 +37,7 @@ from bamboo.coordinator.job_status import status
 from bamboo.history.place import history_url
 from bamboo.history.records import HistoryError
 from bamboo.job.spec import JobSpec
+from bamboo.local.closing import Closing
 from bamboo.local.history_end import end_history
 from bamboo.local.pool import Pool, PoolError
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
@@ -56,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
+SAMPLE_SECONDS = 90.0  # of which the call itself may take 60
 SAMPLE = "bamboo_trainer.sample:sample"
 
 
@@ -127,6 +130,7 @@ class _LocalRun:
         )
         self._workers = LocalWorkers(self._pool, spec.spread.workers_per_node)
         self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with)
+        self._ending = Closing()
         self._finish: Finish | None = None
         self._training_since: float | None = None  # by the clock of events
         self._began = self._ended = 0.0  # training, by the wall's
@@ -147,8 +151,8 @@ class _LocalRun:
                 raise_limit()
                 self._url = await self._server.start()
                 await self._drive()
-                await self._drain()
-                sample = await self._sample()
+                await self._ending.wait("while the workers left", self._drain())
+                sample = await self._ending.wait("while the model's sample was made", self._sample(), SAMPLE_SECONDS)
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
@@ -242,7 +246,7 @@ class _LocalRun:
                 traces = self._traces if self._options.trace else None
                 self._workers.start(self._preemptor.gate, self._url, self._token, traces)
             except PoolError as error:
-                self._fail("LauncherLost", str(error))
+                self._fail("LauncherLost", said_by(error))
                 return
 
     # disturbance
@@ -305,7 +309,7 @@ class _LocalRun:
             arguments = {"manifest": self._manifest, "weights_dir": str(self._folder / "weights")}
             text = await self._pool.call(SAMPLE, arguments)
         except PoolError as error:
-            self._view.emit(Emit("SampleFailed", str(error), True))
+            self._view.emit(Emit("SampleFailed", said_by(error), True))
             return None
         return str(text) if text is not None else None
 
@@ -314,16 +318,18 @@ class _LocalRun:
         self._workers.forget_kills()
         for timer in self._timers:
             timer.cancel()
+        ending = self._ending
         try:
-            await self._pool.close()
-            await self._server.stop()
+            await ending.wait("while the workers' processes were ended", self._pool.close())
+            await ending.wait("while the workers' connections were closed", self._server.stop())
         finally:
             if self._log:
-                self._log.end()
-            self._view.status(status(self._state, self._now()))
-            self._view.stop()
-        self._end_history()
-        self._write_trace()
+                ending.do("while the workers' log was shown", self._log.end)
+            ending.do("while the last state was shown", lambda: self._view.status(status(self._state, self._now())))
+            ending.do("while the view was closed", self._view.stop)
+            ending.do("while the history was completed", self._end_history)
+            ending.do("while the trace was written", self._write_trace)
+            ending.tell()
 
     def _end_history(self) -> None:
         """What the root could not be told any more, and all of it as one file in the output."""
@@ -339,7 +345,7 @@ class _LocalRun:
             try:
                 merge_traces(self._traces, path)
             except OSError as error:
-                logger.error("--trace %s: %s", path, error.strerror)
+                logger.error("--trace %s: %s", path, system_reason(error))
 
     def _outcome(self) -> Finish:
         """What the coordinator decided before an interruption stands, unless it was success: not all is done."""

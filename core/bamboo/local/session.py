@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from bamboo.complaints import complain
 from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.local.closing import Closing
 from bamboo.local.pool import PoolError
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.stop_signals import STOP_SIGNALS
@@ -64,10 +65,13 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
             calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
             check = _run(spec, manifest, calm, report)
     except (MetricsError, PageError) as error:
-        print(f"bamboo: {error}", file=sys.stderr)
+        complain(error)
         return EXIT_USAGE
-    except (PoolError, OSError) as error:
-        print(f"bamboo: {error}", file=sys.stderr)
+    except PoolError as error:
+        complain(error)
+        return EXIT_FAILED
+    except OSError as error:
+        complain(error, "while the job was run")
         return EXIT_FAILED
     return _conclude(summary, check, json=report.json)
 
@@ -119,16 +123,13 @@ async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, r
         summary = await run_job(spec, manifest, options, CombinedView(page, _view(spec, report, page=url)))
         page.finish(summary)
     if options.output is not None:
-        _keep(page, options.output / PAGE)
+        file = options.output / PAGE
+        ending = Closing()
+        ending.do(
+            f"while the page was written, {file}", lambda: file.write_text(standalone_page(page.document()), "utf-8")
+        )
+        ending.tell()
     return summary
-
-
-def _keep(page: PageView, file: Path) -> None:
-    """The run is what counts; a page that cannot be written is said, and does not change how the run ended."""
-    try:
-        file.write_text(standalone_page(page.document()), encoding="utf-8")
-    except OSError as error:
-        print(f"bamboo: the page was not kept: {file}: {error.strerror}", file=sys.stderr)
 
 
 def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bamboo.complaints import system_reason
 from bamboo.metrics.time_use import REDUNDANT, TIME_USE_OF_SPAN, TimeUse
 
 MAX_BYTES = 512 << 20  # some 3.5 bytes of memory a byte
@@ -182,7 +183,7 @@ def read_trace(path: Path) -> list[TraceEvent]:
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
+        raise TraceError(f"{path}: {system_reason(error)}") from None
     return parse_trace(data, str(path))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bamboo.complaints import system_reason
 from bamboo.coordinator.events import Status, WorkerState
 from bamboo.planning.plan import WorkerId
 from bamboo.traces.files import parse_trace
@@ -203,7 +204,7 @@ def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
     try:
         recorded = read(path)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = system_reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"cannot read {path}: {reason}") from None
     removed = removal_times(parse_trace(path, recorded))
     if not removed:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bamboo.complaints import system_reason
 from bamboo.profiles.profile import ModelProfile, ProfileError, parse_profile
 
 MOST_BYTES = 64 * 2**20
@@ -27,7 +28,7 @@ def _read(path: Path) -> ModelProfile:
     except OSError as error:
         known = ", ".join(shipped_names())
         hint = f"; without a file, a name may be one of {known}" if isinstance(error, FileNotFoundError) else ""
-        raise ProfileError(f"cannot read the profile {path}: {error.strerror}{hint}") from None
+        raise ProfileError(f"cannot read the profile {path}: {system_reason(error)}{hint}") from None
     if len(content) > MOST_BYTES:
         raise ProfileError(f"cannot read the profile {path}: it has more than {MOST_BYTES // 2**20} MiB")
     return parse_profile(str(path), content)

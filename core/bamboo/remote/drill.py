@@ -2,11 +2,11 @@
 
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bamboo.complaints import complain
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.names import EXIT_OK, LABEL_JOB_NAME
 from bamboo.remote import victims
@@ -115,7 +115,7 @@ async def _untaint(session: Session, name: str, key: str) -> None:
             return
         message = f"the taint is still there; remove it: kubectl taint node {name} {key}-"
         if isinstance(error, asyncio.CancelledError):
-            print(f"bamboo: {message}", file=sys.stderr)
+            complain(message)
             raise
         raise RemoteError(f"{message} ({error})" if str(error) else message) from None
 

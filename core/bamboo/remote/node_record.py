@@ -5,6 +5,7 @@ import binascii
 import sys
 from pathlib import Path
 
+from bamboo.complaints import system_reason
 from bamboo.kube.errors import RemoteError
 from bamboo.kube.request_parts import Object
 from bamboo.names import EXIT_OK, LABEL_NODE_RECORD, NODE_RECORD_KEY
@@ -25,7 +26,7 @@ async def fetch(session: Session, output: Path | None) -> int:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RemoteError(f"cannot write {output}: {error.strerror}") from None
+        raise RemoteError(f"cannot write {output}: {system_reason(error)}") from None
     return EXIT_OK
 
 

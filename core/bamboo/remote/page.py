@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bamboo.complaints import system_reason
 from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.kube.port_forward import PortForward
@@ -73,7 +74,7 @@ async def _open(session: Session, url: str) -> None:
     try:
         shown = await show(url)
     except OSError as error:
-        session.say(f"the browser was not opened: {error.strerror}; the URL above can be pasted into it")
+        session.say(f"the browser was not opened: {system_reason(error)}; the URL above can be pasted into it")
         return
     if not shown:
         session.say("no browser was found; the URL above can be pasted into one")

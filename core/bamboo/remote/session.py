@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from bamboo.complaints import complain, said_by
 from bamboo.job.fields import ManifestError
 from bamboo.job.yaml_file import load_document
 from bamboo.kube.api import KubeApi
@@ -81,7 +82,7 @@ def run(
             raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
         return asyncio.run(_run(access, namespace, command, quiet))
     except RemoteError as error:
-        print(f"bamboo: {printable(str(error))}", file=sys.stderr)
+        complain(printable(said_by(error)))
         return error.code
     except BrokenPipeError:  # such as: bamboo logs JOB | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

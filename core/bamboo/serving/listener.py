@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from bamboo.complaints import system_reason
 from bamboo.serving.unauthenticated import UnauthenticatedConnections
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class BoundedListener:
             except ConnectionError:  # the caller has gone already
                 continue
             except OSError as error:  # no descriptor or memory is left
-                self.warn(f"cannot accept a connection: {error.strerror}")
+                self.warn(f"cannot accept a connection: {system_reason(error)}")
                 self._close_for_another(self._unauthenticated.evict())
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from bamboo.complaints import system_reason
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult, Series, mean_over_time
 
@@ -59,7 +60,7 @@ def save(figure: Any, flag: str, path: Path) -> None:
     try:
         figure.savefig(path, format="png", dpi=110)
     except OSError as error:
-        raise SimulationError(f"{flag}: cannot write {path}: {error.strerror}") from None
+        raise SimulationError(f"{flag}: cannot write {path}: {system_reason(error)}") from None
 
 
 def style(axes: Any, said: str, across: str) -> None:

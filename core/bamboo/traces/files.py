@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from bamboo.complaints import system_reason
 from bamboo.traces.json_lines import is_json_lines, parse_json_lines
 from bamboo.traces.tables import parse_table
 from bamboo.traces.trace import NodeTraceError, Trace, make_trace
@@ -37,7 +38,7 @@ def _content(path: str) -> bytes:
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)  # at once, since a pipe is read but once
     except OSError as error:
-        raise NodeTraceError(f"cannot read {path}: {error.strerror}") from None
+        raise NodeTraceError(f"cannot read {path}: {system_reason(error)}") from None
     try:
         return _unpacked(content) if content.startswith(GZIP) else content
     except ValueError as error:

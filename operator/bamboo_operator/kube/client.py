@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from bamboo.complaints import said_by
 from bamboo.kube.connection import JSON, Connection, ConnectionOptions
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.kube.kubeconfig import Access
@@ -35,7 +36,7 @@ def described(error: BaseException) -> str:
     """What is in API_ERRORS, for the log."""
     if isinstance(error, ApiError):
         return f"{error} ({error.reason}, {error.status})"
-    return str(error) or type(error).__name__
+    return said_by(error)
 
 
 class JobGone(Exception):

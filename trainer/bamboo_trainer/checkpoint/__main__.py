@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bamboo.checkpoint.find import find
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo.complaints import complain
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo.storage.errors import StorageError
 from bamboo.text import count, size
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
             progress=(lambda *_: None) if given.quiet else ProgressLine(_read),
         )  # fmt: skip
     except (StorageError, ExportError) as error:
-        print(f"bamboo: {error}", file=sys.stderr)
+        complain(error)
         return EXIT_FAILED
     step = "" if done.step is None else f"step {done.step}, "
     print(f"{given.output}: {step}{_files(source)}{count(done.tensors, 'tensor')}, {size(done.bytes)}")
@@ -55,7 +56,7 @@ def _source(url: str, step: int | None, *, averaged: bool) -> StateSource:
     store = CheckpointStore(url)
     manifest, passed = find(store.list(), store.shown, step)
     for note in passed:
-        print(f"bamboo: {note}", file=sys.stderr)
+        complain(note)
     return Checkpoint(store, manifest, averaged)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from bamboo.complaints import system_reason
 from bamboo.storage.durable import sync
 from bamboo.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import published
@@ -95,7 +96,7 @@ def export(
             sync(partial)
             _publish(partial, output, force)
     except OSError as error:
-        raise ExportError(f"cannot write {output}: {error.strerror or error}") from None
+        raise ExportError(f"cannot write {output}: {system_reason(error)}") from None
     return Exported(step=source.step, tensors=len(entries), bytes=layout.size)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
 from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo.complaints import said_by
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
 
@@ -111,4 +112,4 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
+        raise CheckpointError(f"cannot read {path}: {said_by(error)}") from None

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bamboo.complaints import complain
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
 from bamboo.storage.errors import StorageError
 from bamboo.text import count, size
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     try:
         return _tokenize(given) if given.command == "tokenize" else _show(given)
     except (ValueError, StorageError) as error:
-        print(f"bamboo: {error}", file=sys.stderr)
+        complain(error)
         return EXIT_FAILED
 
 

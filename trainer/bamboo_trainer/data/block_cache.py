@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from bamboo.complaints import system_reason
 from bamboo.storage.bounded import BoundedCalls, MissingFile, StoreLimits
 from bamboo.storage.errors import StoreUnavailable
 from bamboo.storage.object_store import ObjectFiles, RemoteEntry, open_store
@@ -210,7 +211,7 @@ class BlockCache:
     def _warn(self, error: OSError) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning("blocks of remote data cannot be kept in %s: %s", self._folder, error.strerror or error)
+            logger.warning("blocks of remote data cannot be kept in %s: %s", self._folder, system_reason(error))
 
     def _evict(self) -> None:
         """Looks at all blocks, and removes those that were used longest ago until enough is free. One does it for all:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bamboo.complaints import system_reason
 from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
 from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, stdlib_text
 from bamboo_trainer.data.prefetched import Prefetched
@@ -179,7 +180,7 @@ def _text(keys: _Keys) -> Dataset:
     try:
         return TextDataset(Path(path).read_bytes(), length)
     except OSError as error:
-        raise ValueError(f"path must be stdlib or a readable file, got {path!r} ({error.strerror})") from None
+        raise ValueError(f"path must be stdlib or a readable file, got {path!r} ({system_reason(error)})") from None
 
 
 def _own(keys: _Keys) -> Dataset:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bamboo.complaints import said_by
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.data.sources import Sources
 from bamboo_trainer.task import Parts
@@ -87,7 +88,7 @@ class ImageFolder:
             with self._pillow.open(io.BytesIO(source.content())) as opened:
                 image = opened.convert("RGB")
         except (OSError, SyntaxError, ValueError, self._pillow.DecompressionBombError) as error:
-            raise ValueError(f"{source.name} is no image that can be read: {error}") from None
+            raise ValueError(f"{source.name} is no image that can be read: {said_by(error)}") from None
         options, size = self._options, (self._options.size, self._options.size)
         choice = random.Random(pure_seed("image", index))
         box = _random_box(image.size, options.least_area, choice) if options.augment else _middle(image.size)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bamboo.complaints import said_by, system_reason
 from bamboo_trainer.data.rows import as_tensor
 from bamboo_trainer.task import Parts
 
@@ -81,7 +82,7 @@ class NpzDataset(TensorDataset):
                     raise ValueError(f"it has {', '.join(file.files)}, and no array {missing[0]!r}")
                 arrays = {name: _rows(file, name) for name in dict.fromkeys((*inputs, *targets))}
         except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+            raise ValueError(f"cannot read {path}: {system_reason(error)}") from None
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} cannot be used as an .npz file of samples: {error}") from None
         super().__init__(tuple(arrays[name] for name in inputs), tuple(arrays[name] for name in targets))
@@ -94,7 +95,7 @@ def _rows(file: "np.lib.npyio.NpzFile", name: str) -> torch.Tensor:
     except OSError:
         raise
     except Exception as error:  # of a damaged one: zlib's, zipfile's, tokenize's, struct's and others
-        raise ValueError(f"array {name!r} cannot be read: {error}") from None
+        raise ValueError(f"array {name!r} cannot be read: {said_by(error)}") from None
     if not array.ndim:
         raise ValueError(f"array {name!r} is a single value, expected a row for each sample")
     return as_tensor(array, f"array {name!r}")

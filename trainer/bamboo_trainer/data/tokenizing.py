@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
+from bamboo.complaints import said_by, system_reason
 from bamboo.names import DocumentUnit
 from bamboo_trainer.data.token_file import SUFFIX, TokenWriter, new_file, new_folder
 
@@ -141,7 +142,7 @@ class TokenizerEncoder:
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more special
-            raise ValueError(f"--tokenizer: {file} is not a tokenizer.json: {error}") from None
+            raise ValueError(f"--tokenizer: {file} is not a tokenizer.json: {said_by(error)}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         known: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -195,7 +196,7 @@ def tokenize(
         with new_folder(output) as folder:
             return _shards(folder, documents, encoder.vocabulary, shard)
     except OSError as error:
-        raise ValueError(f"cannot write {output}: {error.strerror}") from None
+        raise ValueError(f"cannot write {output}: {system_reason(error)}") from None
 
 
 def _add(writer: TokenWriter, tokens: Any) -> None:
@@ -271,7 +272,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ValueError(f"cannot read {path}: {system_reason(error)}") from None
     except zlib.error as error:
         raise ValueError(f"cannot read {path}: its compressed content is damaged ({error})") from None
     except EOFError:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bamboo.complaints import system_reason
 from bamboo_trainer.data import TextDataset, stdlib_text
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.task import Parts, Task
@@ -171,7 +172,7 @@ def _text(source: str) -> bytes:
     try:
         return Path(source).read_bytes()
     except OSError as error:
-        raise ValueError(f"text must be stdlib or a readable file, got {source!r} ({error.strerror})") from error
+        raise ValueError(f"text must be stdlib or a readable file, got {source!r} ({system_reason(error)})") from error
 
 
 def _loss(outputs: Parts, targets: Parts) -> Tensor:

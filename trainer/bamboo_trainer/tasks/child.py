@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from typing import Final
 
+from bamboo.complaints import said_by
 from bamboo_trainer.tasks.task_errors import told
 
 SILENT_SECONDS: Final = 300.0  # a child that has nothing to say for so long is given up
@@ -24,7 +25,7 @@ def lines_of_child(lines: Iterator[str]) -> tuple[list[str], str]:
         child = _fork(lines, writing)
     except OSError as error:
         os.close(reading)
-        return [], f"no process could be started: {error}"
+        return [], f"no process could be started: {said_by(error)}"
     finally:
         os.close(writing)
     try:

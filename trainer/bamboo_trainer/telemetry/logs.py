@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from bamboo.complaints import SilentErrorsNamed
+
 FORMAT = "%(asctime)s %(levelname)s %(worker)s step %(step)s %(name)s: %(message)s"
 LONGEST_LINE = 1 << 16  # characters without a line break after which one is made
 
@@ -27,6 +29,7 @@ def begin(worker: str, step: Step, *, shared: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT))
     handler.addFilter(_Context(worker, step))
+    handler.addFilter(SilentErrorsNamed())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("bamboo_trainer").setLevel(logging.WARNING if shared else logging.INFO)
     faulthandler.enable(sys.stderr)

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Protocol
 
+from bamboo.complaints import said_by
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, stripes, wire
 from bamboo_trainer.transport.base import Buffer
@@ -123,9 +124,9 @@ class Inbound:
                 self._acceptor.arrived(self, self._read(reader, first, hello.lane))
         except wire.WireError as error:
             logger.warning("link from %s closed: %s", self.hello.worker if self.hello else "a stranger", error)
-            return str(error)
+            return said_by(error)
         except OSError as error:
-            return str(error)
+            return said_by(error)
 
     def _greet(self) -> wire.LinkHello:
         """Raises WireError, OSError."""

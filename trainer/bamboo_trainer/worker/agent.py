@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from bamboo.checkpoint.resume import owner_of
+from bamboo.complaints import said_by
 from bamboo.control.protocol import (
     MOST_TEXT,
     Bye,
@@ -153,7 +154,7 @@ class WorkerAgent:
             while self.exit_code is None:
                 self._turn()
         except SELF_EXPLANATORY as error:
-            self._fail(failure_reason(error), str(error))
+            self._fail(failure_reason(error), said_by(error))
         except Exception as error:
             logger.exception("the worker failed")
             self._fail(failure_reason(error), failure_message(error))

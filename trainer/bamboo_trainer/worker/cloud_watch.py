@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from bamboo.complaints import said_by
 from bamboo_trainer.worker import cloud_notices
 from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news
 from bamboo_trainer.worker.control import until_first
@@ -212,7 +213,7 @@ class Watcher:
                 if self._left and self._wanted.acknowledge and self._azure:
                     await self._azure.acknowledge()
         except ERRORS as error:
-            logger.warning("Azure's event is not acknowledged: %s", _said(error))
+            logger.warning("Azure's event is not acknowledged: %s", said_by(error))
         finally:
             with self._lock:
                 self._loop = None
@@ -275,12 +276,8 @@ class Watcher:
         if not self._complained:
             self._complained = True
             logger.warning(
-                "the metadata endpoint does not say whether this node stays; it will be asked again: %s", _said(error)
+                "the metadata endpoint does not say whether this node stays; it will be asked again: %s", said_by(error)
             )
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _now() -> datetime:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bamboo.complaints import said_by
 from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, write_stage
@@ -38,7 +39,7 @@ class FinalWeights:
         try:
             write_stage(folder, request.number, request.stage, request.stages, tensors, self._worker)
         except (OSError, ValueError) as error:
-            raise SaveError(f"cannot write stage {request.stage} for {folder}: {error}") from None
+            raise SaveError(f"cannot write stage {request.stage} for {folder}: {said_by(error)}") from None
         self._tell(Saved(stage=request.stage, number=request.number))
 
     def discard(self, number: int | None) -> None:
@@ -51,5 +52,5 @@ class FinalWeights:
         try:
             commit_weights(Path(request.path).resolve(), request.number, request.stages)
         except OSError as error:
-            raise SaveError(f"cannot write {request.path}: {error}") from None
+            raise SaveError(f"cannot write {request.path}: {said_by(error)}") from None
         self._tell(WeightsCommitted(number=request.number))

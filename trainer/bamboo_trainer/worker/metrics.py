@@ -11,6 +11,7 @@ from socketserver import TCPServer
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
 
+from bamboo.complaints import system_reason
 from bamboo.metrics import worker_catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
 from bamboo_trainer.telemetry.time_account import TimeAccount
@@ -81,6 +82,6 @@ def serve(worker: WorkerAgent, tally: TimeAccount, host: str, port: int) -> None
     try:
         server = Server((host, port), Handler)
     except OSError as error:
-        logger.warning("no metrics: cannot listen on port %d of %s: %s", port, host, error.strerror)
+        logger.warning("no metrics: cannot listen on port %d of %s: %s", port, host, system_reason(error))
         return
     threading.Thread(target=server.serve_forever, name="worker-metrics", daemon=True).start()

@@ -13,6 +13,7 @@ import typer
 from bamboo.cli.dispatch import run, usage
 from bamboo.cli.options import ClusterPlace
 from bamboo.cli.output_files import Written
+from bamboo.complaints import complain, system_reason
 from bamboo.names import EXIT_FAILED
 from bamboo.terminal.option_groups import grouped
 from bamboo.traces.generate import Generation, Pattern, generate
@@ -180,5 +181,5 @@ def _write(lines: Iterable[str], output: Path | None) -> None:
         with output.open("w", encoding="utf-8") as file:
             file.writelines(lines)
     except OSError as error:
-        typer.echo(f"bamboo: cannot write {output}: {error.strerror}", err=True)
+        complain(f"cannot write {output}: {system_reason(error)}")
         raise typer.Exit(EXIT_FAILED) from None

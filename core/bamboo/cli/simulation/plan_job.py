@@ -10,6 +10,7 @@ from pathlib import Path
 from bamboo.cli.dispatch import usage
 from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.cli.simulation.run_progress import RunProgress
+from bamboo.complaints import complain, system_reason
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import JobSpec, wanted_workers
@@ -94,7 +95,7 @@ def plan_job(wanted: PlanRequest) -> int:
     else:
         print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     if found.chosen is None:
-        print(f"bamboo: {told}", file=sys.stderr)
+        complain(told)
         return EXIT_FAILED
     if wanted.write is not None:
         _write(wanted.write, source, spec, found.chosen.candidate)
@@ -257,11 +258,11 @@ def _write(path: Path, source: ManifestSource, spec: JobSpec, chosen: Candidate)
     text = edited_text(source.text, changes)
     if text is None or not _says(text, wanted):
         text = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
-        print(f"bamboo: {path} has no comments: they could not be kept", file=sys.stderr)
+        complain(f"{path} has no comments: they could not be kept")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        usage(f"--write: cannot write {path}: {error.strerror}")
+        usage(f"--write: cannot write {path}: {system_reason(error)}")
     print(f"{path} is written; bamboo validate {path} checks it", file=sys.stderr)
 
 

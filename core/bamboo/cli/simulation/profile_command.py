@@ -9,6 +9,7 @@ import typer
 
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import Written, check_output_file
+from bamboo.complaints import complain, system_reason
 from bamboo.names import EXIT_FAILED
 from bamboo.terminal.option_groups import grouped
 
@@ -98,7 +99,7 @@ def profile_job(
     try:
         found = measure_task(spec, source.document, module_folders(job), repeats, around)
     except ProfileError as error:
-        print(f"bamboo: {job}: {error}", file=sys.stderr)
+        complain(error, str(job))
         raise typer.Exit(EXIT_FAILED) from None
     if output is None:
         sys.stdout.write(to_json(found).decode())
@@ -106,7 +107,7 @@ def profile_job(
         try:
             output.write_bytes(to_json(found))
         except OSError as error:
-            print(f"bamboo: cannot write {output}: {error.strerror}", file=sys.stderr)
+            complain(f"cannot write {output}: {system_reason(error)}")
             raise typer.Exit(EXIT_FAILED) from None
     forward, backward = (1000 * sum(getattr(x, kind) for x in found.layers) for kind in ("forward", "backward"))
     typer.echo(

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bamboo.complaints import complain
 from bamboo.local.pool import Pool, PoolError
 from bamboo.local.scratch import scratch_folder
 from bamboo.names import EXIT_FAILED
@@ -24,7 +25,7 @@ def missing_packages() -> str:
 def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
     """`python -m MODULE`; the process's exit code. It prints what it does itself. what: it is for, in words."""
     if missing := missing_packages():
-        print(f"bamboo: {what} needs {missing}, not installed here", file=sys.stderr)
+        complain(f"{what} needs {missing}, not installed here")
         return EXIT_FAILED
     process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
     try:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from bamboo.coordinator.events import Emit, Status
 from bamboo.job.spec import JobSpec
+from bamboo.local.closing import Closing
 from bamboo.local.views.summary import Summary
 from bamboo.page import document as d
 from bamboo.page.builder import document, ended
@@ -33,7 +34,9 @@ class PageView:
         try:
             yield url
         finally:
-            await page.stop()
+            ending = Closing()
+            await ending.wait("while the page's port was closed", page.stop())
+            ending.tell()
 
     def finish(self, summary: Summary) -> None:
         self._ended = ended(summary.outcome, summary.message)

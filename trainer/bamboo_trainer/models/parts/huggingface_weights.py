@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bamboo.complaints import said_by
+
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -90,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"cannot read {path}: {said_by(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return content
@@ -100,4 +102,4 @@ def opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise ValueError(f"cannot read {path}: {said_by(error)}") from None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from bamboo.complaints import said_by
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.reading import reader_process
@@ -116,7 +117,7 @@ class Readers:
         try:
             template = made.result(START_SECONDS)
         except (OSError, TimeoutError) as error:
-            raise TaskError(f"no process that reads the dataset can be started: {error}") from None
+            raise TaskError(f"no process that reads the dataset can be started: {said_by(error)}") from None
         with self._state:
             self._template, self._keeper = template, keeper
             self._state.notify_all()
@@ -168,7 +169,7 @@ class Readers:
                     f"{reader_process.SILENT_SECONDS:g} s: its reader process is stuck"
                 ) from None
             except (EOFError, OSError) as error:
-                how = self._end(number) or f"cannot be started: {error}"
+                how = self._end(number) or f"cannot be started: {said_by(error)}"
                 if self._closed:
                     raise TaskError("the worker ends") from None
                 logger.warning("a process that reads the dataset %s; another one reads its samples", how)

@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from bamboo.complaints import system_reason
 from bamboo_trainer.worker.launch.imports import lasting_imports
 
 MODULES = (
@@ -158,7 +159,7 @@ class Launcher:
                 pid = self._fork(lambda: int(resolve(main)(**arguments)))
         except OSError as error:
             self._close_gate(worker)
-            print(f"launcher: cannot start {worker}: {error.strerror}", file=sys.stderr)
+            print(f"launcher: cannot start {worker}: {system_reason(error)}", file=sys.stderr)
             self._tell(event="exited", worker=worker, code=1)
             return
         self._workers[pid] = worker
