@@ -153,7 +153,10 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
     ({}, "expected one of model and architecture"),
     ({"architecture": "gpt2", "model": "x"}, "expected one of model and architecture"),
     ({"modell": "x"}, "unknown key 'modell', expected some of model, architecture"),
-    ({"model": "/nowhere"}, "model: /nowhere has no config.json"),
+    ({"model": "/nowhere"}, "model: there is no folder /nowhere"),
+    ({"model": "/tmp"}, "model: /tmp has no config.json, as save_pretrained writes it"),
+    ({"model": "gpt2"}, "it looks like a name on the Hugging Face Hub, from which nothing is ever fetched: save it to"),
+    ({"model": "a-b/c.d"}, "AutoModel.from_pretrained('a-b/c.d').save_pretrained('c.d')"),
     ({"architecture": {"n_layer": 2}}, "architecture must have a model_type, such as gpt2"),
     ({"architecture": "no-such"}, "architecture: "),
     ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),
@@ -203,3 +206,38 @@ def test_a_config_names_the_data_to_evaluate() -> None:
     assert done.state.evaluations[1] == pytest.approx({"loss": float(loss), "accuracy": float(right)}, rel=1e-4)
     with pytest.raises(TaskError, match="evaluation: expected a mask of those that count just if data has one"):
         load_task(ENTRYPOINT, config_of("gpt2", evaluation={"padding": True}))
+
+
+NARROW = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 64,
+}
+LONGEST = [
+    ({"model_type": "gpt2", "n_positions": 20, "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64}, 20),
+    ({"model_type": "bert", "max_position_embeddings": 20, **NARROW}, 20),
+    ({"model_type": "roberta", "max_position_embeddings": 20, "pad_token_id": 1, **NARROW}, 18),
+    ({"model_type": "opt", "max_position_embeddings": 20, "ffn_dim": 24, "word_embed_proj_dim": 16, **NARROW}, 20),
+    ({"model_type": "mpt", "max_seq_len": 20, "d_model": 16, "n_heads": 2, "n_layers": 2, "vocab_size": 64}, 20),
+    ({"model_type": "llama", "max_position_embeddings": 20, **NARROW}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "longest"), LONGEST)
+def test_sequences_longer_than_the_models_positions_are_refused_with_both_numbers(
+    architecture: dict[str, Any], longest: int | None
+) -> None:
+    """And those that are as long are not: the layers are run with them. Rotary positions have no end."""
+    fits = huggingface.build({"architecture": architecture, "data": {"length": longest or 24, "samples": 4}})
+    inputs, _ = fits.dataset.batch([0, 1])
+    run(layers_of(fits), inputs)
+    if longest is None:
+        return
+    said = rf"data: expected sequences of at most {longest} tokens, .* \({architecture['model_type']}\) .* got 21"
+    with pytest.raises(TaskError, match=said):
+        load_task(ENTRYPOINT, {"architecture": architecture, "data": {"length": 21, "samples": 4}})
+    evaluated = {"data": {"length": 8, "samples": 4}, "evaluation": {"length": 21, "samples": 4}}
+    with pytest.raises(TaskError, match=f"evaluation: expected sequences of at most {longest} tokens"):
+        load_task(ENTRYPOINT, {"architecture": architecture, **evaluated})

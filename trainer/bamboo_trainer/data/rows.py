@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.task import Parts
 
 
@@ -97,6 +98,8 @@ def _loaded(path: Path, split: str | None) -> Any:
         import datasets
     except ImportError:
         raise ValueError("the library datasets is not installed: pip install 'bamboo-trainer[datasets]'") from None
+    if not path.exists():
+        raise ValueError(nothing_there(path, "datasets.load_dataset(ID).save_to_disk(FOLDER)"))
     try:
         loaded = datasets.load_from_disk(str(path))
     except FileNotFoundError:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Final, Protocol
 
 from bamboo.complaints import said_by, system_reason
 from bamboo.names import DocumentUnit
+from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.data.token_file import SUFFIX, TokenWriter, new_file, new_folder
 
 BYTES: Final = "bytes"
@@ -137,8 +138,11 @@ class TokenizerEncoder:
             raise ValueError(
                 "the library tokenizers is not installed: pip install 'bamboo-trainer[tokenizers]'"
             ) from None
-        if not file.is_file():
-            raise ValueError(f"--tokenizer: cannot read {file}: no such file")
+        if not file.exists():
+            saved = "transformers.AutoTokenizer.from_pretrained(ID).save_pretrained(FOLDER)"
+            raise ValueError(f"--tokenizer: {nothing_there(file, saved, what='file')}")
+        if file.is_dir():
+            raise ValueError(f"--tokenizer: {file} is a folder, expected a tokenizer.json")
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more special

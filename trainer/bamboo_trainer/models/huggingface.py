@@ -7,6 +7,7 @@ Nothing is ever fetched from the Hub.
 
 import importlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
+from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
@@ -30,8 +32,18 @@ from bamboo_trainer.models.parts.settings import decaying, evaluation
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.split.module import SplitModule
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts
+from bamboo_trainer.tasks.task_errors import TaskError
 
 ATTENTIONS: Final = ("sdpa", "eager")
+_SAVE: Final = (
+    "transformers.AutoModel.from_pretrained(ID).save_pretrained(FOLDER) "
+    "(AutoModelForCausalLM or AutoModelForMaskedLM for its head, AutoTokenizer for its tokenizer)"
+)
+_POSITIONS: Final = re.compile(r"wpe|(?!.*relative).*position.*")  # what models call their table of positions
+_NO_TABLE: Final = {  # what it is called in configs of models that have no such table, and cannot go on after its end
+    **dict.fromkeys(("codegen", "ctrl", "gptj"), "max_position_embeddings"),
+    "mpt": "max_seq_len",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +103,14 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     weights = None
     if settings.model is not None and not settings.random:
         weights = PublishedWeights(Path(settings.model))
-    make = partial(make_model, model_config, objective, settings.attention)
+    measured = evaluation(settings.evaluation, held_out, _accuracy)
+    lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
+
+    def make() -> nn.Module:
+        model = make_model(model_config, objective, settings.attention)
+        check_positions(model, model_config, lengths)
+        return model
+
     call, read = partial(_logits, dataset.masked), weights.read if weights else None
     balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
@@ -101,7 +120,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         split,
         loss=token_loss,
         dataset=dataset,
-        evaluation=evaluation(settings.evaluation, held_out, _accuracy),
+        evaluation=measured,
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=partial(optimizer, settings),
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
@@ -132,7 +151,9 @@ def published_config(settings: HuggingFaceSettings) -> Any:
     library = transformers()
     if settings.model is not None:
         folder = Path(settings.model)
-        expect((folder / "config.json").is_file(), f"model: {folder} has no config.json")
+        if not folder.exists():
+            raise ValueError(f"model: {nothing_there(settings.model, _SAVE)}")
+        expect((folder / "config.json").is_file(), f"model: {folder} has no config.json, as save_pretrained writes it")
         return _made("model", lambda: library.AutoConfig.from_pretrained(str(folder), local_files_only=True))
     content = settings.architecture
     given = {"model_type": content} if isinstance(content, str) else dict(content or {})
@@ -164,6 +185,36 @@ def make_model(config: Any, objective: Objective, attention: str | None = None) 
     auto = library.AutoModelForCausalLM if objective == "causal" else library.AutoModelForMaskedLM
     model: nn.Module = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return model
+
+
+def check_positions(model: nn.Module, config: Any, datasets: Mapping[str, Any]) -> None:
+    """TaskError for sequences that are longer than the model's table of positions. datasets: by the config's key."""
+    most = positions_of(model, config)
+    for key, dataset in datasets.items():
+        if most is not None and dataset.length > most:
+            raise TaskError(
+                f"task.config: {key}: expected sequences of at most {most} tokens, for more the model "
+                f"({config.model_type}) has no positions, got {dataset.length}"
+            )
+
+
+def positions_of(model: nn.Module, config: Any) -> int | None:
+    """How many tokens a sequence may have; None if it may have any number, as with rotary positions."""
+    said = getattr(config, _NO_TABLE.get(config.model_type, "max_position_embeddings"), None)
+    tables = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and _POSITIONS.fullmatch(name.rpartition(".")[2])
+    ]
+    if not tables and config.model_type not in _NO_TABLE:
+        return None
+    return min([*map(_rows, tables), *([said] if isinstance(said, int) and said > 0 else [])], default=None)
+
+
+def _rows(table: nn.Embedding) -> int:
+    """For tokens: some models leave out the first rows, or those up to that of a token that fills."""
+    padding = -1 if table.padding_idx is None else table.padding_idx
+    return table.num_embeddings - int(getattr(table, "offset", padding + 1))
 
 
 def vocabulary_of(config: Any) -> int:

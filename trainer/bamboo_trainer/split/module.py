@@ -17,7 +17,7 @@ from bamboo_trainer.split.recording import Recording, record, shapes_of
 from bamboo_trainer.split.structures import CannotSplit, Form, put_together, take_apart
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.inspection.no_values import failing_quietly, values_wanted
-from bamboo_trainer.tasks.task_errors import told
+from bamboo_trainer.tasks.task_errors import TaskError, told
 
 Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Values from elsewhere: of some of the tensors of these names and forms."""
@@ -84,6 +84,8 @@ class SplitModule:
                 model = make()
                 if isinstance(model, nn.Module) and not model.training:
                     model.train()  # as a training loop does with a model that was loaded in eval mode
+        except TaskError:  # who makes it has looked at it, and found what cannot be
+            raise
         except Exception as error:
             raise CannotSplit(f"the model cannot be built without data: {told(error)}") from error
         if not isinstance(model, nn.Module):
