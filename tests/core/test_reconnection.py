@@ -7,12 +7,16 @@ import pytest
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
+from bamboo.coordinator.checkpointing.checkpoints import STOP_SECONDS
 from bamboo.coordinator.events import (
     AddWorkers,
+    Interrupted,
+    Outcome,
     RemoveWorker,
     Tick,
 )
-from bamboo.planning.plan import Cell
+from bamboo.planning.plan import Cell, CheckpointId
+from checkpoint_world import save, sent
 from world import World, back, restarted, silence
 
 
@@ -120,3 +124,64 @@ def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_kno
     assert world.state.phase == "Running"
     assert "w2" not in world.state.workers
     assert "w2" in world.state.gone
+
+
+SUSPENDED = Interrupted(None, "Suspended", "the job is suspended", keep=True)
+
+
+def kept(world: World) -> World:
+    """It says what it has kept by the time at which it ends."""
+    world.tell(Tick())
+    _, wish = sent(world, protocol.TakeCheckpoint)[-1]
+    assert (wish.pause, world.finish) == (True, None)
+    save(world, wish.at, "b")
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+    return world
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_restarted_coordinator_that_is_told_to_suspend_hears_its_workers_first(*, heard: bool) -> None:
+    """heard: of a commit, before all are back; else nothing is known of what is trained, which may be much."""
+    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
+    plan = restarted(world)
+    root, *others = sorted(plan.worker_ids(), key=lambda worker: worker != plan.at(Cell(0, 0)).owner)
+    world.tell(SUSPENDED)
+    back(world, root, plan)
+    if heard:
+        world.commit()
+    assert (world.state.phase, world.finish, sent(world, protocol.TakeCheckpoint)) == ("Recovering", None, [])
+    for worker in others:
+        back(world, worker, plan)
+    kept(world)
+
+
+def test_what_a_coordinator_before_it_has_begun_to_keep_is_kept_again() -> None:
+    """As nobody may know any more what of it is written."""
+    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
+    plan = restarted(world)
+    for worker in sorted(plan.worker_ids()):
+        back(world, worker, plan)
+    world.tell(SUSPENDED)
+    wrong = CheckpointId(step=7, id="before")
+    world.tell(Received(plan.at(Cell(0, 0)).owner, protocol.CheckpointCommitted(checkpoint=wrong, tidied=True)))
+    kept(world)
+
+
+def test_a_restarted_coordinator_to_which_nobody_comes_back_ends_after_two_minutes_all_the_same() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
+    restarted(world)
+    world.tell(SUSPENDED)
+    silence(world, set(), int(STOP_SECONDS) - 1)
+    assert world.finish is None
+    silence(world, set(), 2)
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+
+
+@pytest.mark.parametrize("event", [replace(SUSPENDED, keep=False), Interrupted(Outcome.FAILED, "DeadlineExceeded", "")])
+def test_a_restarted_coordinator_that_is_to_keep_nothing_ends_at_once(event: Interrupted) -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
+    restarted(world)
+    world.tell(event)
+    assert world.finish is not None

@@ -95,7 +95,8 @@ class Disturbance:
 class ClusterScenario:
     """careful: workers are taken only while every layer has two holders, so that the job can always go on.
 
-    grid: of time, in seconds (see opsim_loop).
+    grid: of time, in seconds (see opsim_loop). checkpoint: that section of the spec; of random jobs none has one, and
+    what they lose they have to have twice.
     """
 
     seed: int
@@ -109,6 +110,7 @@ class ClusterScenario:
     slowdown: float
     grid: float
     disturbances: tuple[Disturbance, ...]
+    checkpoint: dict[str, Any] | None = None
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -122,6 +124,8 @@ class ClusterScenario:
             "cleanPodPolicy": self.policy,
             "failurePolicy": {"backoffLimit": 50},
         }
+        if self.checkpoint:
+            spec["checkpoint"] = dict(self.checkpoint)
         if self.pools:
             spec["nodePools"] = [dict(pool) for pool in self.pools]
         metadata = {"name": JOB[1], "namespace": JOB[0]}

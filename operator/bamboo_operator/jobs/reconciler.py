@@ -102,13 +102,19 @@ class JobReconciler:
             spec = await self._spec.next(self._pod_settings())
             if self._edited.is_set():
                 continue
-            if spec is None or spec.suspend:
+            if spec is None or (spec.suspend and not self._trains()):
                 await self._stay_idle(spec)
                 continue
+            if spec.suspend:  # since nobody looked: its state is kept, and then it stops
+                self._edited.set()
             await self._train(spec)
             if not self._status.over:  # it was suspended; by now it may be resumed
                 await self._removal.remove(CleanPodPolicy.ALL)
         await self._clean_up()
+
+    def _trains(self) -> bool:
+        """Are there workers of a training that has not ended, left by another operator?"""
+        return self._spec.begun and self._removal.any_running()
 
     def _pod_settings(self) -> WorkerPodSettings:
         url = self._shared.url.rstrip("/") + workers_path(self.key)

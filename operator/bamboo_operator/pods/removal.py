@@ -8,7 +8,7 @@ from typing import Any
 
 from bamboo.job.placement_spec import CleanPodPolicy
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import lives
+from bamboo_operator.cluster.signals import lives, worker_exit
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
@@ -26,6 +26,11 @@ class PodRemoval:
     def living(self) -> list[dict[str, Any]]:
         """Pods of workers that have not ended, and may stay."""
         return [pod for pod in self._cluster.pods(*self._job).values() if lives(pod)]
+
+    def any_running(self) -> bool:
+        """Does any worker run, be it on its way out?"""
+        pods = self._cluster.pods(*self._job).values()
+        return any(worker_exit(pod) is None and pod["status"].get("phase") == "Running" for pod in pods)
 
     async def wait_for_exit(self) -> None:
         """The workers were told to stop; most exit by themselves."""

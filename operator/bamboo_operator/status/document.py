@@ -48,10 +48,17 @@ def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dic
         "checkpoint": _checkpoint(status, previous, facts),
         "cost": _cost(given),
         "digests": list(status.digests) if status and status.digests else previous.get("digests"),
-        "plan": None if facts.suspended else facts.plan or previous.get("plan"),
+        "plan": _plan(status, previous, facts),
         "selector": facts.selector or previous.get("selector"),
     }
     return {key: value for key, value in new.items() if value is not None}
+
+
+def _plan(status: Status | None, previous: Json, facts: StatusFacts) -> str | None:
+    """Of a job that is to be suspended it stays until its training has ended, for another operator to end it."""
+    if facts.suspended and (status is None or facts.finish is not None):
+        return None
+    return facts.plan or previous.get("plan")
 
 
 def worth_writing(new: Json, old: Json, seconds_since_last: float) -> bool:

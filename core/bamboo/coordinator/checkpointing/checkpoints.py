@@ -93,15 +93,23 @@ def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool)
     """The job is to end. keep: with a checkpoint of what it has trained, if it keeps any and is training.
 
     No step is committed after that one, so that none is repeated. If the root is lost while it is written, its heir
-    goes on: few steps are repeated then.
+    goes on: few steps are repeated then. A coordinator that has just been restarted hears first what is trained.
     """
     state = turn.state
-    newest = max((one.step for one in state.checkpoints.kept), default=0)
-    if keep and state.spec.checkpoint and state.phase == "Running" and state.step > newest:
-        turn.set(stopping=Stopping(outcome=outcome, reason=reason, message=message, step=state.step, since=turn.now))
+    stopping = Stopping(outcome=outcome, reason=reason, message=message, step=state.step, since=turn.now)
+    if keep and state.spec.checkpoint and state.phase == "Recovering":
+        turn.set(stopping=stopping)
+    elif keep and state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
+        turn.set(stopping=stopping)
         change(turn, retry=True)
     else:
         turn.finish(outcome, reason, message)
+
+
+def _has_unkept(state: CoordinatorState) -> bool:
+    """Is there more than the newest checkpoint has, or may there be, as no commit was heard since a restart?"""
+    newest = max((one.step for one in state.checkpoints.kept), default=0)
+    return state.step > newest or not state.counting
 
 
 def stop_if_kept(turn: Turn) -> None:
@@ -109,9 +117,15 @@ def stop_if_kept(turn: Turn) -> None:
     state, c, stopping = turn.state, turn.state.checkpoints, turn.state.stopping
     if stopping is None:
         return
+    late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
+    if state.phase == "Recovering" and not late:
+        return
+    if state.phase == "Running" and stopping.since < state.phase_since:  # the workers are back
+        turn.set(stopping=None)
+        stop(turn, stopping.outcome, stopping.reason, stopping.message, keep=True)
+        return
     kept = bool(c.kept) and c.kept[0].step >= stopping.step
     given_up = state.phase != "Running" or not (c.writers or c.retry or kept)
-    late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
     if given_up or late or (kept and not is_tidying(turn)):
         turn.finish(stopping.outcome, stopping.reason, stopping.message)
 

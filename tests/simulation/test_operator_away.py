@@ -1,0 +1,250 @@
+"""What is asked of a job around the end of its operator: at every point from before the edit until it has its effect.
+
+The real operator in virtual time is killed there, and another one begins a few seconds later.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from opsim_scenario import ClusterScenario, scenario
+from opsim_server import Object
+from opsim_simulation import Failure, OperatorSimulation
+from opsim_user import User
+
+AWAY_SECONDS = 5.0
+TRAINED_STEPS = 10  # before anything is asked
+POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the operator is killed, from the edit on
+
+
+def job_of(seed: int, *, steps: int = 60, **changes: Any) -> ClusterScenario:
+    """Two stages that keep a checkpoint only when they are asked to; a step takes about a second."""
+    made = scenario(seed)
+    arithmetic = replace(made.arithmetic, stages=2, pipelines=1, steps=steps, sizes=(1,) * 6, groups=2)
+    still = {"pools": (), "most": 1, "standby": 0, "policy": "Running", "disturbances": (), "slowdown": 60.0}
+    stored = {"everySteps": 1000, "storage": {"uri": "memory://x"}}
+    return replace(made, arithmetic=arithmetic, checkpoint=stored, **{**still, **changes})
+
+
+class Away(OperatorSimulation):
+    """edit: what is asked of the job. kill_at: seconds after that the operator ends, or before, if it is below 0."""
+
+    def __init__(self, of: ClusterScenario, edit: Callable[[Object], None], kill_at: float, **others: Any) -> None:
+        super().__init__(of, **others)
+        self.edit, self.kill_at = edit, kill_at
+        self.trained = -1  # the newest step that any worker knows to be committed
+        self.begun_at: list[int] = []  # the first steps of trainings
+        self.user = User(self)
+
+    async def _run(self) -> None:
+        self.loop.set_exception_handler(self._raised)
+        self.user.create()
+        self.start_operator()
+        watching = asyncio.create_task(self._look())
+        try:
+            await self._until(lambda: None if self.trained >= TRAINED_STEPS else "it does not train", 200.0)
+            await self.course()
+        finally:
+            watching.cancel()
+            await self.stop_operator()
+
+    async def course(self) -> None:
+        """What the test is about."""
+        raise NotImplementedError
+
+    async def edit_and_kill(self) -> None:
+        """The edit, and the end of the operator before or after it; then another one begins."""
+        if self.kill_at < 0:
+            await self.stop_operator()
+            await asyncio.sleep(-self.kill_at)
+            self.user._edit(self.edit)
+        else:
+            self.user._edit(self.edit)
+            await asyncio.sleep(self.kill_at)
+            await self.stop_operator()
+        await asyncio.sleep(AWAY_SECONDS)
+        self.start_operator()
+
+    async def _look(self) -> None:
+        while True:
+            for node in self.workers.nodes.values():
+                parts = node.engine.components if node.engine else None
+                if parts is None or not node.alive:
+                    continue
+                first = parts.plan.current.first_step
+                if not self.begun_at or self.begun_at[-1] != first:
+                    self.begun_at.append(first)
+                self.trained = max(self.trained, parts.committer.log.newest)
+            await asyncio.sleep(0.02)
+
+
+class Suspended(Away):
+    """It keeps its state, and goes on with it."""
+
+    async def course(self) -> None:
+        await self.edit_and_kill()
+        await self.resume()
+
+    async def resume(self) -> None:
+        await self._until(lambda: self._left("pods", "processes"), 200.0)
+        kept = max((one.step for one in self.workers.store.committed), default=0)
+        if kept != self.trained + 1:
+            raise Failure(f"step {self.trained} was committed, and the state of step {kept} is kept")
+        await asyncio.sleep(5.0)
+        if self.job["status"]["state"] != "Suspended" or self.job["status"].get("plan"):
+            raise Failure(f"it is not suspended: {self.job['status']}")
+        self.user._edit(lambda spec: spec.update(suspend=False))
+        await self._until(self._over, 1000.0)
+        self._judge(self.user)
+        if self.begun_at != [0, kept]:
+            raise Failure(f"trainings began at {self.begun_at}, and {kept} was kept")
+
+
+class SuspendedTwiceAway(Suspended):
+    """The second operator ends as long after its beginning as the first one did after the edit."""
+
+    async def course(self) -> None:
+        await self.edit_and_kill()
+        await asyncio.sleep(abs(self.kill_at))
+        await self.stop_operator()
+        await asyncio.sleep(AWAY_SECONDS)
+        self.start_operator()
+        await self.resume()
+
+
+class SuspendedWhileTakenOver(Suspended):
+    """The edit comes when another operator has begun, and may not have heard all workers yet."""
+
+    async def course(self) -> None:
+        await self.stop_operator()
+        await asyncio.sleep(AWAY_SECONDS)
+        self.start_operator()
+        await asyncio.sleep(self.kill_at)
+        self.user._edit(self.edit)
+        await self.resume()
+
+
+class SuspendedAfterALoss(Suspended):
+    """A node went while there was no operator."""
+
+    async def course(self) -> None:
+        self.loop.call_later(max(0.0, self.kill_at) + 1.0, self.lose_node)
+        await self.edit_and_kill()
+        await self.resume()
+
+    def lose_node(self) -> None:
+        running = [pod for pod in self.living_pods() if pod["metadata"]["uid"] in self.kubelets.processes]
+        if running:
+            self.kubelets.vanish(running[0])
+
+
+class TrainsOn(Away):
+    """The edit is followed, by workers that never begin again. followed: what is missing yet, or None."""
+
+    def __init__(self, *given: Any, followed: Callable[["TrainsOn"], str | None]) -> None:
+        super().__init__(*given)
+        self.followed = followed
+
+    async def course(self) -> None:
+        await self.edit_and_kill()
+        await self._until(lambda: self._at_rest() or self.followed(self), 90.0)
+        if self._ends():
+            raise Failure("it was over before the edit was followed")
+        await self._until(self._over, 1000.0)
+        self._judge(self.user)
+        if self.begun_at != [0]:
+            raise Failure(f"trainings began at {self.begun_at}")
+
+
+class PastDeadline(Away):
+    """It fails, and its workers end."""
+
+    async def course(self) -> None:
+        await self.edit_and_kill()
+        await self._until(lambda: self._over() or self._left("pods", "processes"), 60.0)
+        if (reason := self._ends()[0]["reason"]) != "DeadlineExceeded":
+            raise Failure(f"it ended for {reason}")
+
+
+class Deleted(Away):
+    """Its workers end with their pods, and nothing is written any more; what the store has stays."""
+
+    async def course(self) -> None:
+        self.loop.call_later(max(0.0, -self.kill_at), self.user.delete)
+        await self.edit_and_kill()
+        await self._until(lambda: self._left("pods", "processes", "reconcilers", "gateway", "listeners"), 60.0)
+        if self.workers.store.committed:
+            raise Failure(f"{self.workers.store.committed} were written")
+
+
+def suspend(spec: Object) -> None:
+    spec["suspend"] = True
+
+
+def new_image(spec: Object) -> None:
+    spec["worker"] = {"image": "good:1"}
+
+
+def other_mode(spec: Object) -> None:
+    spec["redundancy"]["mode"] = {"LazyForward": "EagerForward", "EagerForward": "LazyForward"}[
+        spec["redundancy"]["mode"]
+    ]
+
+
+def short_deadline(spec: Object) -> None:
+    spec["activeDeadlineSeconds"] = 1
+
+
+def nothing(_: Object) -> None:
+    """The job is deleted instead."""
+
+
+def mode_is_not_the_new_one(simulation: TrainsOn) -> str | None:
+    plan, wanted = simulation.runner and simulation.runner.state.plan, simulation.job["spec"]["redundancy"]["mode"]
+    return None if plan and plan.mode == wanted else f"the mode is not {wanted}"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("kill_at", POINTS)
+def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: float, seed: int) -> None:
+    assert Suspended(job_of(seed), suspend, kill_at).run().problem is None
+
+
+@pytest.mark.parametrize("kill_at", POINTS)
+def test_it_does_so_if_the_next_operator_ends_as_well(kill_at: float) -> None:
+    assert SuspendedTwiceAway(job_of(3), suspend, kill_at).run().problem is None
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0])
+def test_it_does_so_if_the_next_operator_has_not_heard_its_workers_yet(after: float) -> None:
+    assert SuspendedWhileTakenOver(job_of(4), suspend, after).run().problem is None
+
+
+@pytest.mark.parametrize("kill_at", [-3.0, 0.05, 0.2])
+def test_it_does_so_if_a_worker_is_lost_meanwhile(kill_at: float) -> None:
+    assert SuspendedAfterALoss(job_of(5), suspend, kill_at).run().problem is None
+
+
+@pytest.mark.parametrize("kill_at", POINTS)
+def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
+    run = TrainsOn(job_of(6, steps=150), other_mode, kill_at, followed=mode_is_not_the_new_one).run()
+    assert run.problem is None
+
+
+@pytest.mark.parametrize("kill_at", POINTS)
+def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
+    """That all have the new image is among what `_at_rest` looks at."""
+    assert TrainsOn(job_of(7, steps=150), new_image, kill_at, followed=lambda _: None).run().problem is None
+
+
+@pytest.mark.parametrize("kill_at", POINTS)
+def test_a_deadline_ends_the_job_whenever_the_operator_ends(kill_at: float) -> None:
+    assert PastDeadline(job_of(8), short_deadline, kill_at).run().problem is None
+
+
+@pytest.mark.parametrize("kill_at", POINTS)
+def test_a_deleted_jobs_workers_end_whenever_the_operator_ends(kill_at: float) -> None:
+    assert Deleted(job_of(9), nothing, kill_at).run().problem is None
