@@ -72,9 +72,9 @@ class Task:
       (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`). Each stage asks for
       one over its own parameters. It may group them, by name or otherwise; a group may come out empty on some stage,
       which torch takes only if groups hold parameters, not pairs.
-    learning_rate: the learning rate of a step, a pure function. A parameter group's rate is this times the group's
-      multiplier: the "lr" it was built with divided by the optimizer's default, `optimizer.defaults["lr"]`.
-      `bamboo_trainer.schedules` has the usual ones by name.
+    learning_rate: the learning rate of a step, a pure function; finite and not negative. A parameter group's rate is
+      this times the group's multiplier: the "lr" it was built with divided by the optimizer's default,
+      `optimizer.defaults["lr"]`. `bamboo_trainer.schedules` has the usual ones by name.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>". What layers share as objects is

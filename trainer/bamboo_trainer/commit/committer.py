@@ -108,7 +108,8 @@ class Committer:
         """With what only the root knows."""
         before = self._committed_at
         seconds = 0.0 if before is None else max(0.0, self._clock() - before)
-        mark = self._history.mark(self._plan.current.origin, seconds, self._rate(step))
+        rate = self._rate(step) if commit.microbatches else None  # an evaluation after the last step has none
+        mark = self._history.mark(self._plan.current.origin, seconds, rate)
         return msgspec.structs.replace(commit, history=mark)
 
     def _rate(self, step: int) -> float | None:

@@ -4,6 +4,7 @@ Every result is a pure function of (task, seed, version, step, microbatch): an o
 replay get the same bits.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -24,6 +25,7 @@ from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner, split_nee
 from bamboo_trainer.stage.gradients.backwards import BackwardRunner
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state import layer_state, snapshot
+from bamboo_trainer.stage.state.finite import FiniteState
 from bamboo_trainer.stage.state.late_copies import LateCopies
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
@@ -71,7 +73,8 @@ class Stage(SharedValues, EvaluatedState):
         self.gradient_dtype = config.gradient_dtype  # of the final gradient
         self._reader = reader or BatchReader(task, config.samples)
         self._device, self._runs_ahead = torch.device(device), torch.device(device).type != "cpu"
-        self.bring = (copies or AtOnce(self._device)).bring
+        copies = copies or AtOnce(self._device)
+        self.bring = copies.bring
         self.first, self._end = stages[stage]  # layers
         self.last = stage == len(stages) - 1
         built = {i: build_layer(task, config.seed, i) for i in range(self.first, self._end)}
@@ -87,6 +90,7 @@ class Stage(SharedValues, EvaluatedState):
         self._optimizer_state = OptimizerState(
             self._parameters, self._optimizer, ema, config.loss_scale, tuple(self._layers), config.early
         )
+        self._finite = FiniteState(self._layers, self._parameters, self._optimizer, self._optimizer_state, copies)
         self._weight_unit = loss_unit(task, config)
         load = partial(self._reader.batch, stage)
         self._forwards = ForwardRunner(task, config, self._layers, self._parameters, self._device, load, self.bring)
@@ -282,6 +286,7 @@ class Stage(SharedValues, EvaluatedState):
         A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
         """
         self._constants.check()
+        self._finite.confirm()
         used = self._parameters.used(gradient)
         ready = self.bring([gradient])[0].to(torch.float32)
         limit = self._config.max_gradient_norm
@@ -294,6 +299,9 @@ class Stage(SharedValues, EvaluatedState):
         self._optimizer.step(self.version)
         self._optimizer_state.average()
         self._optimizer_state.scaled(finite=True)
+        if not math.isfinite(norm):
+            self._finite.gradient_was_not()
+        self._finite.look(self.version)
         if self._parked:
             self._optimizer_state.park()
             self.wait()
@@ -308,9 +316,17 @@ class Stage(SharedValues, EvaluatedState):
         self._digest = None
         self.version += 1
 
+    def allow_commit(self) -> None:
+        """To be asked before the step that begins at this version may be committed: are its rates such as an optimizer
+        can use, and did the step before leave finite parameters? Raises TaskError.
+        """
+        self._optimizer.settings(self.version)
+        self._finite.confirm()
+
     def skip(self, *, finite: bool) -> None:
         """Go to the next version without applying anything. finite: are its gradients, and only the loss is not?"""
         self._constants.check()
+        self._finite.confirm()
         self._parameters.unbind()
         forget_casts()
         self._optimizer_state.scaled(finite=finite)
@@ -331,12 +347,14 @@ class Stage(SharedValues, EvaluatedState):
         Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg"; a tied parameter has its
         group's first name.
         """
+        self._finite.confirm()
         return snapshot.take(self._parameters, self._optimizer_state, self.version)
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
         self.version = snapshot.restore(self._parameters, self._optimizer_state, parts, meta)
         self._state_bytes = self._digest = None
+        self._finite.forget()
         self._constants.renew()
         forget_casts()
         if self._parked:
@@ -347,11 +365,13 @@ class Stage(SharedValues, EvaluatedState):
 
         shown: with what the layers' state_dict has beside what they hold, for who reads the state dict.
         """
+        self._finite.check_all(self.version)
         layers = {i: layer for i, layer in self._layers.items() if only is None or i in only}
         return layer_state.take(layers, self._parameters, self._optimizer_state, self.version, shown=shown)
 
     def late_copies(self, only: Collection[int]) -> LateCopies:
         """The same of these layers, made piece by piece; to be done before the state changes."""
+        self._finite.check_all(self.version)
         layers = {i: layer for i, layer in self._layers.items() if i in only}
         late = LateCopies.KINDS
         return LateCopies(layer_state.take(layers, self._parameters, self._optimizer_state, self.version, late=late))
@@ -370,6 +390,7 @@ class Stage(SharedValues, EvaluatedState):
         It is computed once for each version: that reads the whole state, and it is asked for at every announcement.
         """
         if self._digest is None:
+            self._finite.check_all(self.version)
             self._digest = snapshot.digest(self._parameters, self._optimizer_state)
         return self._digest
 
@@ -381,6 +402,7 @@ class Stage(SharedValues, EvaluatedState):
         layers = range(self.first, self._end)
         frozen = {name for name in self._parameters.constants if int(name.partition(".")[0]) not in layers}
         elsewhere = frozenset(trained | frozen)
+        self._finite.check_all(self.version)
         return snapshot.digest(self._parameters, self._optimizer_state, elsewhere) if elsewhere else self.digest()
 
     def checksums(self) -> dict[str, int]:

@@ -228,6 +228,12 @@ class StageStates:
         level = (s for s in self.by_stage.values() if s.stage and s.staying and s.version == version)
         return all(version in state.final for state in level)
 
+    def allow_commit(self, step: int) -> None:
+        """May the step be committed, as far as the states tell that are run here? Raises TaskError."""
+        for state in self.by_stage.values():
+            if state.owned and state.stage and state.version == step:
+                state.stage.allow_commit()
+
     def apply(self, index: int, commit: Commit) -> None:
         """Go to the next version, as the commit says: by the optimizer's step, or by skipping it."""
         state, stage = self.by_stage[index], self[index]

@@ -51,19 +51,31 @@ class ScheduledOptimizer:
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def learning_rate(self, version: int) -> float:
-        """The task's, of the step that begins at this version."""
+        """The task's, of the step that begins at this version. Raises TaskError if it is none."""
         with in_task(f"task.learning_rate, asked for step {version},"):
-            return float(self._learning_rate(version))
+            rate = float(self._learning_rate(version))
+        if not (math.isfinite(rate) and rate >= 0):
+            raise TaskError(
+                f"task.learning_rate returned {rate} for step {version}, expected a finite number that is not negative"
+            )
+        return rate
+
+    def settings(self, version: int) -> dict[str, Value]:
+        """Of the step that begins at this version: the rate, and whatever else is scheduled. Raises TaskError."""
+        found: dict[str, Value] = {RATE: self.learning_rate(version)}
+        if self.inner is not None:
+            for name, schedule in self._schedules.items():
+                with in_task(f"task.schedules[{name!r}], asked for step {version},"):
+                    value = schedule(version)
+                found[name] = _checked(name, value, self.inner.defaults[name], version)
+        return found
 
     def step(self, version: int) -> None:
         """Takes the parameters, whose gradients are set, from this version to the next."""
         if self.inner is None:
             return
-        self._set(RATE, self.learning_rate(version))
-        for name, schedule in self._schedules.items():
-            with in_task(f"task.schedules[{name!r}], asked for step {version},"):
-                value = schedule(version)
-            self._set(name, _checked(name, value, self.inner.defaults[name], version))
+        for name, value in self.settings(version).items():
+            self._set(name, value)
         with in_task(f"the optimizer ({type(self.inner).__name__}), in step {version},"):
             self.inner.step()
 

@@ -260,7 +260,8 @@ class Instructions:
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
         _stage, work = self._parts(cell_step)
         squares: list[float] = []
-        if cell_step.figures is not None:
+        if cell_step.figures is not None:  # of a step, and not of an evaluation after the last one
+            self._states.allow_commit(cell_step.step)
             norms, *losses = cell_step.figures.wait()
             squares = norms.tolist()
             work.read(losses)

@@ -1,0 +1,169 @@
+"""What an optimizer's step leaves is finite, and so are the rates of the next one, or the job ends and says which."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo.planning.plan import Cell
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.task_errors import TaskError
+from manifest_kit import bamboojob, training
+from stage_kit import CONFIG, one_step, small_task
+from training_job import Fault, Job
+
+STEPS = 4
+
+
+class Careless(torch.optim.AdamW):
+    """Writes a number into a parameter, or into what it remembers, after its step."""
+
+    def __init__(self, params: Any, *, at: int, number: float, place: str) -> None:
+        super().__init__(params, lr=0.05)
+        self.at, self.number, self.place = at, number, place
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.shape == (3,) and int(self.state[parameter]["step"]) == self.at + 1:
+                    (parameter if self.place == "parameter" else self.state[parameter][self.place])[1] = self.number
+
+
+def rate(config: Mapping[str, Any], step: int) -> float:
+    return float(config["rate"]) if step == config["at"] else 0.05
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    if "rate" in config:
+        return small_task(
+            optimizer=lambda named: torch.optim.AdamW([p for _, p in named]),
+            learning_rate=lambda step: rate(config, step),
+        )
+    wrong = {**config, "number": float(config["number"])}
+    return small_task(optimizer=lambda named: Careless([p for _, p in named], **wrong))
+
+
+def manifest(grid: tuple[int, int], config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return bamboojob(
+        task={"entrypoint": "test_finite:build", "config": dict(config)},
+        training=training(STEPS, 4, 2, **more),
+        topology={"stages": grid[0], "pipelines": grid[1]},
+        redundancy={"mode": "LazyForward"},
+    )
+
+
+def ended(job: Job) -> str:
+    """Why a worker of the job ended."""
+    with pytest.raises(TaskError) as caught:
+        job.run()
+    assert job.finish is None, "nothing may say that the job is complete"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("step", [0, 1, STEPS - 1])
+@pytest.mark.parametrize("given", ["nan", "inf", "-inf", "-0.05"])
+def test_no_step_is_committed_whose_learning_rate_is_none(grid: tuple[int, int], step: int, given: str) -> None:
+    job = Job(manifest(grid, {"rate": given, "at": step}))
+    wrong = f"task.learning_rate returned {float(given)} for step {step}, expected a finite number that is not negative"
+    assert ended(job) == wrong
+    assert sorted(job.state.losses) == list(range(step))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("step", [0, 1, STEPS - 1])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_an_optimizer_that_leaves_no_numbers_is_named_with_its_step(
+    grid: tuple[int, int], step: int, number: float
+) -> None:
+    job = Job(manifest(grid, {"at": step, "number": str(number), "place": "parameter"}))
+    assert ended(job) == (
+        "the optimizer (Careless) left numbers in parameter 'bias' of layer 0 (Linear) that are not finite, "
+        f"in step {step} (rate 0.1)"
+    )
+    assert max(job.state.losses, default=-1) <= step
+
+
+def scheduled(config: Mapping[str, Any]) -> Task:
+    return small_task(schedules={"momentum": lambda step: math.nan if step == config["at"] else 0.5})
+
+
+@pytest.mark.parametrize("step", [1, STEPS - 1])
+def test_no_step_is_committed_with_another_scheduled_value_that_is_none(step: int) -> None:
+    document = manifest((2, 1), {"at": step})
+    document["spec"]["task"]["entrypoint"] = "test_finite:scheduled"
+    job = Job(document)
+    assert ended(job) == f"task.schedules['momentum'] returned nan for step {step}, expected a finite number"
+    assert sorted(job.state.losses) == list(range(step))
+
+
+@pytest.mark.parametrize(
+    ("config", "of"), [({"rate": "nan"}, "rate"), ({"number": "nan", "place": "parameter"}, "bias")]
+)
+def test_shards_of_the_optimizer_are_checked_alike(config: dict[str, Any], of: str) -> None:
+    document = manifest((1, 2), {"at": STEPS - 1, **config})
+    document["spec"]["topology"]["shardOptimizer"] = True
+    said = ended(Job(document))
+    assert of in said
+    assert f"step {STEPS - 1}" in said
+
+
+def test_after_the_last_step_what_the_optimizer_remembers_is_looked_at_too() -> None:
+    job = Job(manifest((2, 1), {"at": STEPS - 1, "number": "nan", "place": "exp_avg"}))
+    wrong = f"remembers NaN as 'exp_avg' of parameter 'bias' of layer 0 (Linear) after step {STEPS - 1}"
+    assert ended(job) == f"the optimizer (Careless) {wrong}"
+
+
+def test_so_is_what_a_checkpoint_would_keep() -> None:
+    stage = Stage(build({"at": 0, "number": "nan", "place": "exp_avg_sq"}), 0, [(0, 3)], CONFIG)
+    one_step([stage], 0)
+    for keep in (stage.layer_states, lambda: stage.late_copies([2])):
+        with pytest.raises(TaskError, match="remembers NaN as 'exp_avg_sq'"):
+            keep()
+
+
+def test_a_worker_that_takes_over_in_that_step_says_the_same() -> None:
+    document = manifest((2, 1), {"rate": "nan", "at": 2})
+    for name in ("Forward", "Backward"):
+        for stage in (0, 1):
+            assert "for step 2" in ended(Job(document, (Fault(name, Cell(0, stage), 2),)))
+
+
+def test_large_numbers_are_finite_although_their_norm_is_not() -> None:
+    stage = Stage(build({"at": 0, "number": "3e38", "place": "parameter"}), 0, [(0, 3)], CONFIG)
+    one_step([stage], 0)
+    assert stage.version == 1
+
+
+def test_a_parameter_that_begins_with_infinite_values_may_keep_them() -> None:
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.mask = nn.Parameter(torch.tensor([0.0, -math.inf]))
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return super().forward(given) * torch.exp(self.mask.detach() * 0).nan_to_num(1.0)
+
+    stage = Stage(replace(small_task(), layers=(Masked,)), 0, [(0, 1)], CONFIG)
+    one_step([stage], 0)
+    stage.digest()
+    assert stage.version == 1
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_steps_that_are_skipped_in_fp16_stay_legal(ema: float | None) -> None:
+    """A first scale that is far too large: gradients overflow, are left out, and nothing is said of the state."""
+    config = {"rate": "0.05", "at": -1}
+    more: dict[str, Any] = {"precision": "fp16", "lossScale": {"initialPower": 32}, "maxConsecutiveSkips": 40}
+    document = manifest((2, 1), config, **more, **({"ema": {"decay": ema}} if ema else {}))
+    job = Job(document).run()
+    assert job.finish is not None
+    assert job.finish.reason == "Complete", job.finish
+    assert job.state.skips

@@ -1,0 +1,114 @@
+"""Is what an optimizer's step leaves made of finite numbers? It is asked after each step of the parameters, and of the
+rest where the state is kept or told, as that reads all of it anyway.
+
+The next step's loss would say the same too late, of another step, and after the last step nobody would say it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.memory.host_copies import Copy, HostCopies
+from bamboo_trainer.stage.state import layer_state
+from bamboo_trainer.stage.state.optimizer_state import OptimizerState
+from bamboo_trainer.stage.state.parameters import FlatParameters
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.task_errors import TaskError
+
+_WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # whose norm is taken in fp32
+
+
+class FiniteState:
+    """Of a stage. On a device that runs ahead a step's answer is waited for only when somebody asks: `confirm`.
+
+    A parameter that begins with infinite values, as a mask may, is allowed to have them; nothing may be NaN. What an
+    optimizer remembers may be infinite, as a bound is that nothing has reached yet.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[int, nn.Module],
+        parameters: FlatParameters,
+        optimizer: ScheduledOptimizer,
+        remembered: OptimizerState,
+        copies: HostCopies,
+    ) -> None:
+        self._layers, self._parameters, self._copies = layers, parameters, copies
+        self._optimizer, self._remembered = optimizer, remembered
+        self._infinite = frozenset(s.name for s in parameters.slots if not _all_finite(s.parameter.detach()))
+        self._pending: tuple[int, Copy] | None = None
+        self._excused = False
+
+    def look(self, step: int) -> None:
+        """After that step, at the parameters. Raises TaskError if their answer is there at once."""
+        if self._excused:
+            return
+        tensors = [s.parameter.detach() for s in self._parameters.slots if s.name not in self._infinite]
+        copy = self._copies.start((_norms(tensors),))
+        self._pending = (step, copy)
+        if copy.ready():
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Wait for the answer of the newest step; nothing if it is known. Raises TaskError."""
+        if self._pending is None:
+            return
+        (step, copy), self._pending = self._pending, None
+        (norms,) = copy.wait()
+        if self._infinite or not bool(torch.isfinite(norms).all()):
+            self._name_parameter(step)
+
+    def gradient_was_not(self) -> None:
+        """The newest step's gradient was not finite: that is told of the step, and not of what follows from it."""
+        self._excused = True
+
+    def forget(self) -> None:
+        """The state is another one now."""
+        self._pending, self._excused = None, False
+
+    def check_all(self, version: int) -> None:
+        """The state at that version, with what the optimizer remembers. Raises TaskError."""
+        self.confirm()
+        if self._excused:
+            return
+        named = [(name, t.detach()) for name, t in self._remembered.named() if t.is_floating_point() and t.numel()]
+        if named and not bool(torch.isfinite(_norms([tensor for _, tensor in named])).all()):
+            for name, tensor in named:
+                if bool(torch.isnan(tensor).any()):
+                    slot, _, key = name.partition(":")[2].rpartition(":")
+                    of = layer_state.in_words(self._layers, f"parameter:{slot}")
+                    raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version - 1}")
+
+    def _name_parameter(self, step: int) -> None:
+        """The norm of what is large may be infinite though no number is, so each is looked at."""
+        for slot in self._parameters.slots:
+            values = slot.parameter.detach()
+            wrong = torch.isnan(values).any() if slot.name in self._infinite else not _all_finite(values)
+            if bool(wrong):
+                of = layer_state.in_words(self._layers, f"parameter:{slot.name}")
+                rate = self._optimizer.learning_rate(step)
+                raise TaskError(
+                    f"{self._who()} left numbers in {of} that are not finite, in step {step} (rate {rate:g})"
+                )
+
+    def _who(self) -> str:
+        return f"the optimizer ({type(self._optimizer.inner).__name__})"
+
+
+def _norms(tensors: Iterable[Tensor]) -> Tensor:
+    """Of each one, in fp64, by one pass over it: finite only if all its numbers are."""
+    by_kind: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault(tensor.dtype, []).append(tensor)
+    found = [
+        norm.double()
+        for dtype, group in by_kind.items()
+        for norm in torch._foreach_norm(group, 2, torch.float32 if dtype in _WIDER else None)
+    ]
+    return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
+
+
+def _all_finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
