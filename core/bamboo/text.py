@@ -13,10 +13,13 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     For text that comes from elsewhere, such as errors of the user's code, in places that promise one line.
     """
     line = " ".join("".join(c if c.isprintable() or c.isspace() else "\N{MIDDLE DOT}" for c in text).split())
-    if len(line) <= most:
-        return line
+    return shortened(line, most)
+
+
+def shortened(text: str, most: int) -> str:
+    """The same, with its head and its tail if it is too long."""
     half = (most - 5) // 2
-    return f"{line[:half]} ... {line[-half:]}"
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def count(number: int, thing: str) -> str:

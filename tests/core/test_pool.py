@@ -1,8 +1,10 @@
 """The fork server and the pool of workers that it forks."""
 
 import asyncio
+import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +33,15 @@ def echo(text: str) -> str:
 
 def fail(text: str) -> None:
     raise ValueError(text)
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def crashing_worker(**_: str | None) -> int:
+    crash()
+    return 0
 
 
 def die() -> None:
@@ -120,6 +131,36 @@ async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
         await pool.call(f"{__name__}:die", {})
     with pytest.raises(PoolError, match="no_such"):
         await pool.call(f"{__name__}:no_such", {})
+
+
+async def test_a_process_that_crashes_says_in_which_of_the_users_lines(pool: Any, tmp_path: Path) -> None:
+    """And the log has the frames up to the user's, not those of the launcher, which begins every process."""
+    pool, exits = pool
+    line = crash.__code__.co_firstlineno + 1
+    where = rf"Segmentation fault, .*{Path(__file__).name} line {line}, in crash"
+    pool.start("w7", url="", token="", zone="", trace=None, main=f"{__name__}:crashing_worker")
+    assert await asyncio.wait_for(exits.get(), SECONDS) == ("w7", -signal.SIGSEGV)
+    assert re.fullmatch(where, pool.crashed_at("w7"))
+    said = pool.tail(50)
+    assert "w7 crashed: Segmentation fault (most recent call first)" in said
+    assert f"line {line} in crash" in said
+    assert "in crashing_worker" in said
+    assert "launcher" not in said
+    with pytest.raises(PoolError, match=f"ended without an answer: {where}"):
+        await pool.call(f"{__name__}:crash", {})
+    start(pool, "w8", LONG)
+    pool.signal("w8", signal.SIGKILL)
+    await asyncio.wait_for(exits.get(), SECONDS)
+    assert pool.crashed_at("w8") == "", "it was killed"
+
+
+async def test_of_a_long_line_of_the_log_head_and_tail_are_shown(pool: Any, tmp_path: Path) -> None:
+    pool, _ = pool
+    with pytest.raises(PoolError, match=r"^ValueError: HEADx+ \.\.\. x+TAIL$") as failed:
+        await pool.call(f"{__name__}:fail", {"text": "HEAD" + "x" * 50_000 + "TAIL"})
+    assert len(str(failed.value)) <= 2000
+    last = pool.tail(1)
+    assert (last.startswith("ValueError: HEADx"), last.endswith("xTAIL"), len(last) <= 500) == (True, True, True)
 
 
 async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_others(tmp_path: Path) -> None:

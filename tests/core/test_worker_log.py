@@ -95,6 +95,9 @@ def test_what_a_task_prints_in_a_pod_stays_as_it_is() -> None:
     assert re.fullmatch(rf"{STAMP},\d\d\d INFO w1 step 7 theirs: information", lines[2])
     assert re.fullmatch(rf"{STAMP},\d\d\d INFO w1 step 7 bamboo_trainer\.x: chatter", lines[3])
     assert lines[4] == "complained"
+    assert lines[5].startswith("Fatal Python error: Segmentation fault")
+    dump = "\n".join(lines[5:])
+    assert dump.count("most recent call first") == 1, "only the thread that crashed, whose first frames are the user's"
 
 
 def test_a_log_is_followed_a_piece_at_a_time_and_a_line_without_end_is_not_kept(

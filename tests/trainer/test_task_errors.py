@@ -221,13 +221,13 @@ def test_a_task_that_cannot_be_made_is_told_with_its_place(
 
 def test_paths_are_as_short_as_they_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert task_errors._shown(str(tmp_path / "a" / "b.py")) == "a/b.py"
-    assert task_errors._shown("/elsewhere/b.py") == "/elsewhere/b.py"
+    assert task_errors.shown(str(tmp_path / "a" / "b.py")) == "a/b.py"
+    assert task_errors.shown("/elsewhere/b.py") == "/elsewhere/b.py"
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert task_errors._shown("/elsewhere/b.py") == "/elsewhere/b.py"
+    assert task_errors.shown("/elsewhere/b.py") == "/elsewhere/b.py"
 
 
 def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same() -> None:

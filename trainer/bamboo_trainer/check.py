@@ -11,6 +11,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import layer_ranges
 from bamboo.planning.splits.devices import device_layers
+from bamboo.text import one_line
 from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of
@@ -45,9 +46,9 @@ def found_or_problem(
     try:
         return look()
     except ValueError as error:  # a TaskError or DeviceError, or more stages than layers
-        return {"problem": str(error)}
+        return {"problem": one_line(str(error))}
     except failures as error:
-        return {"problem": f"the task could not be tried: {type(error).__name__}: {error}"}
+        return {"problem": one_line(f"the task could not be tried: {type(error).__name__}: {error}")}
 
 
 def _check(spec: JobSpec) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.planning.plan import WorkerId
+from bamboo.text import one_line, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,7 @@ READY_SECONDS = 120.0  # importing torch from a cold disk
 CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
 LINE_BYTES = 64 << 20
 TAIL_BYTES = 64 << 10  # of the log, which may be huge
+MOST_OF_LINE = 500  # characters of one of its last lines, which may be, too
 
 
 class PoolError(Exception):
@@ -58,6 +60,7 @@ class Pool:
         self._ended = False
         self._pids: dict[WorkerId, int | None] = {}  # None until the launcher has told
         self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
+        self._crashed: dict[WorkerId, str] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
 
@@ -67,6 +70,10 @@ class Pool:
 
     def pid(self, worker: WorkerId) -> int | None:
         return self._pids.get(worker)
+
+    def crashed_at(self, worker: WorkerId) -> str:
+        """Where a worker that has ended crashed, in words; "" if it did not, or that is not known."""
+        return self._crashed.get(worker, "")
 
     async def open(self, *extra: str) -> None:
         """Starts the launcher and waits until it can fork. Raises PoolError."""
@@ -158,7 +165,8 @@ class Pool:
         """The last lines that the workers printed, as far as they are in the last TAIL_BYTES."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(-min(TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
-            return "\n".join(log.read(TAIL_BYTES).decode(errors="replace").splitlines()[-lines:])
+            text = log.read(TAIL_BYTES).decode(errors="replace")
+            return "\n".join(shortened(line, MOST_OF_LINE) for line in text.splitlines()[-lines:])
         return ""
 
     def _running(self) -> bool:
@@ -196,6 +204,8 @@ class Pool:
             case "asks" if event["worker"] in self._pids:
                 self._on_ask(event["worker"], event["step"])
             case "exited":
+                if where := event.get("where"):
+                    self._crashed[event["worker"]] = one_line(where)
                 self._exited(event["worker"], event["code"])
             case "result" if (future := self._calls.get(event["id"])) is not None and not future.done():
                 if "error" in event:

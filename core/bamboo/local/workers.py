@@ -63,7 +63,8 @@ class LocalWorkers:
 
         One that was told to go may have ended by itself before: a closed link is often heard of first.
         """
-        detail = exit_detail(code)
+        where = self._pool.crashed_at(worker)
+        detail = f"{exit_detail(code)} ({where})" if where else exit_detail(code)
         if code is None or over or (code < 0 and -code in self._sent[worker]):
             return WorkerLost(worker, detail, removed=worker in self._removed and not taken)
         if code not in (EXIT_OK, EXIT_FENCED):

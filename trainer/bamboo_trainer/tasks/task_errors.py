@@ -62,20 +62,20 @@ def where(error: BaseException) -> str:
     If there is none, those of the innermost frame of a library that is neither Bamboo's, nor torch's, nor Python's.
     """
     frame = _innermost(error)
-    return f"{_shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""
+    return f"{shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""
 
 
 def _innermost(error: BaseException) -> traceback.FrameSummary | None:
     frames = traceback.extract_tb(error.__traceback__)
-    users = [f for f in frames if _is_users(f.filename)] or [f for f in frames if _is_librarys(f.filename)]
+    users = [f for f in frames if is_users(f.filename)] or [f for f in frames if _is_librarys(f.filename)]
     return users[-1] if users else None
 
 
 def is_tasks(error: BaseException) -> bool:
     """Was it raised by the user's code, or by what that called? Then the engine's frames are all further out."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    mattering = [file for file in files if _is_users(file) or _is_own(file)]
-    return bool(mattering) and _is_users(mattering[-1])
+    mattering = [file for file in files if is_users(file) or _is_own(file)]
+    return bool(mattering) and is_users(mattering[-1])
 
 
 class in_task:
@@ -103,7 +103,7 @@ def _is_own(file: str) -> bool:
     return Path(file).is_relative_to(OWN) and not Path(file).is_relative_to(MODELS)
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     path = Path(file)
     return path.is_relative_to(MODELS) or not (
         file.startswith("<") or path.is_relative_to(OWN) or path.is_relative_to(PYTHON) or _is_installed(path)
@@ -119,7 +119,7 @@ def _is_installed(path: Path) -> bool:
     return any(path.is_relative_to(folder) for folder in LIBRARIES)
 
 
-def _shown(file: str) -> str:
+def shown(file: str) -> str:
     """From the current folder, if it is in there."""
     try:
         return str(Path(file).relative_to(Path.cwd()))

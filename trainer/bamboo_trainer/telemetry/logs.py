@@ -32,7 +32,8 @@ def begin(worker: str, step: Step, *, shared: bool) -> None:
     handler.addFilter(SilentErrorsNamed())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("bamboo_trainer").setLevel(logging.WARNING if shared else logging.INFO)
-    faulthandler.enable(sys.stderr)
+    if not faulthandler.is_enabled():  # whoever forked this process may want to hear of a crash itself
+        faulthandler.enable(sys.stderr, all_threads=False)  # the user's frames first, and no others' after them
     if shared:
         sys.stdout = Printed(sys.stdout, worker, step)
         sys.stderr = Printed(sys.stderr, worker, step)

@@ -12,6 +12,7 @@ from bamboo.complaints import complain
 from bamboo.local.pool import Pool, PoolError
 from bamboo.local.scratch import scratch_folder
 from bamboo.names import EXIT_FAILED
+from bamboo.text import one_line
 
 NEEDED = ("bamboo_trainer", "torch")
 END_SECONDS = 30.0  # in which the process removes what is half written
@@ -58,7 +59,7 @@ async def _ask(
         try:
             answer: dict[str, Any] = await pool.call(function, arguments, seconds)
         except PoolError as error:
-            said = pool.tail(3)
+            said = one_line(pool.tail(3))
             raise PoolError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
         finally:
             await pool.close()

@@ -179,8 +179,7 @@ def to_text(summary: Summary) -> str:
         worker, sent = max(summary.traffic, key=lambda one: one[1].total)
         lines.append(f"  most sent in a step: {_by_kind(worker, sent)}")
     if summary.crashes:
-        more = f" and {len(summary.crashes) - SHOWN_CRASHES} more" if len(summary.crashes) > SHOWN_CRASHES else ""
-        lines.append(f"  failed workers: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
+        lines.append(f"  failed workers: {_crashes(summary.crashes)}")
     if summary.digests:
         lines.append(f"  final state: {add_digests(summary.digests)[:12]}")
     if summary.output:
@@ -195,6 +194,19 @@ def to_text(summary: Summary) -> str:
     if summary.log_tail:
         lines += ["  the end of the workers' log:", *_quoted(summary.log_tail)]
     return "\n".join(lines)
+
+
+def _crashes(crashes: Sequence[str]) -> str:
+    """Those that ended alike together: w0, w1 exited with code 1; w2 was killed by SIGSEGV."""
+    alike: dict[str, list[str]] = {}
+    for worker, _, how in (crash.partition(" ") for crash in crashes):
+        alike.setdefault(how, []).append(worker)
+    told = []
+    for how, workers in list(alike.items())[:SHOWN_CRASHES]:
+        more = f" and {len(workers) - SHOWN_CRASHES} more" if len(workers) > SHOWN_CRASHES else ""
+        told.append(f"{', '.join(workers[:SHOWN_CRASHES])}{more} {how}")
+    left = sum(len(workers) for workers in list(alike.values())[SHOWN_CRASHES:])
+    return "; ".join([*told, f"{left} others"] if left else told)
 
 
 def _checkpoint(summary: Summary, place: str) -> str:

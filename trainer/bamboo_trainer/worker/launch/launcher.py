@@ -9,11 +9,11 @@ One thread, one loop. JSON lines on stdin:
     {"op": "proceed", "worker": W}
     {"op": "close"}
 
-and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal),
-result (id, value | error), error (message), asks (worker, step): a worker that was started with "gate": [STEP, ..]
-is about to begin a forward or backward of one of these steps, and waits for proceed. With close, when stdin ends or
-when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the launcher has died:
-then the launcher removes the scratch folder.
+and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal; where it
+crashed, if it did), result (id, value | error), error (message), asks (worker, step): a worker that was started with
+"gate": [STEP, ..] is about to begin a forward or backward of one of these steps, and waits for proceed. With close,
+when stdin ends or when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the
+launcher has died: then the launcher removes the scratch folder.
 Children belong to the launcher's process group and die with the launcher, even if it is killed.
 """
 
@@ -34,6 +34,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from bamboo.complaints import system_reason
+from bamboo.text import one_line
+from bamboo_trainer.worker.launch.crashes import CrashFile
 from bamboo_trainer.worker.launch.imports import lasting_imports
 
 MODULES = (
@@ -60,7 +62,7 @@ def resolve(name: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), function)
     except Exception as error:  # whatever a module raises while it is imported
-        raise Unresolved(f"cannot import {name}: {type(error).__name__}: {error}") from error
+        raise Unresolved(one_line(f"cannot import {name}: {type(error).__name__}: {error}")) from error
     if not callable(found):
         raise Unresolved(f"{name} is not a function")
     return found  # type: ignore[no-any-return]
@@ -72,6 +74,7 @@ class _Call:
 
     id: Any
     pipe: int
+    crash: CrashFile
     answer: bytearray = field(default_factory=bytearray)
 
 
@@ -86,6 +89,7 @@ class Launcher:
         self._partial = b""
         self._workers: dict[int, str] = {}
         self._calls: dict[int, _Call] = {}
+        self._crashes: dict[int, CrashFile] = {}  # of the workers
         self._gates: dict[str, socket.socket] = {}  # to the workers that ask before they go on
         self._stopping = False
         self._selector = selectors.DefaultSelector()
@@ -156,13 +160,13 @@ class Launcher:
             with theirs or contextlib.nullcontext():
                 if theirs:
                     arguments |= {"gate": theirs.fileno(), "steps": steps}
-                pid = self._fork(lambda: int(resolve(main)(**arguments)))
+                pid, crash = self._fork(lambda: int(resolve(main)(**arguments)))
         except OSError as error:
             self._close_gate(worker)
             print(f"launcher: cannot start {worker}: {system_reason(error)}", file=sys.stderr)
             self._tell(event="exited", worker=worker, code=1)
             return
-        self._workers[pid] = worker
+        self._workers[pid], self._crashes[pid] = worker, crash
         self._tell(event="started", worker=worker, pid=pid)
 
     def _open_gate(self, worker: str) -> socket.socket:
@@ -206,14 +210,14 @@ class Launcher:
                 text = json.dumps({"error": str(error)})
             except Exception as error:
                 traceback.print_exc()
-                text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+                text = json.dumps({"error": one_line(f"{type(error).__name__}: {error}")})
             with os.fdopen(theirs, "wb") as pipe:
                 pipe.write(text.encode())
             return 0
 
-        pid = self._fork(answer)
+        pid, crash = self._fork(answer)
         os.close(theirs)
-        call = _Call(id, ours)
+        call = _Call(id, ours, crash)
         self._calls[pid] = call
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_answer(call))
 
@@ -225,25 +229,30 @@ class Launcher:
         self._selector.unregister(call.pipe)
         os.close(call.pipe)
         call.pipe = -1  # the number may be used again before the child is reaped
+        where = self._crashed_at(call.crash, "the function's process")
         try:
             result = json.loads(call.answer)
         except ValueError:
-            result = {"error": "the function's process ended without an answer"}
+            result = {"error": f"the function's process ended without an answer{where and f': {where}'}"}
         self._tell(event="result", id=call.id, **result)
 
-    def _fork(self, body: Callable[[], int]) -> int:
+    def _fork(self, body: Callable[[], int]) -> tuple[int, CrashFile]:
+        """The child's number, and the file to close, in which it says where it crashed. Raises OSError."""
         sys.stdout.flush()
         sys.stderr.flush()
-        launcher = os.getpid()
+        launcher, crash = os.getpid(), CrashFile()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child must not run the launcher's handler
         try:
             if (pid := os.fork()) == 0:
-                self._become_child(launcher, body)
+                self._become_child(launcher, body, crash)
+        except OSError:
+            crash.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        return pid
+        return pid, crash
 
-    def _become_child(self, launcher: int, body: Callable[[], int]) -> NoReturn:
+    def _become_child(self, launcher: int, body: Callable[[], int], crash: CrashFile) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -259,8 +268,12 @@ class Launcher:
             for call in self._calls.values():
                 if call.pipe >= 0:
                     os.close(call.pipe)
+                    call.crash.close()
             for gate in self._gates.values():
                 gate.close()
+            for others in self._crashes.values():
+                others.close()
+            crash.enable()
             code = body()
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -287,7 +300,20 @@ class Launcher:
             self._calls.pop(pid, None)
             if (worker := self._workers.pop(pid, None)) is not None:
                 self._close_gate(worker)
-                self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status))
+                where = self._crashed_at(self._crashes.pop(pid), worker)
+                self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
+
+    def _crashed_at(self, file: CrashFile, who: str) -> str:
+        """Where a child that has ended crashed, in words; "" if it did not. The log gets all that matters of it."""
+        try:
+            crash = file.read()
+        finally:
+            file.close()
+        if crash is None:
+            return ""
+        sys.stderr.write(crash.lines(who))
+        sys.stderr.flush()
+        return f"{crash.error}, {crash.place}" if crash.place else crash.error
 
     def _kill_all(self) -> None:
         for pid in (*self._workers, *self._calls):
