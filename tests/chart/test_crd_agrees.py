@@ -24,7 +24,7 @@ from bamboo.job.text_patterns import (
 )
 from bamboo.job.yaml_file import load_document
 from crd_cases import KEPT, RULES, SPEC, UNTIL, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
-from crd_kit import ABSENT, ROOT, SCHEMA, at, defaulted, nodes, parsed, refusals
+from crd_kit import ABSENT, ROOT, SCHEMA, at, broken_rules, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal
 
 Document = dict[str, Any]
@@ -191,3 +191,16 @@ def test_texts_are_of_the_same_form(path: str, data: st.DataObject) -> None:
     for near in (text, text[1:], text[:-1], f"{text}{text}", text.upper(), f"{text}\n", f"{text}x"):
         fits = len(near) <= schema["maxLength"] and re.fullmatch(schema["pattern"][1:-1], near, re.ASCII) is not None
         assert fits == form.fits(near), near
+
+
+NUMBERS = [e for e in edits(SPEC, whole()["spec"], ("spec",)) if e.refused and type(e.value) is int]
+OUT_OF_BOUNDS = [edit for edit in NUMBERS if "instead of" not in edit.why]  # rules see values of the right type only
+
+
+@pytest.mark.parametrize("edit", OUT_OF_BOUNDS, ids=str)
+def test_a_number_out_of_its_bounds_is_refused_for_that_and_no_rule_fails_to_be_judged(edit: Edit) -> None:
+    """A server judges the rules all the same, and would tell the user of a division by zero, too."""
+    document = edit.of(whole())
+    assert refusals(document)
+    for rule in broken_rules(document):
+        assert "expected" in rule or "cannot" in rule

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
 import resource
 import socket
 import ssl
@@ -86,6 +87,23 @@ async def test_a_request_that_does_not_come_or_does_not_end_is_not_waited_for(sa
         writer.close()
         await until(lambda: place.listener.unauthenticated == 0)
         assert place.refused == ["TooSlow"]
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + 9000 * b"a" + b"\r\n\r\n", b"\x16\x03\x01\r\n\r\n"]
+)
+async def test_a_request_that_cannot_be_read_is_answered_and_fills_no_log(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with port() as place:
+        for _ in range(5):
+            reader, writer = await place.connect()
+            writer.write(2 * said)
+            assert (await ended(reader)).startswith(b"HTTP/1.0 400 Bad Request")
+            writer.close()
+        await until(lambda: place.listener.unauthenticated == 0)
+    assert "Traceback" not in caplog.text
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) <= 1, caplog.text
 
 
 async def test_a_handshake_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A job's calls of the API server: what is tried again, what ends it, and which refusals the user hears of."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bamboo.coordinator.events import Emit
@@ -41,6 +43,26 @@ async def test_an_answer_that_is_the_end_of_it_is_returned(error: ApiError, ends
     server = Server(error)
     ended = await ApiAttempts(("team", "tiny")).until_done("read", server.call, ends)
     assert (server.calls, ended) == (calls, error if calls == 1 else None)
+
+
+async def test_a_failure_that_goes_on_is_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota refuses a job's pods for days, and each is tried every 15 s."""
+    now, attempts, refused = 1000.0, ApiAttempts(("team", "tiny")), ApiError(403, "Forbidden", "exceeded quota")
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def fails(what: str = "make pods", error: Exception = refused) -> int:
+        caplog.clear()
+        assert not await attempts.once(what, Server(error).call(), lambda emit: None)
+        return len(caplog.records)
+
+    assert [await fails() for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert (await fails("post events"), await fails(error=BUSY), await fails(error=BUSY)) == (1, 1, 0)
+    now += module.LOG_AGAIN_SECONDS
+    assert [await fails(error=BUSY) for _ in range(2)] == [1, 0]
+    assert await attempts.once("make pods", Server().call(), lambda emit: None)
+    assert [await fails(error=BUSY) for _ in range(2)] == [1, 0], "it has worked in between"
 
 
 async def test_a_job_whose_calls_are_tried_does_not_count_as_stuck() -> None:

@@ -9,6 +9,8 @@ import pytest
 from bamboo.control.channel_events import ChannelClosed
 from bamboo.control.protocol import PeerDown
 from bamboo.names import TRAINER_CONTAINER
+from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.status.writer import StatusWriter
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -78,3 +80,25 @@ async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_
     place.take("tiny-w2")
     await job.ticks(0.2)
     assert job.runner.state.ends["tiny-w2"].disrupted
+
+
+async def test_an_operator_that_comes_later_does_not_count_again_what_ended_before_training(
+    begin: Callable[..., Job],
+) -> None:
+    """The pods of the last workers that failed stay, for their logs."""
+    place = Place()
+    first = begin(place)
+    await first.reconciles()
+    assert first.runner.plan_record() is None
+    ended(place, "tiny-w1", 3)
+    await first.ticks(0.2)
+    assert (first.runner.state.restarts, first.runner.state.plan) == (1, None)
+    written, job_id = {"plan": first.runner.plan_record()}, JobIdentity(("default", "tiny"), "uid")
+    status = StatusWriter(job_id, "", written, place)  # type: ignore[arg-type]
+    assert status.plan is None, "no worker trains"
+    second = begin(place, known_lost=status.lost)
+    await second.reconciles()
+    ended(place, "tiny-w0", 3)  # while it works
+    await second.ticks(0.2)
+    assert second.runner.state.restarts == 1, "its own; the first one is in the status already"
+    assert "tiny-w1" in place.pods

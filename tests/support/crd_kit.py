@@ -104,6 +104,11 @@ def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) 
     return wrong or [*_duplicates(SCHEMA, new, ""), *_broken(SCHEMA, new, defaulted(old) if old else ABSENT, "")]
 
 
+def broken_rules(document: Mapping[str, Any]) -> list[str]:
+    """Those of the CEL rules, which a server judges by whatever the schema says of the values."""
+    return [*_broken(SCHEMA, defaulted(document), ABSENT, "")]
+
+
 def parsed(document: Mapping[str, Any]) -> JobSpec | None:
     """None if the parser refuses it."""
     try:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from bamboo.complaints import system_reason
@@ -68,7 +69,9 @@ class BoundedListener:
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listens; returns the port. Raises OSError, and then wants to be stopped all the same."""
         loop = asyncio.get_running_loop()
-        self._runner = runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=REQUESTS_END_SECONDS)
+        self._runner = runner = web.AppRunner(
+            self._app, access_log=None, logger=_RequestLog(self.warn), shutdown_timeout=REQUESTS_END_SECONDS
+        )
         await runner.setup()
         self._unauthenticated.room = self.bounds.unauthenticated
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -204,6 +207,22 @@ class BoundedListener:
 
 
 LISTENER: web.AppKey[BoundedListener] = web.AppKey("listener", BoundedListener)
+
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp logs. A request that is no HTTP or has too large a header is the caller's mistake, which is
+    answered with 400: no traceback, and a line once in a while.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__(logger)
+        self._warn = warn
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **rest: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self._warn("a request was answered with 400: it is no HTTP, or a header is larger than 8 KiB")
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **rest)
 
 
 class _Connection(asyncio.Protocol):

@@ -57,7 +57,7 @@ from bamboo_operator.kube.objects import JobIdentity, owner_uid
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
 from bamboo_operator.pods.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
-from bamboo_operator.status.plan_record import plan_record
+from bamboo_operator.status.plan_record import plan_record, start_record
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +134,10 @@ class CoordinatorRunner:
         return self._status[2]
 
     def plan_record(self) -> str | None:
-        """What another operator has to know; None without a plan."""
-        if self.state.plan is None:
-            return None
+        """What another operator has to know; None if that is nothing, or what the one before wrote still holds."""
         lost = (self._watch.lost | self.state.gone) & self._watch.pods().keys()
+        if self.state.plan is None:
+            return start_record(lost) if lost and not self._run.resumed else None
         return plan_record(self.state.plan, lost, self._task)
 
     async def run(self) -> None:

@@ -150,6 +150,7 @@ class EffectiveSpec:
             except API_ERRORS as error:
                 self._attempts.log_failure("check the pod template", error)
             else:
+                self._attempts.succeeded("check the pod template")
                 return ()
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -34,7 +34,6 @@ from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.job_view import JobView
-from bamboo_operator.status.plan_record import lost_workers_in
 from bamboo_operator.status.writer import StatusWriter
 
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
@@ -145,7 +144,7 @@ class JobReconciler:
         status.begin()
         run = TrainingRun(
             job=self._job, spec=spec, manifest=self._spec.begin(resumed=plan is not None),
-            resumed=plan is not None, known_lost=lost_workers_in(plan) | self._removal.deleted, meter=self.meter,
+            resumed=plan is not None, known_lost=status.lost | self._removal.deleted, meter=self.meter,
             marks=shared.marks, burst=shared.burst, earlier=status.progress(),
         )  # fmt: skip
         runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._trigger)
@@ -189,6 +188,7 @@ class JobReconciler:
                 self._attempts.heartbeat()
                 await asyncio.sleep(RECONCILE_SECONDS)
             else:
+                self._attempts.succeeded("write the status")
                 break
         try:
             await post_events(self._shared.api, self._job, self._events)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 
@@ -13,6 +14,7 @@ from bamboo_operator.kube.objects import JobKey
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
+LOG_AGAIN_SECONDS = 600.0  # of the same failure: it may last for days, and is among the job's events and conditions
 GONE = (404, 409)  # there is no such object any more, or another one has its name
 
 
@@ -22,14 +24,23 @@ class ApiAttempts:
     def __init__(self, key: JobKey) -> None:
         self._key = key
         self._refusal = ""  # the last one that was told
+        self._logged: dict[str, tuple[str, float]] = {}  # by what was tried: the last failure, and when (monotonic)
         self.last_progress = time.monotonic()
 
     def heartbeat(self) -> None:
         self.last_progress = time.monotonic()
 
     def log_failure(self, what: str, error: BaseException) -> None:
-        """error: what is in API_ERRORS."""
-        logger.warning("%s/%s: cannot %s: %s", *self._key, what, described(error))
+        """error: what is in API_ERRORS. One that goes on is logged once in a while; succeeded() ends it."""
+        found, now = described(error), time.monotonic()
+        before, at = self._logged.get(what, ("", -math.inf))
+        if found != before or now - at >= LOG_AGAIN_SECONDS:
+            self._logged[what] = found, now
+            logger.warning("%s/%s: cannot %s: %s", *self._key, what, found)
+
+    def succeeded(self, what: str) -> None:
+        """If that fails again, it is another failure."""
+        self._logged.pop(what, None)
 
     async def once(self, what: str, act: Awaitable[None], record: Callable[[Emit], None]) -> bool:
         """False if it failed: what the API server refuses must not hold up other work.
@@ -43,6 +54,7 @@ class ApiAttempts:
             self.log_failure(what, error)
             self._tell_refusal(error, record)
             return False
+        self.succeeded(what)
         return True
 
     async def until_done(
@@ -59,6 +71,7 @@ class ApiAttempts:
                     return error
                 self.log_failure(what, error)
             else:
+                self.succeeded(what)
                 return None
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY)

@@ -1,5 +1,7 @@
 """The field `plan` of a job's status: what another operator has to know of a job that trains.
 
+Before there is a plan it has only the workers that were lost before they could join.
+
 JSON: the epoch, each pipeline's owners in the order of stages, the lost workers whose pods are still there, so that it
 does not count them once more, and a digest of the task, which must not have changed.
 """
@@ -16,6 +18,16 @@ def plan_record(plan: Plan, lost: Iterable[WorkerId], task: str) -> str:
     rows = [[assignment.owner for assignment in row] for row in plan.pipelines]
     record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "task": task}
     return json.dumps(record, separators=(",", ":"))
+
+
+def start_record(lost: Iterable[WorkerId]) -> str:
+    """Of a job that does not train yet."""
+    return json.dumps({"lost": sorted(lost)}, separators=(",", ":"))
+
+
+def trains(record: str | None) -> bool:
+    """Is there a plan by which workers train? What cannot be read is of another version, and counts as one."""
+    return bool(record) and (_field(record, "lost") is None or _field(record, "pipelines") is not None)
 
 
 def lost_workers_in(record: str | None) -> frozenset[WorkerId]:

@@ -14,6 +14,7 @@ from bamboo_operator.kube.objects import JobIdentity, parsed_time, utc_now
 from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
+from bamboo_operator.status.plan_record import lost_workers_in, trains
 from bamboo_operator.status.savings import CostComparison
 
 
@@ -55,7 +56,13 @@ class StatusWriter:
     @property
     def plan(self) -> str | None:
         """There is one while there are workers that train, perhaps left by another operator."""
-        return self.written.get("plan") or None
+        found: str | None = self.written.get("plan")
+        return found if trains(found) else None
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Workers whose loss is counted, though their pods may still be there."""
+        return lost_workers_in(self.written.get("plan"))
 
     @property
     def created(self) -> int:
