@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo.coordinator.events import WorkerState
+from bamboo.coordinator.job_status import status as status_of
 from bamboo.coordinator.protection import protection
 from bamboo.local.views.metrics_view import fill
 from bamboo.metrics import job_catalog as table
@@ -20,6 +21,7 @@ from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
 from job_metrics_kit import values
 from operator_kit import NOW, job, said
+from world import World
 
 BARE = ((("w0", False), ("w1", True)),)
 OFF = {"redundancy": {"mode": "None"}}
@@ -91,13 +93,27 @@ def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, An
     assert phrases.protected(job_of({"metadata": {}, "spec": {}, "status": written})) == "-"
 
 
-def test_a_restart_of_the_operator_changes_no_answer() -> None:
+def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> None:
+    """Whatever was said before, and whatever the plan says that the first worker brings along."""
     facts = StatusFacts(now=NOW, generation=1, spec=job())
     for changes in ({}, FILLED):
         before = job_status(said(**changes), {}, facts)
-        after = job_status(replace(said(phase="Recovering", workers=()), grid=()), before, facts)
-        pair = [next(c for c in s["conditions"] if c["type"] == "Protected") for s in (before, after)]
-        assert pair[0] == pair[1]
+        for status in (replace(said(phase="Recovering", workers=()), grid=()), said(phase="Recovering", **changes)):
+            after = job_status(status, before, facts)
+            (told,) = (c for c in after["conditions"] if c["type"] == "Protected")
+            assert (told["status"], told["reason"]) == ("False", "OperatorRestarted")
+
+
+def test_a_worker_that_is_not_there_protects_nothing() -> None:
+    """The plan of a restarted coordinator names it, and others have said that it is in step."""
+    world = World(4, 1, 0)
+    world.settle()
+    assert status_of(world.state, world.now).unprotected == ()
+    gone = "w1"
+    workers = {worker: record for worker, record in world.state.workers.items() if worker != gone}
+    found = status_of(replace(world.state, workers=workers), world.now)
+    assert len(found.unprotected) == 2, "the stage that it runs, and the one of which it has the replica"
+    assert found.replicas == 0
 
 
 def test_a_long_list_is_cut() -> None:

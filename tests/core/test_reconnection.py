@@ -14,6 +14,7 @@ from bamboo.coordinator.events import (
     Outcome,
     RemoveWorker,
     Tick,
+    WorkersAbsent,
 )
 from bamboo.planning.plan import Cell, CheckpointId
 from checkpoint_world import save, sent
@@ -57,6 +58,22 @@ def test_a_restarted_coordinator_does_not_wait_for_a_worker_that_is_known_to_be_
         world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
         world.tell(Received(worker, protocol.WorkerReady()))
     assert world.state.phase == "Running"
+
+
+def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> None:
+    """They are in the plan that the first one brings, and its shell knows no pod of theirs."""
+    world = World(4, 1, 0)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    world.state = replace(begun, requested=3)
+    back(world, "w0", plan)
+    world.tell(WorkersAbsent(frozenset({"w0", "w1"}), "its pod is gone"))
+    assert (world.state.gone, world.state.requested, world.state.preemptions) == ({"w1"}, 2, 1), "w0 is here"
+    for worker in ("w2", "w3"):
+        back(world, worker, plan)
+    assert world.state.phase == "Running", "no time has passed"
 
 
 def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced() -> None:

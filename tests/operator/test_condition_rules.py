@@ -171,6 +171,20 @@ def test_a_job_that_does_not_follow_its_newest_manifest_is_degraded():
     before = seen(said())
     left = conditions(seen(None, before, problems=("spec.training: wrong",), unattended=True))
     assert (left["Running"]["status"], left["Degraded"]["reason"]) == ("True", "Unattended")
+    assert (left["Protected"]["status"], left["Protected"]["reason"]) == ("False", "Unattended")
+
+
+@pytest.mark.parametrize("status", [None, said(phase="Recovering")])
+@pytest.mark.parametrize(("pods", "ready"), [(2, ("True", "WorkersReady")), (1, ("False", "WorkersMissing"))])
+def test_an_operator_that_takes_over_vouches_for_nobody_whom_it_has_not_heard(status, pods, ready):
+    """Its plan is known before all workers are; that some have no pod any more is known at once."""
+    before = seen(said(), pods={"": 2})
+    assert {"Protected", "WorkersReady"} <= holding(before).keys()
+    for found in (after := seen(status, before, pods={"": pods}), seen(status, after, pods={"": pods})):
+        told = conditions(found)
+        assert (told["Protected"]["status"], told["Protected"]["reason"]) == ("False", "OperatorRestarted")
+        assert (told["WorkersReady"]["status"], told["WorkersReady"]["reason"]) == ready
+        assert told["Running"]["status"] == "True"
 
 
 def test_messages_name_what_is_wrong():

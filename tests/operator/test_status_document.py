@@ -60,8 +60,9 @@ RESTARTED = said(phase="Recovering", grid=(), workers=(), step=0, epoch=0, loss=
 @pytest.mark.parametrize("status", [None, replace(RESTARTED, grid=())])
 def test_an_operators_restart_changes_next_to_nothing(status):
     busy = said(grid=DOUBLED, workers=BUSY, takeovers=(takeover(),), preemptions=2, epoch=7)
-    before = seen(busy, plan="p")
-    after = seen(status, before, earlier=EarlierCounts.of(before), now=NOW + timedelta(seconds=60))
+    before = seen(busy, plan="p", pods={"": 2})
+    earlier = EarlierCounts.of(before)
+    after = seen(status, before, earlier=earlier, pods={"": 2}, now=NOW + timedelta(seconds=60))
     assert conditions(after)["Running"]["reason"] == "OperatorRestarted"
     same = [key for key in before if key not in ("conditions",)]
     assert {key: after[key] for key in same} == {key: before[key] for key in same}

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from opsim_scenario import ClusterScenario, scenario
+from bamboo_operator.status.document import job_status
+from opsim_scenario import JOB, ClusterScenario, scenario
 from opsim_server import Object
 from opsim_simulation import Failure, OperatorSimulation
 from opsim_user import User
 
 AWAY_SECONDS = 5.0
+FOUND_SECONDS = 4.0  # from the beginning of an operator: workers look for it every 2 s at most, and are heard then
 TRAINED_STEPS = 10  # before anything is asked
 POINTS = (-3.0, -0.05, 0.05, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5, 4.0, 8.0)  # when the operator is killed, from the edit on
 
@@ -180,6 +182,63 @@ class Deleted(Away):
             raise Failure(f"{self.workers.store.committed} were written")
 
 
+class Lost(Away):
+    """A worker goes while there is no operator, and with it what is known of it. way: how."""
+
+    def __init__(self, of: ClusterScenario, way: str) -> None:
+        super().__init__(of, nothing, 0.0)
+        self.way = way
+        self.gone = ""  # the worker
+
+    async def course(self) -> None:
+        await self._until(self._at_rest, 60.0)
+        await self.stop_operator()
+        await asyncio.sleep(1.0)
+        pod = self.living_pods()[0]
+        self.gone = pod["metadata"]["name"]
+        self.lose(pod)
+        await asyncio.sleep(AWAY_SECONDS)
+        self.start_operator()
+        began = self.loop.time()
+        while self.runner is None or (plan := self.runner.state.plan) is None or self.gone in plan.worker_ids():
+            self.look_at_status()
+            if self.loop.time() - began > FOUND_SECONDS:
+                raise Failure(f"{self.gone} is waited for")
+            await asyncio.sleep(0.02)
+        await self._until(self._over, 1000.0)
+        self._judge(self.user)
+
+    def lose(self, pod: Object) -> None:
+        process = self.kubelets.processes[pod["metadata"]["uid"]]
+        match self.way:
+            case "the pod is removed":
+                process.end(-9)
+                self.server.remove("pods", pod)
+            case "the pod has ended":
+                process.end(-9)
+            case "the node is removed":
+                node = self.nodes.objects["", pod["spec"]["nodeName"]]
+                process.end(None)
+                self.server.remove("nodes", node)
+
+    def look_at_status(self) -> None:
+        """Nothing is protected before all that the plan says has been heard."""
+        if self.runner is None or self.runner.state.phase != "Recovering" or self.runner.state.plan is None:
+            return
+        found = {c["type"]: c["status"] for c in job_conditions(self)}
+        if found["Protected"] == "True":
+            raise Failure("it says that it is protected")
+
+
+def job_conditions(simulation: OperatorSimulation) -> list[Object]:
+    """As its status would be written now."""
+    assert simulation.controller is not None
+    view = simulation.controller.view(JOB)
+    assert view is not None
+    found: list[Object] = job_status(view.status, view.written, view.facts)["conditions"]
+    return found
+
+
 def suspend(spec: Object) -> None:
     spec["suspend"] = True
 
@@ -248,3 +307,11 @@ def test_a_deadline_ends_the_job_whenever_the_operator_ends(kill_at: float) -> N
 @pytest.mark.parametrize("kill_at", POINTS)
 def test_a_deleted_jobs_workers_end_whenever_the_operator_ends(kill_at: float) -> None:
     assert Deleted(job_of(9), nothing, kill_at).run().problem is None
+
+
+@pytest.mark.parametrize("seed", [10, 11, 12])
+@pytest.mark.parametrize("way", ["the pod is removed", "the pod has ended", "the node is removed"])
+def test_a_worker_that_is_gone_when_the_operator_begins_is_not_waited_for(way: str, seed: int) -> None:
+    made = job_of(seed, steps=80)
+    grown = replace(made, arithmetic=replace(made.arithmetic, stages=4, sizes=(1,) * 12), standby=1)
+    assert Lost(grown, way).run().problem is None

@@ -12,6 +12,7 @@ from bamboo.control.protocol import Hello, Message, Profile, WorkerReady
 from bamboo.job.edits import worker_digest
 from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
+from bamboo.kube.request_parts import node_path
 from bamboo.names import TRAINER_CONTAINER
 from bamboo.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
@@ -129,6 +130,8 @@ class Place:
 
     async def uid_of(self, place: str) -> str | None:
         name = place.rpartition("/")[2]
+        if place == node_path(name):
+            return f"uid-of-{name}"
         self.asked.append(name)
         pod = self.pods.get(name)
         return pod["metadata"]["uid"] if pod else None

@@ -27,6 +27,7 @@ from bamboo.coordinator.events import (
     SpecChanged,
     Tick,
     WorkerLost,
+    WorkersAbsent,
 )
 from bamboo.coordinator.planner import replan
 from bamboo.coordinator.splits import resplit
@@ -35,6 +36,7 @@ from bamboo.coordinator.stuck_workers import check_stuck
 from bamboo.coordinator.verification import verification
 from bamboo.coordinator.worker_reports import received
 from bamboo.coordinator.workers.membership import (
+    absent,
     channel_closed,
     check_deadlines,
     declare_lost,
@@ -116,6 +118,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             channel_closed(turn, worker)
         case WorkerLost(worker, detail, exit_code, removed):
             declare_lost(turn, worker, detail, exit_code, known=True, removed=removed)
+        case WorkersAbsent(workers, detail):
+            absent(turn, workers, detail)
         case PreemptionNotice(worker, seconds, wanted):
             notice(turn, worker, seconds, wanted=wanted)
         case NoticeWithdrawn(worker):

@@ -27,6 +27,16 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersAbsent:
+    """A coordinator that has just been restarted knows these only from a plan, and its shell finds no trace of them:
+    they were lost while nobody looked. Unlike those of WorkerLost they do not count as requested.
+    """
+
+    workers: frozenset[WorkerId]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class PreemptionNotice:
     """The worker will be taken away in that many seconds. wanted: by us, who have no use for it any more."""
 
@@ -75,8 +85,8 @@ class Interrupted:
 
 
 Event = (
-    WorkerJoined | Received | ChannelClosed | WorkerLost | PreemptionNotice | NoticeWithdrawn | RequestsWithdrawn
-    | SpecChanged | Tick | Interrupted
+    WorkerJoined | Received | ChannelClosed | WorkerLost | WorkersAbsent | PreemptionNotice | NoticeWithdrawn
+    | RequestsWithdrawn | SpecChanged | Tick | Interrupted
 )  # fmt: skip
 
 

@@ -102,22 +102,27 @@ def _lost_together(state: CoordinatorState, plan: Plan) -> dict[WorkerId, str]:
 
 def _unprotected(state: CoordinatorState, plan: Plan) -> list[Cell]:
     together = _lost_together(state, plan)
-    return [c for c in plan.cells() if len({together[w] for w in level_holders(plan, state.synced, c)}) == 1]
+    return [c for c in plan.cells() if len({together[w] for w in _level(state, plan, c)}) <= 1]
+
+
+def _level(state: CoordinatorState, plan: Plan, cell: Cell) -> set[WorkerId]:
+    return level_holders(plan, state.synced, cell, state.workers.keys())
 
 
 def _replicating(state: CoordinatorState, plan: Plan) -> list[Cell]:
     """Those of the unprotected cells that will be protected when their replicas are in step."""
     together = _lost_together(state, plan)
-    return [c for c in _unprotected(state, plan) if len({together[w] for w in plan.at(c).holders}) > 1]
+    there = state.workers.keys()
+    return [c for c in _unprotected(state, plan) if len({together[w] for w in there & {*plan.at(c).holders}}) > 1]
 
 
 def _replicas(state: CoordinatorState, plan: Plan) -> int:
-    return min(copies(plan, state.synced, cell) for cell in plan.cells())
+    return min(copies(plan, state.synced, cell, state.workers.keys()) for cell in plan.cells())
 
 
 def _nodes(state: CoordinatorState, plan: Plan) -> int:
     nodes = domains_of(plan)
-    return min(len({nodes[w] for w in level_holders(plan, state.synced, cell)}) for cell in plan.cells())
+    return min(len({nodes[w] for w in _level(state, plan, cell)}) for cell in plan.cells())
 
 
 def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from bamboo.coordinator.events import Status
 from bamboo.job.spec import JobSpec, RedundancyMode
 
+UNHEARD = "not known yet: the operator was restarted, and waits for the workers' reports"
 OFF = "RedundancyOff"  # the reason of a job that is not meant to be protected
 NUMBERS = ("one", "two", "three", "four")  # workers that hold a stage, by the number of its replicas; and nodes
 NAMED = 3  # stages in a sentence; the others are counted
@@ -28,6 +29,8 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     """Of a job that is neither over nor suspended, as its coordinator sees it."""
     if not status.grid:
         return Protection(False, "NotRunning", "nothing runs yet")
+    if status.phase == "Recovering":
+        return Protection(False, "OperatorRestarted", UNHEARD)
     cells = [(cell_name(d, s), held) for d, row in enumerate(status.grid) for s, (_, held) in enumerate(row)]
     alone = [name for name, held in cells if not held]
     if not alone:

@@ -6,7 +6,7 @@ one heir of both has both at the same version. Where a plan does not ensure that
 step is committed before all replicas can reach the version after it (`heirs_may_differ`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from bamboo.planning.plan import Assignment, Cell, Plan, WorkerId
 
@@ -66,10 +66,14 @@ def _may_differ(row: Sequence[Assignment], domains: Mapping[WorkerId, str]) -> b
     return False
 
 
-def level_holders(plan: Plan, synced: Synced, cell: Cell) -> set[WorkerId]:
-    """Who has the cell's state, in step: its owner, replicas, other pipelines' owners unless each holds a shard."""
+def level_holders(plan: Plan, synced: Synced, cell: Cell, there: Set[WorkerId] | None = None) -> set[WorkerId]:
+    """Who has the cell's state, in step: its owner, replicas, other pipelines' owners unless each holds a shard.
+
+    there: nobody else counts, such as who is lost, or is not heard yet by a restarted coordinator; None: the plan's.
+    """
     level = {w for w in plan.at(cell).replicas if (cell, w) in synced}
-    return {plan.at(cell).owner, *siblings(plan, cell), *level}
+    found = {plan.at(cell).owner, *siblings(plan, cell), *level}
+    return found if there is None else found & there
 
 
 def siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
@@ -79,9 +83,9 @@ def siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
     return [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
 
 
-def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
-    """How many workers may be lost at once, whichever they are, without losing the cell's state."""
-    return len(level_holders(plan, synced, cell)) - 1
+def copies(plan: Plan, synced: Synced, cell: Cell, there: Set[WorkerId] | None = None) -> int:
+    """How many workers may be lost at once, whichever they are, without losing the cell's state. there: as above."""
+    return max(0, len(level_holders(plan, synced, cell, there)) - 1)
 
 
 def domains_of(plan: Plan) -> dict[WorkerId, str]:

@@ -73,6 +73,11 @@ class ClusterCache:
     def forget_node(self, name: str) -> None:
         self.node_event("DELETED", self.nodes[name])
 
+    def node_missing(self, name: str) -> None:
+        """There is none of that name, or none any more."""
+        for listener, pod in self._listening(name):
+            listener.node_deleted(pod, name)
+
     def workers_on(self, node: str) -> list[tuple[JobKey, Object]]:
         """The pods on that node, each with its job."""
         return [(job, self._pods[job][name]) for job, name in sorted(self._placed.get(node, ()))]
@@ -130,8 +135,7 @@ class ClusterCache:
             if known is not None and known["metadata"].get("uid") != node["metadata"].get("uid"):
                 return  # a new node has that name
             self.nodes.pop(name, None)
-            for listener, pod in self._listening(name):
-                listener.node_deleted(pod, name)
+            self.node_missing(name)
             return
         before, after = self.nodes.get(name), _trimmed_node(node)
         if before == after:

@@ -37,6 +37,7 @@ from bamboo.coordinator.events import (
     Status,
     Tick,
     WorkerLost,
+    WorkersAbsent,
 )
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress
@@ -45,7 +46,7 @@ from bamboo.job.edits import task_digest
 from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
 from bamboo.page.history import JobHistory, StepFigures
-from bamboo.planning.plan import WorkerId
+from bamboo.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -293,7 +294,14 @@ class CoordinatorRunner:
             self._execute(command)
         if isinstance(event, WorkerJoined):
             self._repeat_notice(event.hello.worker)
+        if now.plan is not None and now.plan is not before.plan and now.phase == "Recovering":
+            self._compare_with_pods(now.plan)
         self._trigger.handled(event, before, now, commands)
+
+    def _compare_with_pods(self, plan: Plan) -> None:
+        """All pods that there are were listed before this job was known: who has none need not be waited for."""
+        if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.gone:
+            self._inbox.put_nowait(WorkersAbsent(absent, "its pod is gone"))
 
     def _repeat_notice(self, worker: WorkerId) -> None:
         """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""

@@ -25,7 +25,7 @@ from bamboo_operator.pods.deletions import PodDeletions
 from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
-from bamboo_operator.pods.recheck import PodRechecks
+from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
 from bamboo_operator.pods.requests import PodRequests
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange, Sight
 from bamboo_operator.pods.rollouts.rollout import Act, RolloutRecord, RolloutStep
@@ -75,6 +75,7 @@ class PodController:
         self._recovering = False
         self._backoff = StartBackoff()
         self._rechecks = PodRechecks(job.key[0], cluster, api)
+        self._nodes = NodeLookup(cluster, api) if resumed else None
         self._joined_before: set[WorkerId] = set()
         self._has_network_policy = not settings.network_policy
         self._budget: DisruptionBudgetWriter | None = None
@@ -94,6 +95,7 @@ class PodController:
         self._observe()
         failed: Exception | None = None
         for part in (
+            self._look_for_nodes,
             self._create_network_policy,
             self._update_disruption_budget,
             self._create_pods,
@@ -216,6 +218,11 @@ class PodController:
     def _withdraw(self) -> None:
         if count := min(self.adding, surplus_requests(self._requests.state)):
             self._requests.withdraw(count)
+
+    async def _look_for_nodes(self) -> None:
+        """Of a job that was taken over."""
+        if self._nodes is not None:
+            await self._nodes.read(pod["spec"]["nodeName"] for pod in self.pods.placed().values())
 
     # creating
 

@@ -1,9 +1,9 @@
 """Reads again what should have changed by now: an interrupted watch may never report what it has missed."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from bamboo.kube.request_parts import pod_path
+from bamboo.kube.request_parts import node_path, pod_path
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.client import ApiClient
@@ -56,3 +56,20 @@ class PodRechecks:
             self._schedule.answered(uid, now)
             if there != uid:
                 self._cluster.forget_pod(key, uid)
+
+
+class NodeLookup:
+    """Whether the nodes exist on which a job's pods are, and which no listing has shown: their workers are lost if they
+    were deleted before this operator began, of which no watch tells. Each is asked for once.
+    """
+
+    def __init__(self, cluster: ClusterCache, api: ApiClient) -> None:
+        self._cluster, self._api = cluster, api
+        self._seen: set[str] = set()
+
+    async def read(self, nodes: Iterable[str]) -> None:
+        """Raises what is in API_ERRORS."""
+        for name in sorted({*nodes} - self._cluster.nodes.keys() - self._seen):
+            if await self._api.uid_of(node_path(name)) is None:
+                self._cluster.node_missing(name)
+            self._seen.add(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.coordinator.events import Outcome, Status, WorkerState
-from bamboo.coordinator.protection import counts_nodes, protection
+from bamboo.coordinator.protection import UNHEARD, counts_nodes, protection
 from bamboo.job.spec import RedundancyMode
 from bamboo_operator.pods.pools import is_fallback
 from bamboo_operator.pods.rollouts.rollout import RolloutState
@@ -104,16 +104,28 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
     spec = given.facts.spec
     if idle := given.idle:
         return idle
-    if spec is None or (given.status is None and not given.was("WorkersReady")):
+    if spec is None:
         return ConditionResult(False, "WorkersPending", "no worker is known yet")
+    needed = spec.topology.stages * spec.topology.pipelines + spec.standby.workers
     if given.status is None:
-        return given.previous["WorkersReady"]
-    needed, ready = spec.topology.stages * spec.topology.pipelines + spec.standby.workers, given.ready()
+        return _as_many_as_pods(given, needed)
+    ready = given.ready()
     message, problems = f"{min(ready, needed)} of {needed} workers are ready", given.facts.startup_problems
     if ready >= needed:
         return ConditionResult(True, "WorkersReady", message)
     reason = problems[0].reason if problems else "WorkersMissing"
     return ConditionResult(False, reason, "; ".join([message, *(problem.message for problem in problems)]))
+
+
+def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
+    """Of a coordinator that does not know its workers yet: at most those are ready that have a pod."""
+    there = sum(given.pods.values())
+    if given.was("Running") and there < needed and not given.facts.unattended:
+        message = f"{there} of {needed} workers have a pod; the operator was restarted, and waits for their reports"
+        return ConditionResult(False, "WorkersMissing", message)
+    if given.was("WorkersReady"):
+        return given.previous["WorkersReady"]
+    return ConditionResult(False, "WorkersPending", "no worker is known yet")
 
 
 def _workers_updated(given: RuleInput) -> ConditionResult:
@@ -191,8 +203,10 @@ def _protected(given: RuleInput) -> ConditionResult:
     status, spec = given.status, given.facts.spec
     if idle := given.idle:
         return idle
-    if status is None and "Protected" in given.previous and given.was("Running"):
-        return given.previous["Protected"]
+    if status is None and given.facts.unattended:
+        return ConditionResult(False, "Unattended", "lost workers are not taken over: see condition Accepted")
+    if status is None and given.was("Running"):
+        return ConditionResult(False, "OperatorRestarted", UNHEARD)
     if status is None or spec is None:
         return ConditionResult(False, "NotRunning", "nothing runs yet")
     found = protection(status, spec)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from bamboo.control import protocol
 from bamboo.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
@@ -152,6 +152,19 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
     if by_itself(exit_code):
         note_end(turn, worker, detail, disrupted=False)
     apply_failure_policy(turn, worker, detail, exit_code)
+
+
+def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:
+    """After our own restart: workers of the plan that cannot come back."""
+    state = turn.state
+    new = frozenset(workers) - state.workers.keys() - state.gone
+    turn.set(gone=state.gone | new, preemptions=state.preemptions + len(new))
+    turn.do(
+        *(
+            Emit("WorkerLost", f"{worker} was lost while no operator was active: {detail}", True)
+            for worker in sorted(new)
+        )
+    )
 
 
 def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False, own: bool = False) -> None:
