@@ -4,6 +4,7 @@ Many exceptions have no text, such as asyncio's TimeoutError and the ProcessLook
 ended. Where an exception becomes text it goes through here, and what is left of it is its type at least.
 """
 
+import contextlib
 import logging
 import sys
 
@@ -30,8 +31,9 @@ def complaint_of(what: BaseException | str, doing: str = "") -> str:
 
 
 def complain(what: BaseException | str, doing: str = "", *, program: str = "bamboo") -> None:
-    """The sentence on standard error, with the program's name before it."""
-    print(f"{program}: {complaint_of(what, doing)}", file=sys.stderr, flush=True)
+    """The sentence on standard error, with the program's name before it. Where nobody can hear it, it is lost."""
+    with contextlib.suppress(OSError):
+        print(f"{program}: {complaint_of(what, doing)}", file=sys.stderr, flush=True)
 
 
 class SilentErrorsNamed(logging.Filter):

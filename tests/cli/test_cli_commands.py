@@ -1,11 +1,15 @@
 """The command line: what it refuses, in which words, and what whole runs leave behind."""
 
 import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -275,3 +279,69 @@ def test_a_run_that_is_killed_leaves_nothing_behind(tmp_path: Path, seen: str) -
     while list(scratch.iterdir()) or processes_with(f"MARK={scratch}"):
         assert time.monotonic() < deadline, "something is still there"
         time.sleep(0.1)
+
+
+KEPT = {"weights", "history.jsonl", "page.html", "workers.log"}
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        ("| head -2", "bamboo: standard output cannot be written (Broken pipe): the job goes on without"),
+        (">&- 2>&- <&-", ""),
+        ("--json >/dev/full 2>/dev/full", ""),
+    ],
+)
+def test_a_run_that_nobody_listens_to_trains_and_keeps_what_it_is_to_keep(
+    tmp_path: Path, redirection: str, said: str
+) -> None:
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20"))
+    command = ["bash", "-c", f'"$@" {redirection}; exit ${{PIPESTATUS[0]}}', "-", *BAMBOO, "run", job]
+    done = subprocess.run([*command, "--output", "out"], capture_output=True, text=True, timeout=250, cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (0, said), done.stdout
+    assert {file.name for file in (tmp_path / "out").iterdir()} >= KEPT
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, gone: bool) -> None:
+    """It shows the live picture, which needs more than a terminal holds. Stopped: nothing is read until the end."""
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 150"))
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*BAMBOO, "run", job, "--output", "out"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm-256color"}, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) if not gone else None,
+    ) as run:  # fmt: skip
+        os.close(theirs)
+        assert os.read(ours, 1)
+        if gone:
+            os.close(ours)  # from a terminal that is not its own it gets no SIGHUP, and there is no picture
+        else:
+            deadline = time.monotonic() + 200
+            while not (tmp_path / "out" / "page.html").exists():
+                assert run.poll() is None
+                assert time.monotonic() < deadline, "it waits for its terminal"
+                time.sleep(0.05)
+            with contextlib.suppress(OSError):  # EIO once the other end is closed
+                while os.read(ours, 1 << 16):
+                    pass
+            os.close(ours)
+        assert run.wait(200) == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} >= KEPT
+
+
+@pytest.mark.parametrize(("name", "ascii"), [("kept \xe4", True), ("kept \udcff", False)])
+def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, ascii: bool) -> None:
+    """The letters of the first are none of the locale's, and the second one's are nobody's."""
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 20"))
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if ascii else {}
+    command = [*BAMBOO, "run", job, "--output", name, "--checkpoints", f"{name}/store", "--trace", f"{name}.json"]
+    done = subprocess.run(
+        command, capture_output=True, timeout=250, cwd=tmp_path, env={**os.environ, **locale}, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == b""
+    assert os.fsencode(tmp_path / name) in done.stdout
+    assert {file.name for file in (tmp_path / name).iterdir()} >= {*KEPT, "store"}
+    assert list((tmp_path / name / "weights").glob("stage-*.safetensors"))
+    assert (tmp_path / f"{name}.json").exists()

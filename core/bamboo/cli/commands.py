@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from bamboo import standard_streams
 from bamboo.cli import checkpoint_commands, options
 from bamboo.cli.cluster.cluster_commands import app as cluster_commands
 from bamboo.cli.cluster.rollout_commands import rollouts
@@ -26,7 +27,7 @@ from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.yaml_file import read_manifest_source
-from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE
+from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(
@@ -69,9 +70,17 @@ def main(commands: typer.Typer = app, called: str = "bamboo") -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
+    standard_streams.prepare()
     if complete_variable(called) in os.environ:
         complete(commands, called)
-    commands(prog_name=called)
+    try:
+        commands(prog_name=called)
+    except standard_streams.OutputLost as error:
+        sys.exit(standard_streams.end(EXIT_FAILED, error))
+    except SystemExit as ending:
+        if isinstance(ending.code, int | None):
+            sys.exit(standard_streams.end(ending.code or EXIT_OK))
+        raise
 
 
 def complete(commands: typer.Typer, called: str) -> None:
@@ -127,7 +136,6 @@ def run(
     from bamboo.local.trainer_calls.task_check import module_folders
     from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
 
-    _log_on_standard_error()
     spec, manifest = local.job(job)
     try:
         schedule = preemption.parse(local.preempt or [], seed=local.seed)
@@ -143,12 +151,15 @@ def run(
         trace=local.trace,
         heartbeat_timeout=local.heartbeat_timeout,
         folders=module_folders(job),
-        show_log=sys.stderr.write if local.debug else None,
+        show_log=(lambda text: sys.stderr.write(text)) if local.debug else None,
     )
     report = ReportOptions(
         json=local.json, quiet=local.quiet, metrics_port=local.metrics_port, page=local.served(), debug=local.debug
     )
-    raise typer.Exit(train(spec, manifest, wanted, report, verify=local.verify))
+    with standard_streams.unhurried():
+        _log_on_standard_error()
+        code = train(spec, manifest, wanted, report, verify=local.verify)
+    raise typer.Exit(code)
 
 
 @app.command()

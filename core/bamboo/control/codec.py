@@ -1,6 +1,6 @@
 """Messages of the control channel to bytes and back, strictly checked."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,7 +15,22 @@ _from_coordinator: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorke
 
 
 def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
+    """JSON. What is no text, such as a file's name that is not UTF-8, is written as its escapes."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        return _encoder.encode(_escaped(msgspec.to_builtins(message)))
+
+
+def _escaped(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case list() | tuple():
+            return [_escaped(one) for one in value]
+        case dict():
+            return {_escaped(key): _escaped(one) for key, one in value.items()}
+    return value
 
 
 def decode_from_worker(data: bytes | str) -> ToCoordinator:

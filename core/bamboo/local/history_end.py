@@ -32,4 +32,4 @@ def end_history(url: str, rest: HistoryEvents, output: Path | None) -> None:
         number = sum(file.epoch == LAST_EPOCH for file in there)
         files.write(HistoryFile(attempt, LAST_EPOCH, number), records)
     if output is not None:
-        HistoryFiles(str(output)).write_bytes(FILE, to_lines(merged(files.read_all())))
+        HistoryFiles(output.absolute().as_uri()).write_bytes(FILE, to_lines(merged(files.read_all())))

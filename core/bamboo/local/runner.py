@@ -123,7 +123,7 @@ class _LocalRun:
             spec,
             manifest,
             secret=secrets.token_hex(16),
-            save_path=str(self._folder / "weights"),
+            save_path=(self._folder / "weights").as_uri(),
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
             history=history_url(spec, options.output),

@@ -1,11 +1,11 @@
 """What `bamboo run` does once its flags are understood: one run, perhaps a second one to compare, and what is said."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,7 +117,7 @@ async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, r
     if options.undisturbed:
         return await run_job(spec, manifest, options, _view(spec, report, undisturbed=True))
     page = PageView(spec, port=report.page or 0)
-    async with nullcontext("") if report.page is None else page.serving() as url:
+    async with contextlib.nullcontext("") if report.page is None else page.serving() as url:
         if url:
             print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
         summary = await run_job(spec, manifest, options, CombinedView(page, _view(spec, report, page=url)))
@@ -165,8 +165,10 @@ def _view(spec: JobSpec, report: ReportOptions, *, undisturbed: bool = False, pa
 
 
 def _has_keyboard() -> bool:
-    """Whether keys that are pressed reach this process: not in the background of a shell."""
-    return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    """Whether keys reach this process: not in the background of a shell, nor from a terminal of others."""
+    with contextlib.suppress(OSError):
+        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    return False
 
 
 def _say(text: str) -> None:

@@ -1,11 +1,12 @@
 """URLs of stores: which ones there are, and how they are shown. What is shown never holds a credential."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from bamboo.text import one_line
 
@@ -51,20 +52,20 @@ class StoreUrl:
 
 def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
     """what: it is, for messages. Raises ValueError with a sentence, which holds no credential either."""
+    with contextlib.suppress(UnicodeError):
+        url = os.fsencode(url).decode()  # an argument whose letters the locale does not know
     if not url or not url.isprintable():
         raise ValueError(f"{what} {one_line(url, 100)!r}: expected {EXPECTED}")
     found = _SCHEME.fullmatch(url)
     if not found:
-        path = os.path.abspath(url)
-        return StoreUrl(protocol="file", path=path, shown=path)
+        return _file(os.fsdecode(url.encode()))
     protocol, rest = found[1].lower(), found[2]
     shown = shown_url(url)
     if protocol == "file":
         place, _, path = rest.partition("/")
         if place not in ("", "localhost") or not path.strip("/"):
             raise ValueError(f"{what} {shown}: expected file:/// and an absolute path")
-        path = os.path.abspath(unquote(f"/{path}"))
-        return StoreUrl(protocol="file", path=path, shown=path)
+        return _file(file_path(url))
     if protocol not in PROTOCOLS:
         raise ValueError(f"{what} {shown}: nothing is known of {protocol}://; expected {EXPECTED}")
     place = rest.partition("/")[0]
@@ -78,6 +79,16 @@ def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
         raise ValueError(f"{what} {shown}: expected {EXPECTED}")
     name, extra = PROTOCOLS[protocol]
     return StoreUrl(protocol=name, path=f"{name}://{rest.rstrip('/')}", shown=shown, extra=extra)
+
+
+def file_path(url: str) -> str:
+    """Of this machine, from a URL file:///..., whose path is the same bytes in every locale."""
+    return os.fsdecode(unquote_to_bytes("/" + url.partition("://")[2].partition("/")[2]))
+
+
+def _file(path: str) -> StoreUrl:
+    path = os.path.abspath(path)
+    return StoreUrl(protocol="file", path=path, shown=os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 def shown_url(url: str) -> str:

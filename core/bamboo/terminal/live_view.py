@@ -1,6 +1,7 @@
 """The picture of a job on a terminal, drawn again and again, and the keyboard."""
 
 import asyncio
+import contextlib
 import math
 import os
 import sys
@@ -105,11 +106,15 @@ class Keyboard:
         if self._saved is None:
             return
         asyncio.get_running_loop().remove_reader(sys.stdin)
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
+        with contextlib.suppress(termios.error):  # the terminal has gone
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, self._saved)  # not later: one that is stopped shows no more
         self._saved = None
 
     def _read(self) -> None:
-        keys = os.read(sys.stdin.fileno(), 64).decode(errors="ignore")
+        try:
+            keys = os.read(sys.stdin.fileno(), 64).decode(errors="ignore")
+        except OSError:  # the terminal has gone
+            keys = ""
         if not keys:
             asyncio.get_running_loop().remove_reader(sys.stdin)
         for key in keys:

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bamboo import standard_streams
 from bamboo.checkpoint.find import find
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.complaints import complain
@@ -69,4 +70,4 @@ def _read(done: int, of: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(standard_streams.exit_of(lambda: main(sys.argv[1:])))

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bamboo import standard_streams
 from bamboo.complaints import complain
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
 from bamboo.storage.errors import StorageError
@@ -93,4 +94,4 @@ def _read(done: int, of: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(standard_streams.exit_of(lambda: main(sys.argv[1:])))

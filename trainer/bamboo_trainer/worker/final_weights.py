@@ -6,6 +6,7 @@ from pathlib import Path
 from bamboo.complaints import said_by
 from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo.storage.url import file_path
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, write_stage
 from bamboo_trainer.stage.stage import Stage
 
@@ -33,7 +34,7 @@ class FinalWeights:
                 self._write(parts, request)
 
     def _write(self, parts: Sequence[Stage], request: Save) -> None:
-        folder = Path(request.path).resolve()
+        folder = _folder(request.path)
         self._folders[request.number] = folder
         tensors = {name: tensor for part in parts for name, tensor in part.state_tensors().items()}
         try:
@@ -49,8 +50,14 @@ class FinalWeights:
 
     def commit(self, request: CommitWeights) -> None:
         """Raises SaveError."""
+        folder = _folder(request.path)
         try:
-            commit_weights(Path(request.path).resolve(), request.number, request.stages)
+            commit_weights(folder, request.number, request.stages)
         except OSError as error:
-            raise SaveError(f"cannot write {request.path}: {said_by(error)}") from None
+            raise SaveError(f"cannot write {folder}: {said_by(error)}") from None
         self._tell(WeightsCommitted(number=request.number))
+
+
+def _folder(place: str) -> Path:
+    """place: an absolute path, or its URL, which can be told also where the locale has no letters for it."""
+    return Path(file_path(place) if place.startswith("file://") else place).resolve()

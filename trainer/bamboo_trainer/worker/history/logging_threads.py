@@ -55,7 +55,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 def facts_of(job: str, url: str) -> LoggerFacts:
     parsed = parse_url(url, "the URL of a history")
-    run = hashlib.blake2b(f"{job} {parsed.path}".encode(), digest_size=8).hexdigest()
+    run = hashlib.blake2b(f"{job} {parsed.path}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return LoggerFacts(job=job, run=run, folder=parsed.path if parsed.protocol == "file" else "")
 
 
