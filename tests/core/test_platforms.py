@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from bamboo.checkpoint.data_record import DataRecord
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.platform import Platform, conflicts
-from bamboo.coordinator.events import SpecChanged
+from bamboo.coordinator.events import Outcome, SpecChanged, Tick
 from bamboo.planning.plan import Cell
 from world import World, back, restarted
 
@@ -185,3 +187,65 @@ def test_a_sentence_names_a_few_of_many_workers() -> None:
     world = world_of(*[A100] * 5, H100, A100, stages=5, standby=1)
     (message,) = told(world)
     assert ", unlike w0, w1, w2 and 2 others;" in message
+
+
+OTHER_DATA = DataRecord(samples=400, order="1" * 16)
+DATA = DataRecord(samples=400, order="0" * 16)
+
+
+def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) -> list[float]:
+    """Every worker that comes says that; the seconds from each refusal to the next, until the job is over."""
+    at: list[float] = []
+    for _ in range(2000):
+        for event in list(world.pending):
+            if isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady):
+                world.pending[world.pending.index(event)] = Received(event.worker, data)
+        before = world.state.misfits_in_a_row
+        world.now += 0.3
+        world.deliver() if world.pending else world.tell(Tick())
+        if world.state.misfits_in_a_row > before:
+            at.append(world.now)
+        if world.finish or len(at) >= most:
+            break
+    return [later - earlier for earlier, later in pairwise(at)]
+
+
+@pytest.mark.parametrize(
+    ("known", "other"),
+    [
+        (protocol.WorkerReady(samples=400, steps=50), protocol.WorkerReady(samples=300, steps=50)),
+        (
+            protocol.WorkerReady(samples=400, steps=50, data=DATA),
+            protocol.WorkerReady(samples=400, steps=50, data=OTHER_DATA),
+        ),
+    ],
+)
+def test_workers_with_other_data_are_asked_for_ever_more_slowly_and_then_end_the_job(
+    known: protocol.WorkerReady, other: protocol.WorkerReady
+) -> None:
+    world = World(2, 2, 1)
+    world.settle()
+    world.tell(Received("w0", known))
+    assert world.state.plan is not None
+    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    apart = refused_in_a_row(world, other)
+    assert len(apart) == world.spec.failure_policy.backoff_limit
+    assert apart == sorted(apart), "each is waited for longer than the one before"
+    assert sum(apart) > 25
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "DataMismatch")
+    assert world.finish.message.startswith("7 new workers in a row had other data than the job; the last one, w")
+
+
+def test_a_worker_with_the_right_data_ends_the_row() -> None:
+    world = World(2, 2, 1)
+    world.settle()
+    known, other = (protocol.WorkerReady(samples=samples, steps=50) for samples in (400, 300))
+    world.tell(Received("w0", known))
+    assert world.state.plan is not None
+    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    refused_in_a_row(world, other, most=3)
+    assert world.state.misfits_in_a_row == 3
+    refused_in_a_row(world, known)
+    assert (world.state.misfits_in_a_row, world.finish) == (0, None)
+    assert len(world.state.workers) == 5

@@ -8,7 +8,7 @@ from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo.coordinator.checkpointing.restoring import RESTORE_SECONDS
 from bamboo.coordinator.events import Outcome, Tick
 from bamboo.coordinator.job_status import status
-from bamboo.planning.plan import ROOT, Cell
+from bamboo.planning.plan import ROOT, Cell, CheckpointId
 from checkpoint_world import (
     ORIGIN,
     STARTS,
@@ -251,3 +251,17 @@ def test_attempts_that_all_fail_have_an_end_together() -> None:
     assert world.finish is not None
     assert world.finish.reason == "RestoreDeadlineExceeded"
     assert "a time-out" in world.finish.message
+
+
+@pytest.mark.parametrize("resume", ["Latest", "Never"])
+def test_a_checkpoint_of_other_data_ends_the_job_with_both(resume: str) -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 8, "resume": resume})
+    other = "data of 400 samples, and the job's have 300 samples"
+    world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"), other_data=other)
+    world.settle()
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "DataMismatch")
+    assert world.finish.message == (
+        f"the checkpoint of step 8 was trained with {other}; checkpoint.allowOtherData: true goes on from it, "
+        "and resume: Never (bamboo run --no-resume) begins anew"
+    )

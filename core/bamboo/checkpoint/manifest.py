@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from bamboo.checkpoint.data_record import DataRecord
 from bamboo.checkpoint.errors import CheckpointDamaged
 from bamboo.checkpoint.layout import ID_PATTERN, LARGEST_STEP, MOST_LAYERS, Attempt, part_name
 
@@ -50,7 +51,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """step: optimizer steps that the state has seen. digest: of all that the numbers depend on, whatever the grid.
 
     owner: the job that wrote it (`resume.owner_of`); empty if that is not known. score: of the state, as evaluated;
-    the one with the largest is the best. None: it is not to be compared.
+    the one with the largest is the best. None: it is not to be compared. of_data: what it was trained with; None if
+    that is not known, as in those of earlier versions.
     """
 
     job: _Text
@@ -64,6 +66,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     created: Annotated[datetime, msgspec.Meta(tz=True)]
     owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,64}$")] = ""
     score: float | None = None
+    of_data: DataRecord | None = None
 
     @property
     def place(self) -> Attempt:

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from bamboo.checkpoint.data_record import DataRecord
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control.digests import Digest
 from bamboo.control.evaluations import EarlyStop
@@ -62,11 +63,13 @@ class Profile(Message, frozen=True):
 class WorkerReady(Message, frozen=True):
     """The task is loaded; from now on plans may count on this worker.
 
-    samples: of its dataset. steps: of the job, which may follow from that. 0: not said.
+    samples: of its dataset. steps: of the job, which may follow from that. 0: not said. data: what of it decides bits,
+    if the job keeps checkpoints.
     """
 
     samples: Count = 0
     steps: Count = 0
+    data: DataRecord | None = None
 
 
 class Heartbeat(Message, frozen=True):
@@ -111,13 +114,15 @@ class ReplicaSynced(Message, frozen=True):
 
 class CheckpointFound(Message, frozen=True):
     """The answer to FindCheckpoint. checkpoint: None if there is none to go on from. passed: why newer ones are not
-    taken. problem: the store does not tell; then the rest says nothing.
+    taken. problem: the store does not tell; then the rest says nothing. other_data: the one to go on from was trained
+    with other data than this worker has, which ones.
     """
 
     number: Count
     checkpoint: CheckpointId | None = None
     passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()
     problem: Said = ""
+    other_data: Said = ""
 
 
 class CheckpointBegun(Message, frozen=True):

@@ -77,6 +77,7 @@ def replan(turn: Turn) -> None:
         _release(turn)
         _forget_unreported(turn)
         steady = not now.leaving and turn.state.resize is None and not turn.state.recoveries
+        steady = steady and turn.state.ask_at <= turn.now
         turn.set(steady=steady, settled=now)
 
 

@@ -107,6 +107,8 @@ class CoordinatorState:
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     gone: frozenset[WorkerId] = frozenset()
     misfit: tuple[WorkerId, str] | None = None  # the newest worker that was refused for its platform, and why
+    misfits_in_a_row: int = 0  # since a worker became ready
+    ask_at: float = 0.0  # no workers are asked for before that, because those that came were refused
     links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
     first_signs: dict[WorkerId, float] = field(default_factory=dict)  # of workers just lost: the first sign of it
     patience: float = 0.0  # seconds more to wait for who is not heard, because most were not
@@ -116,7 +118,7 @@ class CoordinatorState:
     profiling: WorkerId | None = None
     costs: tuple[float, ...] | None = None
     sizes: tuple[float, ...] | None = None  # of layers, by which the optimizer's state is divided into shards
-    data: tuple[WorkerId, int, int] | None = None  # who was first to say how many samples and steps there are; these
+    data: tuple[WorkerId, protocol.WorkerReady] | None = None  # who was first to say of what data they are; this
     plan: Plan | None = None
     planned_step: int = 0  # how many were committed when the plan was made
     applied: frozenset[WorkerId] = frozenset()

@@ -43,13 +43,14 @@ def _is_of_the_past(turn: Turn, worker: WorkerId, message: protocol.Message) -> 
 
 
 def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
-    if message.samples and refuse_other_data(turn, worker, message.samples, message.steps):
+    if message.samples and refuse_other_data(turn, worker, message):
         return
     spec = turn.state.spec
     if message.samples and turn.state.data is None:
-        turn.set(data=(worker, message.samples, message.steps))
+        turn.set(data=(worker, message))
         if spec.training.known_steps is None:
             turn.set(spec=replace(spec, training=replace(spec.training, steps=message.steps)))
+    turn.set(misfits_in_a_row=0)
     turn.worker(worker, ready=True)
 
 

@@ -322,6 +322,7 @@ def _checkpoint(f: Fields) -> s.CheckpointSpec:
             keep_in_memory=f.flag("keepInMemory", default=True),
             keep_best=f.flag("keepBest"),
             resume=f.choice("resume", s.Resume.LATEST),
+            allow_other_data=f.flag("allowOtherData"),
         )
     )
 

@@ -150,7 +150,8 @@ def storage_place(uri: str | None, claim_name: str | None) -> str:
 class CheckpointSpec:
     """keep_in_memory: workers keep what they have written of the newest one, and go back with that.
 
-    keep_best: each state that is evaluated is kept, and the best one for good.
+    keep_best: each state that is evaluated is kept, and the best one for good. allow_other_data: the job goes on from
+    one that was trained with other data.
     """
 
     storage: StorageSpec
@@ -159,6 +160,7 @@ class CheckpointSpec:
     keep_in_memory: bool = True
     keep_best: bool = False
     resume: Resume = Resume.LATEST
+    allow_other_data: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

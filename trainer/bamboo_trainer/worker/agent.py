@@ -275,7 +275,7 @@ class WorkerAgent:
         rate, flows = job.spec.redundancy.transfer_mbps * 1e6, job.spec.topology.flows_per_link
         self.transport.trust(welcome.secret, rate, flows, channel, together(by_device).buffer)
         owner = owner_of(welcome.secret)
-        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send)
+        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send, job.data)
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)
         self.control.send(job.ready())
 

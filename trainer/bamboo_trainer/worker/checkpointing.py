@@ -15,6 +15,7 @@ from typing import Final
 
 from torch import Tensor
 
+from bamboo.checkpoint.data_record import DataRecord, difference
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo.checkpoint.found import FoundState
 from bamboo.checkpoint.layout import Attempt
@@ -81,10 +82,15 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """Of one job. layers: of its model. owner: the job. tell: to the coordinator; any thread may say something."""
+    """Of one job. layers: of its model. owner: the job. tell: to the coordinator; any thread may say something.
 
-    def __init__(self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None]) -> None:
-        self._layers, self._owner = layers, owner
+    data: what it trains with; None if that is not known.
+    """
+
+    def __init__(
+        self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None], data: DataRecord | None = None
+    ) -> None:
+        self._layers, self._owner, self._data = layers, owner, data
         self._spec, self._to_coordinator, self._url = spec, tell, store_url(spec)
         self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
@@ -278,6 +284,7 @@ class Checkpointing:
             created=datetime.now(UTC),
             owner=self._owner,
             score=score,
+            of_data=self._data,
         )
         self._open().commit(manifest)
 
@@ -315,7 +322,16 @@ class Checkpointing:
         )
         manifest = choice.manifest
         found = CheckpointId(step=manifest.step, id=manifest.attempt) if manifest else None
-        return CheckpointFound(number=number, checkpoint=found, passed=passed)
+        other = self._other_data(manifest) if manifest else ""
+        return CheckpointFound(number=number, checkpoint=found, passed=passed, other_data=other[:MOST_TEXT])
+
+    def _other_data(self, manifest: CheckpointManifest) -> str:
+        """What a checkpoint was trained with and what this worker has, if these differ and may not."""
+        assert self._spec.checkpoint is not None
+        if self._data is None or manifest.of_data is None or self._spec.checkpoint.allow_other_data:
+            return ""
+        found = difference(manifest.of_data, self._data)
+        return "" if found is None else f"data of {found[0]}, and the job's have {found[1]}"
 
     # in either
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bamboo.checkpoint.data_record import DataRecord
 from bamboo.control.protocol import Profile, WorkerReady
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
+from bamboo_trainer.data.record import record_of
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.loggers.interface import MakeLogger
@@ -21,7 +23,7 @@ from bamboo_trainer.training import TrainingConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedJob:
     """spec: with as many steps as the data are good for. evaluations: None without any. loggers: by name, none
-    of them made.
+    of them made. data: None if the job keeps no checkpoints, which say of what data they are.
     """
 
     spec: JobSpec
@@ -30,6 +32,7 @@ class LoadedJob:
     reader: BatchReader
     evaluations: EvaluationSchedule | None
     loggers: Mapping[str, MakeLogger]
+    data: DataRecord | None
 
     def profile(self) -> Profile:
         """What its layers cost: each is built and run."""
@@ -37,7 +40,8 @@ class LoadedJob:
         return Profile(costs=profile(self.task, self.spec), sizes=sizes)
 
     def ready(self) -> WorkerReady:
-        return WorkerReady(samples=dataset_length(self.task), steps=self.spec.training.steps)
+        samples = self.data.samples if self.data else dataset_length(self.task)
+        return WorkerReady(samples=samples, steps=self.spec.training.steps, data=self.data)
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
@@ -51,4 +55,5 @@ def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
         evaluations=evaluation_schedule(task, spec.training),
         loggers=loggers_of(task, spec.training),
         reader=BatchReader(task, config.samples),
+        data=record_of(task, config.seed) if spec.checkpoint else None,
     )

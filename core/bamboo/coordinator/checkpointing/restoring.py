@@ -122,6 +122,11 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
             turn.do(Emit("CheckpointStoreUnavailable", one_line(message.problem), True))
         change(turn, problem=message.problem)  # the worker is asked again after a while
         return
+    if message.other_data and message.checkpoint:
+        text = f"the checkpoint of step {message.checkpoint.step} was trained with {one_line(message.other_data)}"
+        ways = "checkpoint.allowOtherData: true goes on from it, and resume: Never (bamboo run --no-resume) begins anew"
+        turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; {ways}")
+        return
     for text in message.passed:
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
     change(turn, looked=True, found=message.checkpoint, asked=None, problem="")

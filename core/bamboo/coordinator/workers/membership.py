@@ -309,7 +309,7 @@ def request_workers(turn: Turn) -> None:
     if state.phase not in ("Pending", "Running", "Restoring"):
         return
     missing = _missing(state)
-    if missing > 0:
+    if missing > 0 and turn.now >= state.ask_at:
         turn.set(requested=state.requested + missing)
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"

@@ -1,8 +1,12 @@
 """Which workers are refused because they would give other bits than the job's other workers, or not understand them."""
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
+from bamboo.checkpoint.data_record import difference
+from bamboo.control import protocol
 from bamboo.control.platform import Platform, conflicts, deciding, most_common
+from bamboo.coordinator.checkpointing import checkpoints
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.record import WorkerRecord
@@ -12,6 +16,7 @@ from bamboo.text import count
 REASON = "PlatformMismatch"
 _HOW_TO_ALLOW = "; spec.worker.allowMixedPlatforms: true allows it"
 _NAMED = 3  # workers in a sentence
+MOST_WAIT_SECONDS: Final = 60.0  # until another worker is asked for, after many that were refused
 
 
 def refuse_misfits(turn: Turn) -> None:
@@ -70,22 +75,37 @@ def _holders(state: CoordinatorState) -> set[WorkerId]:
     return plan.holders() & state.workers.keys() if plan else set()
 
 
-def refuse_other_data(turn: Turn, worker: WorkerId, samples: int, steps: int) -> bool:
+def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) -> bool:
     """Are its data not those of the first worker? Then the job would train on other samples: it has to go.
 
-    Before the job has begun, the user has to say which data are right, and the job ends.
+    Before the job has begun, the user has to say which data are right, and the job ends. So it does, with what it has
+    trained, when worker after worker is refused while it trains.
     """
-    first, *known = turn.state.data or (worker, samples, steps)
-    if known == [samples, steps] or not samples:
+    state = turn.state
+    first, known = state.data or (worker, said)
+    other = _other_data(known, said)
+    if other is None:
         return False
-    text = f"{worker} has data of {count(samples, 'sample')}, and those of {first} have {known[0]}"
-    if turn.state.plan is None:
+    text = f"{worker} has data of {other[1]}, and those of {first} have {other[0]}"
+    if state.plan is None:
         turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; every worker needs the same")
         return True
     _let_go(turn, worker, text)
     turn.refuse(worker, "DataMismatch", text)
     turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
+    if (many := turn.state.misfits_in_a_row) > state.spec.failure_policy.backoff_limit and state.stopping is None:
+        why = f"{many} new workers in a row had other data than the job; the last one, {text}"
+        checkpoints.stop(turn, Outcome.FAILED, "DataMismatch", why, keep=True)
     return True
+
+
+def _other_data(known: protocol.WorkerReady, said: protocol.WorkerReady) -> tuple[str, str] | None:
+    """What the first worker has and what another one has, if that matters."""
+    if not said.samples:
+        return None
+    if (known.samples, known.steps) != (said.samples, said.steps):
+        return count(known.samples, "sample"), count(said.samples, "sample")
+    return difference(known.data, said.data) if known.data and said.data else None
 
 
 def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
@@ -96,8 +116,11 @@ def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
 
 
 def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
-    """Not as a failure: there is nothing wrong with it but that it is here. Another one is asked for."""
+    """Not as a failure: there is nothing wrong with it but that it is here. Another one is asked for, the sooner the
+    fewer in a row had to go.
+    """
     state = turn.state
+    wait = min(2.0 ** (state.misfits_in_a_row - 1), MOST_WAIT_SECONDS) if state.misfits_in_a_row else 0.0
     turn.set(
         workers={w: r for w, r in state.workers.items() if w != worker},
         gone=state.gone | {worker},
@@ -105,4 +128,6 @@ def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
         applied=state.applied - {worker},
         profiling=None if state.profiling == worker else state.profiling,
         misfit=(worker, text),
+        misfits_in_a_row=state.misfits_in_a_row + 1,
+        ask_at=turn.now + wait,
     )
