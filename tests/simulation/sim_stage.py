@@ -298,6 +298,9 @@ class StandIn:
             self._states[layer] = new
         self.version += 1
 
+    def allow_commit(self) -> None:
+        """Its rates and parameters are whole numbers."""
+
     def skip(self, *, finite: bool) -> None:
         self._require("finite gradients", finite, True)
         self._require("skipped", self.version in self._a.skipped, True)
