@@ -92,6 +92,7 @@ def processes_with(setting: str) -> list[str]:
         (["run", "JOB", "--workers-per-node", "65"], 2, "less than or equal to 64"),
         (["run", "JOB", "--workers", "8"], 2, "--workers 8: spec.topology.pipelines: expected at most"),
         (["run", "SUSPENDED"], 2, "spec.suspend: the job is suspended; set it to false"),
+        (["run", "ALONE", "--checkpoints", "/proc/no/store"], 2, "nothing else could save this job: cannot write"),
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
         (["run", "JOB", "--heartbeat-timeout", "inf"], 2, "expected a number of seconds"),
         (["run", "JOB", "--trace", "/no/such/file"], 2, "--trace /no/such/file: expected a file"),
@@ -103,7 +104,9 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str
     (tmp_path / "weights" / "stage-000.safetensors").touch()
     suspended = tmp_path / "suspended.yaml"
     suspended.write_text(f"{MANIFEST}  suspend: true\n")
-    names = {"JOB": write(tmp_path), "FULL": str(tmp_path), "SUSPENDED": str(suspended)}
+    alone = tmp_path / "alone.yaml"
+    alone.write_text(f"{MANIFEST}  redundancy: {{mode: None}}\n")
+    names = {"JOB": write(tmp_path), "FULL": str(tmp_path), "SUSPENDED": str(suspended), "ALONE": str(alone)}
     result = CliRunner().invoke(app, [names.get(a, a) for a in arguments])
     assert (result.exit_code, "Traceback" in result.output) == (code, False)
     assert said in result.output

@@ -98,3 +98,22 @@ def test_another_run_goes_on_from_the_checkpoint_of_one_that_was_stopped(tmp_pat
     assert {record.attempt for record in steps} == {1, 2}
     by_attempt = [[r.loss for r in steps if r.attempt == attempt] for attempt in (1, 2)]
     assert by_attempt[0] == by_attempt[1] == [r.loss for r in first if isinstance(r, StepRecord)]
+
+
+UNWRITABLE = "/proc/nowhere/store"  # it can be read as an empty one
+
+
+@pytest.mark.parametrize("store", ["", "blocked", UNWRITABLE])
+def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path: Path, store: str) -> None:
+    """None; one in which the history's place is taken by a file, so that workers cannot write it; an unwritable one."""
+    url = str(tmp_path / store) if store == "blocked" else store
+    if store == "blocked":
+        (tmp_path / store).mkdir()
+        (tmp_path / store / "history").touch()
+    records = run(tmp_path, *(["--checkpoints", url] if url else []), training=training(6, 8, 2))
+    steps = [record for record in records if isinstance(record, StepRecord) and record.trained]
+    assert [(record.attempt, record.step, record.samples) for record in steps] == [(1, n, 8 * n + 8) for n in range(6)]
+    assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
+    reasons = [record.reason for record in records if isinstance(record, EventRecord)]
+    assert reasons[-1] == "Complete"
+    assert ("CheckpointStoreNotWritable" in reasons) is (store == UNWRITABLE)

@@ -73,6 +73,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
+def test_a_store_that_cannot_be_written_is_told_when_the_job_begins_and_once() -> None:
+    worker = Worker(Path("/proc/nowhere/store"))
+    assert worker.find() == protocol.CheckpointFound(number=1)
+    warning = worker.hear()
+    assert isinstance(warning, protocol.WorkerWarning)
+    assert warning.reason == "CheckpointStoreNotWritable"
+    assert warning.message.startswith("cannot write to /proc/nowhere/store: ")
+    assert worker.find() == protocol.CheckpointFound(number=1)
+    worker.part.close()
+    assert worker.said.empty()
+
+
 def trained(tmp_path: Path, split: int, steps: int) -> list[Stage]:
     stages = chain(small_gpt(tmp_path), SPLITS[split])
     for step in range(steps):

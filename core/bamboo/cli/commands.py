@@ -143,7 +143,7 @@ def run(
     except ValueError as error:
         usage(str(error))
     local.check()
-    local.check_checkpoints(spec)
+    store_writable = local.check_checkpoints(spec)
     wanted = RunOptions(
         preempt=schedule,
         replace_after=local.replace_after,
@@ -151,6 +151,7 @@ def run(
         trace=local.trace,
         heartbeat_timeout=local.heartbeat_timeout,
         folders=module_folders(job),
+        store_writable=store_writable,
         show_log=(lambda text: sys.stderr.write(text)) if local.debug else None,
     )
     report = ReportOptions(

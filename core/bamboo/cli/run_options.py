@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,8 +12,11 @@ from bamboo.cli.output_files import check_is_path
 from bamboo.complaints import complain, system_reason
 from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.job.placement_spec import MOST_WORKERS_PER_NODE
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+
+if TYPE_CHECKING:
+    from bamboo.checkpoint.store import CheckpointStore
 
 _LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
 
@@ -184,32 +187,54 @@ class LocalRunOptions:
         if self.page is False and self.page_port is not None:
             usage("--page-port and --no-page: expected at most one of them")
 
-    def check_checkpoints(self, spec: JobSpec) -> None:
-        """Who says --resume does not want to begin at step 0 because nothing that is there fits the job any more."""
+    def check_checkpoints(self, spec: JobSpec) -> bool:
+        """Whether checkpoints can be written, as far as that can be told now. That they cannot is a warning, for the
+        store may come back, but a mistake where nothing but them could save the job.
+
+        Who says --resume does not want to begin at step 0 because nothing that is there fits the job any more.
+        """
         url = spec.checkpoint.storage.uri if spec.checkpoint is not None else None
-        if not self.resume or url is None:
-            return
-        from bamboo.checkpoint.resume import choose
+        if url is None:
+            return True
         from bamboo.checkpoint.store import CheckpointStore
-        from bamboo.job.edits import numbers_digest
         from bamboo.storage.bounded import StoreLimits
         from bamboo.storage.errors import StorageError
 
         try:
             store = CheckpointStore(url, StoreLimits(seconds=_LOOK_SECONDS, tries=1))
-            steps = None if spec.training.until else spec.training.steps
-            choice = choose(store.list(), numbers_digest(spec), steps=steps)
-        except StorageError:
-            return  # the job waits for a store that does not answer, and says why
-        if choice.manifest is None and choice.passed:
-            attempt, reason = choice.passed[0]
-            told = f"that of step {attempt.step} cannot be used: {reason}"
-            usage(f"--resume: {store.shown} has no checkpoint of this job; {told}; --no-resume begins at step 0")
+            if self.resume:
+                _check_resumption(store, spec)
+            store.probe()
+        except StorageError as error:
+            if not _survives_losses(spec):
+                usage(f"no checkpoint can be kept, and nothing else could save this job: {error}")
+            complain(f"warning: no checkpoint can be kept, or looked for, as long as this lasts: {error}")
+            return False
+        return True
 
     def served(self) -> int | None:
         """The port of the run's page, 0 for any; None for no page."""
         usual = self.page_port is not None or not (self.json or self.quiet)
         return (self.page_port or 0) if (usual if self.page is None else self.page) else None
+
+
+def _check_resumption(store: "CheckpointStore", spec: JobSpec) -> None:
+    """Raises StorageError: the job waits for a store that does not answer, and says why."""
+    from bamboo.checkpoint.resume import choose
+    from bamboo.job.edits import numbers_digest
+
+    steps = None if spec.training.until else spec.training.steps
+    choice = choose(store.list(), numbers_digest(spec), steps=steps)
+    if choice.manifest is None and choice.passed:
+        attempt, reason = choice.passed[0]
+        told = f"that of step {attempt.step} cannot be used: {reason}"
+        usage(f"--resume: {store.shown} has no checkpoint of this job; {told}; --no-resume begins at step 0")
+
+
+def _survives_losses(spec: JobSpec) -> bool:
+    """Is there anybody else who holds the state of a stage: a replica, or another pipeline?"""
+    replicas = spec.redundancy.mode is not RedundancyMode.NONE and spec.topology.stages > 1
+    return replicas or spec.topology.pipelines > 1
 
 
 def _parse(document: dict[str, Any], source: str) -> JobSpec:

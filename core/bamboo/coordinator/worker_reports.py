@@ -281,6 +281,8 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
     match message.reason:
         case "HistoryNotWritten":
             turn.do(Emit("HistoryNotWritten", text, warning=True))
+        case "CheckpointStoreNotWritable":
+            turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
         case "LoggerFailed":
             turn.do(Emit("LoggerFailed", text, warning=True))
         case "CopiesNotKept":

@@ -7,9 +7,9 @@ from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
 
 
-def history_url(spec: JobSpec, output: Path | None = None) -> str:
-    """Beside the job's checkpoints, or else in that folder; "" for nowhere."""
-    if spec.checkpoint is not None:
+def history_url(spec: JobSpec, output: Path | None = None, *, stored: bool = True) -> str:
+    """Beside the job's checkpoints, or else in that folder; "" for nowhere. stored: checkpoints can be written."""
+    if spec.checkpoint is not None and (stored or output is None):
         place = spec.checkpoint.storage.uri or f"{STORAGE_FOLDER}/{spec.name}/checkpoints"
     elif output is not None:
         place = output.absolute().as_uri()

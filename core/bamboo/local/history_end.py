@@ -1,26 +1,87 @@
 """The end of a local run's history: this process is still there when all workers have gone."""
 
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bamboo.control.protocol import HistoryEvents
+from msgspec import structs
+
+from bamboo.control.protocol import HistoryEvents, StepCommitted
 from bamboo.history.files import LAST_EPOCH, HistoryFile, HistoryFiles
 from bamboo.history.merge import merged
-from bamboo.history.records import EventRecord, to_lines
+from bamboo.history.records import EventRecord, GapRecord, HistoryError, Record, StepRecord, to_lines
+from bamboo.storage.errors import StorageError
 
 FILE: Final = "history.jsonl"
+MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
+UNWRITTEN: Final = "the store of the history could not be written or read"
 
 
-def end_history(url: str, rest: HistoryEvents, output: Path | None) -> None:
+class StepsHeard:
+    """What this process has heard of the newest steps, for the case that the store has not got them. batch: samples of
+    a step.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
+        self._attempt = 1  # counted from the beginning of the run
+
+    def committed(self, said: StepCommitted, time: float) -> None:
+        """time: seconds since 1970."""
+        if self._steps and said.step <= self._steps[-1].step:
+            self._attempt += 1
+        record = StepRecord(
+            attempt=self._attempt, step=said.step, time=time, loss=said.loss, gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate, seconds=said.seconds or None, samples=(said.step + 1) * self._batch,
+            skipped=said.skipped, metrics=said.metrics,
+        )  # fmt: skip
+        self._steps.append(record)
+
+    def beyond(self, kept: Sequence[Record]) -> list[Record]:
+        """The steps that are not in there, behind the last one that is; what is missing between them is told."""
+        there = [(record.attempt, record.step) for record in kept if isinstance(record, StepRecord)]
+        newest, last = max(there, default=(0, -1))
+        steps = [
+            _in_attempt(step, newest or step.attempt)
+            for step in self._steps
+            if not newest or (step.attempt == self._attempt and step.step > last)
+        ]
+        if not steps:
+            return []
+        first = steps[0]
+        expected = last + 1 if newest else first.step if len(self._steps) < MOST_STEPS else 0
+        if first.step <= expected:
+            return [*steps]
+        gap = GapRecord(attempt=first.attempt, time=first.time, first=expected, last=first.step - 1, message=UNWRITTEN)
+        return [gap, *steps]
+
+
+def _in_attempt(step: StepRecord, attempt: int) -> StepRecord:
+    return structs.replace(step, attempt=attempt)
+
+
+def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
     """Writes the events that no worker has written, and all of the history to a file in the output folder, if any.
 
-    Raises StorageError, HistoryError.
+    The file is written whatever becomes of the store; then it has what this process knows. Raises StorageError,
+    HistoryError of the store once it is, or of the folder.
     """
-    files = HistoryFiles(url)
-    there = files.all()
-    if not there:
+    files, problem = HistoryFiles(url), None
+    there: list[HistoryFile] = []
+    kept: list[Record] = []
+    try:
+        there = files.all()
+        kept = files.read_all()
+    except (StorageError, HistoryError) as error:
+        problem = error
+    more = steps.beyond(kept)
+    if not (there or more):
+        if problem is not None:
+            raise problem
         return  # no step was committed, and nobody has begun one
-    attempt = there[-1].attempt
+    attempt = max(record.attempt for record in [*kept, *more])
     records = [
         EventRecord(
             attempt=attempt, time=event.time, reason=event.reason, message=event.message, warning=event.warning,
@@ -28,8 +89,13 @@ def end_history(url: str, rest: HistoryEvents, output: Path | None) -> None:
         )
         for event in rest.events
     ]  # fmt: skip
-    if records:
+    if there and records and problem is None:
         number = sum(file.epoch == LAST_EPOCH for file in there)
-        files.write(HistoryFile(attempt, LAST_EPOCH, number), records)
+        try:
+            files.write(HistoryFile(there[-1].attempt, LAST_EPOCH, number), records)
+        except StorageError as error:
+            problem = error
     if output is not None:
-        HistoryFiles(output.absolute().as_uri()).write_bytes(FILE, to_lines(merged(files.read_all())))
+        HistoryFiles(output.absolute().as_uri()).write_bytes(FILE, to_lines(merged([*kept, *more, *records])))
+    if problem is not None:
+        raise problem

@@ -38,7 +38,7 @@ from bamboo.history.place import history_url
 from bamboo.history.records import HistoryError
 from bamboo.job.spec import JobSpec
 from bamboo.local.closing import Closing
-from bamboo.local.history_end import end_history
+from bamboo.local.history_end import StepsHeard, end_history
 from bamboo.local.pool import Pool, PoolError
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
@@ -67,6 +67,7 @@ class RunOptions:
     """output: folder for weights and logs. trace: file for the merged trace. undisturbed: nobody may take workers.
 
     replace_after: seconds until a worker that is gone is replaced, as a cluster takes its time.
+    store_writable: the store of checkpoints; if it is not, the history is kept in the output.
     folders: where the task's modules are looked for before all others, in this order. show_log: is given what the
     workers print and log.
     """
@@ -78,6 +79,7 @@ class RunOptions:
     undisturbed: bool = False
     replace_after: float = 0.0
     folders: tuple[Path, ...] = (Path(),)
+    store_writable: bool = True
     show_log: Callable[[str], object] | None = None
 
 
@@ -118,6 +120,7 @@ class _LocalRun:
             on_ask=self._asked,
         )
         self._log = LogFollower(self._folder / "workers.log", options.show_log) if options.show_log else None
+        self._steps = StepsHeard(spec.training.global_batch_size)
         self._feed = HistoryFeed(secrets.token_hex(4), time.time)
         self._state = coordinator.initial(
             spec,
@@ -126,7 +129,7 @@ class _LocalRun:
             save_path=(self._folder / "weights").as_uri(),
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
-            history=history_url(spec, options.output),
+            history=history_url(spec, options.output, stored=options.store_writable),
         )
         self._workers = LocalWorkers(self._pool, spec.spread.workers_per_node)
         self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with)
@@ -196,10 +199,11 @@ class _LocalRun:
             self._execute(command)
         if self._state.phase == "Running" and self._training_since is None:
             self._training_since, self._began = now, time.monotonic()
-        committed = isinstance(event, Received) and isinstance(event.message, StepCommitted)
-        if committed:
+        committed = event.message if isinstance(event, Received) else None
+        if isinstance(committed, StepCommitted):
             self._ended = time.monotonic()
-        if committed or isinstance(event, Tick):
+            self._steps.committed(committed, time.time())
+        if isinstance(committed, StepCommitted) or isinstance(event, Tick):
             self._preempt_due(now, self._state.step)
             self._view.status(status(self._state, now))
         if self._log and isinstance(event, Tick):
@@ -335,7 +339,7 @@ class _LocalRun:
         """What the root could not be told any more, and all of it as one file in the output."""
         if self._state.history:
             try:
-                end_history(self._state.history, self._feed.rest(), self._options.output)
+                end_history(self._state.history, self._feed.rest(), self._steps, self._options.output)
             except (StorageError, HistoryError) as error:
                 logger.error("the history is not complete: %s", error)
 

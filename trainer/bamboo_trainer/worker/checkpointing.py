@@ -32,6 +32,7 @@ from bamboo.control.protocol import (
     FindCheckpoint,
     Message,
     PartsWritten,
+    WorkerWarning,
 )
 from bamboo.job.edits import numbers_digest
 from bamboo.job.spec import JobSpec, Resume
@@ -98,6 +99,7 @@ class Checkpointing:
         self._thread: threading.Thread | None = None
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
+        self._probed = False  # of the thread
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # of which layers were to be written
         self._begun: CheckpointId | None = None  # of which this worker has begun to write; of the thread
@@ -266,6 +268,16 @@ class Checkpointing:
                 self._remove(checkpoint)
             case FindCheckpoint():
                 self._to_coordinator(self._find(work))  # if it is lost it is asked for again
+                self._probe()
+
+    def _probe(self) -> None:
+        """Once: whoever looks for a checkpoint when the job begins says then whether one can be written."""
+        if not self._probed:
+            self._probed = True
+            try:
+                self._open().probe()
+            except StorageError as error:
+                self._to_coordinator(WorkerWarning(reason="CheckpointStoreNotWritable", message=str(error)[:MOST_TEXT]))
 
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
         return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
