@@ -80,6 +80,29 @@ def test_equal_states_say_nothing_and_remember_who_agreed() -> None:
     assert "ResultsDiffer" not in reasons(world)
 
 
+def test_a_holder_whose_state_is_no_more_what_it_told_is_wrong_and_no_checkpoint_is_made_of_it() -> None:
+    """It looks again when copies of it are made."""
+    world = made()
+    train(world, 9)
+    tell_states(world, 8, {"w1": X, "w0": X})
+    tell_states(world, 8, {"w1": Y})
+    assert corrupt(world) == ("w1",)
+    assert world.state.phase == "Restoring"
+    assert world.state.verification.found == {"state": 1}
+
+
+def test_what_a_state_comes_to_again_is_asked_for() -> None:
+    """The version may not be due for other reasons when the job comes to it again."""
+    world = made()
+    train(world, 12)
+    tell_states(world, 11, {"w1": X, "w0": Y})
+    assert sent(world, LookAgain)[-1][1].versions == (11,)
+    world.settle()
+    tell_states(world, 11, {"w1": Y, "w0": Y})
+    assert corrupt(world) == ("w1",)
+    assert sent(world, LookAgain)[-1][1].versions == ()
+
+
 def test_without_verification_nobody_looks() -> None:
     world = made("None")
     tell_states(world, 4, {"w1": X, "w0": Y})
@@ -153,7 +176,7 @@ def test_of_states_that_of_the_version_itself_is_no_good_either() -> None:
     world = made()
     kept(world, 8)
     train(world, 10)
-    tell_states(world, 8, {"w0": Y})
+    tell_states(world, 8, {"w1": Y})
     assert world.state.phase == "Restoring"
     assert [one.step for one in world.state.checkpoints.bad] == [8]
 

@@ -45,7 +45,8 @@ def made(version: int = 3) -> tuple[CheckpointShares, list[Any], list[float]]:
     def keep(checkpoint: CheckpointId, layers: Any, seconds: float) -> None:
         kept.append((checkpoint.step, sorted(layers), seconds))
 
-    return CheckpointShares(plan, states, log, keep, lambda cut, layers: None, lambda: clock[0]), kept, clock
+    hold, copied = lambda cut, layers: None, lambda stage: None
+    return CheckpointShares(plan, states, log, keep, hold, lambda: clock[0], copied), kept, clock
 
 
 def test_what_is_copied_while_the_worker_waits_costs_no_time_of_the_training() -> None:

@@ -2,25 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 import flipping_worker
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.coordinator.job_status import status
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
-from bamboo_trainer.stage.forwarding import Forwarding
-from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.work import Work
-from bamboo_trainer.task import Parts
-from bamboo_trainer.training import TrainingConfig
-from flipping_worker import flip
+from flipped_job import Flip, FlippedJob, Place
 from folders import TASK_PATH
 from processes import Processes
 from training_job import Job
@@ -49,59 +42,21 @@ def undisturbed() -> str:
     return add_digests(job.digests)
 
 
-class FlippingStage(Stage):
-    """Returns a wrong tensor once, or whenever it is told to."""
-
-    flips: Callable[[int, int], bool]
-
-    def complete(self, work: Work, forwarding: Forwarding) -> Parts:
-        outputs = super().complete(work, forwarding)
-        if outputs and self.flips(forwarding.step, forwarding.microbatch):
-            flip(outputs[0])
-        return outputs
+def flipped(
+    document: dict[str, Any], worker: str, what: Place, stage: int = 1, *, every_time: bool = False
+) -> FlippedJob:
+    """A job in which a bit flips on that worker, in what belongs to that stage, at version FLIPPED of its state."""
+    flip = Flip(place=what, stage=stage, worker=worker, step=FLIPPED, microbatch=1, every_time=every_time)
+    job = FlippedJob(document, flip)
+    job.run()
+    return job
 
 
-class CorruptJob(Job):
-    """worker: on which a bit flips, in what belongs to stage 1, when its state is at version FLIPPED.
-
-    what: "forward": in what one returns; "parameters" or "optimizer": in that part of the state. every_time: whenever
-    it runs that forward.
-    """
-
-    def __init__(self, document: dict[str, Any], worker: str, what: str, *, every_time: bool = False) -> None:
-        super().__init__(document, decide=CorruptJob.look)
-        self.worker, self.what, self.every_time, self.flipped = worker, what, every_time, 0
-
-    def look(self) -> None:
-        node = self.nodes.get(self.worker)
-        if self.flipped or self.what == "forward" or node is None or node.engine.components is None:
-            return
-        held = node.states.get(1)
-        if held is None or held.stage is None or held.stage.version != FLIPPED:
-            return
-        self.flipped += 1
-        stage = held.stage
-        named = stage._parameters.named() if self.what == "parameters" else stage._optimizer_state.named()
-        flip(max((t.detach() for _, t in named if t.is_floating_point()), key=Tensor.numel))
-
-    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        made = FlippingStage(self.task, stage, stages, config, self.computes_on[0])
-        made.flips = lambda step, microbatch: self._flips(worker, stage, step, microbatch)
-        return made
-
-    def _flips(self, worker: str, stage: int, step: int, microbatch: int) -> bool:
-        place = (worker, stage, step, microbatch, self.what) == (self.worker, 1, FLIPPED, 1, "forward")
-        if not place or (self.flipped and not self.every_time):
-            return False
-        self.flipped += 1
-        return True
-
-    @property
-    def told(self) -> list[str]:
-        return [emit.reason for emit in self.emitted]
+def told(job: FlippedJob) -> list[str]:
+    return [emit.reason for emit in job.emitted]
 
 
-def check_undone(job: CorruptJob, wrong: str) -> None:
+def check_undone(job: FlippedJob, wrong: str) -> None:
     """It was found, put down to that worker and nobody else, and the weights are those of a job without it."""
     assert job.flipped
     assert job.finish is not None
@@ -116,12 +71,11 @@ def check_undone(job: CorruptJob, wrong: str) -> None:
 
 
 @pytest.mark.parametrize("worker", [OWNER, SHADOW])
-@pytest.mark.parametrize("what", ["parameters", pytest.param("optimizer", marks=pytest.mark.slow)])
-def test_a_flipped_bit_of_a_state_is_found_and_undone(worker: str, what: str) -> None:
-    job = CorruptJob(manifest("Replace"), worker, what)
-    job.run()
+@pytest.mark.parametrize("what", [Place.PARAMETERS, pytest.param(Place.OPTIMIZER, marks=pytest.mark.slow)])
+def test_a_flipped_bit_of_a_state_is_found_and_undone(worker: str, what: Place) -> None:
+    job = flipped(manifest("Replace"), worker, what)
     check_undone(job, worker)
-    assert "ResultsDiffer" in job.told
+    assert "ResultsDiffer" in told(job)
     assert job.state.checkpoints.counts.restores
 
 
@@ -151,47 +105,75 @@ def test_eager_forwards_whose_workers_are_lost_are_no_difference() -> None:
 @pytest.mark.usefixtures("roomy_bubbles")
 @pytest.mark.parametrize("worker", [OWNER, SHADOW])
 def test_a_wrong_forward_is_found_by_what_was_computed_in_advance(worker: str) -> None:
-    job = CorruptJob(manifest("Replace", mode="EagerForward"), worker, "forward")
-    job.run()
+    job = flipped(manifest("Replace", mode="EagerForward"), worker, Place.FORWARD)
     check_undone(job, worker)
     assert job.state.verification.found == {"forward": 1}
 
 
 def test_a_wrong_forward_is_found_in_its_step_and_undone() -> None:
-    job = CorruptJob(manifest("Replace"), OWNER, "forward")
-    job.run()
+    job = flipped(manifest("Replace"), OWNER, Place.FORWARD)
     check_undone(job, OWNER)
     assert job.state.verification.found == {"forward": 1}
 
 
-def test_a_shadow_that_does_not_come_to_its_own_result_again_is_replaced_and_nothing_is_repeated() -> None:
-    job = CorruptJob(manifest("Replace"), SHADOW, "forward")
+ANYWHERE = [
+    pytest.param("EagerBackward", "w1", Place.FORWARD, id="the shadow of the last stage"),
+    pytest.param("EagerBackward", "w2", Place.FORWARD, id="its owner"),
+    pytest.param("EagerForward", "w2", Place.FORWARD, id="its owner, forwards in advance"),
+    pytest.param("LazyForward", "w2", Place.FORWARD, id="its owner, nothing in advance"),
+    pytest.param("EagerForward", "w2", Place.LOSS_GRADIENT, id="what the loss sends back"),
+    pytest.param("EagerForward", "w1", Place.LOSS_GRADIENT, id="that of the shadow", marks=pytest.mark.slow),
+    pytest.param("LazyForward", "w2", Place.LOSS_GRADIENT, id="that without anything in advance"),
+    pytest.param("EagerBackward", "w2", Place.BACKWARD, id="what a backward gives"),
+    pytest.param("EagerBackward", "w2", Place.SUM, id="a gradient"),
+    pytest.param(
+        "EagerBackward", "w1", Place.SUM, id="that of the shadow, which cannot be repeated", marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize(("mode", "worker", "place"), ANYWHERE)
+def test_a_bit_of_a_mantissa_in_the_last_stage_is_found_and_undone(mode: str, worker: str, place: Place) -> None:
+    """One that is too small for the loss: that has the same bits in fp32."""
+    flip = Flip(place=place, stage=2, worker=worker, step=FLIPPED, microbatch=1, element=1, bit=3)
+    job = FlippedJob(manifest("Replace", mode=mode), flip)
     job.run()
+    check_undone(job, worker)
+
+
+@pytest.mark.parametrize("worker", ["w2", "w1"])
+def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str) -> None:
+    """After the state's sum was told, at which all were equal, and before its copies are made."""
+    flip = Flip(place=Place.PARAMETERS, stage=2, worker=worker, step=6, bit=9)
+    job = FlippedJob(manifest("Replace"), flip)
+    job.run()
+    check_undone(job, worker)
+
+
+def test_a_shadow_that_does_not_come_to_its_own_result_again_is_replaced_and_nothing_is_repeated() -> None:
+    job = flipped(manifest("Replace"), SHADOW, Place.FORWARD)
     check_undone(job, SHADOW)
     assert not job.state.checkpoints.counts.restores, "nobody has used what it computed in advance"
 
 
 @pytest.mark.parametrize("worker", [OWNER, pytest.param(SHADOW, marks=pytest.mark.slow)])
 def test_a_worker_that_is_wrong_every_time_is_told_by_a_third_one(worker: str) -> None:
-    job = CorruptJob(manifest("Replace"), worker, "forward", every_time=True)
-    job.run()
+    job = flipped(manifest("Replace"), worker, Place.FORWARD, every_time=True)
     check_undone(job, worker)
     assert job.flipped > 1
 
 
 def test_of_three_holders_the_one_that_differs_is_wrong_at_once() -> None:
-    job = CorruptJob(manifest("Replace", mode="LazyForward", replicas=2), "w2", "optimizer")
-    job.run()
+    job = flipped(manifest("Replace", mode="LazyForward", replicas=2), "w2", Place.OPTIMIZER)
     check_undone(job, "w2")
     assert not job.state.checkpoints.counts.restores, "it was a copy that nobody has trained with"
 
 
 def test_with_report_the_job_goes_on_and_says_so() -> None:
-    job = CorruptJob(manifest("Report"), OWNER, "parameters")
-    job.run()
+    job = flipped(manifest("Report"), OWNER, Place.PARAMETERS)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE
-    assert job.told.count("ResultsDiffer") <= 3, "of a fault that stays people are told once"
+    assert told(job).count("ResultsDiffer") <= 3, "of a fault that stays people are told once"
     found = job.state.verification.found
     assert found["forward"] > 1
     assert found["state"] >= 1
@@ -201,14 +183,14 @@ def test_with_report_the_job_goes_on_and_says_so() -> None:
     assert shown.unresolved
 
 
-@pytest.mark.parametrize("mode", ["LazyForward", "EagerBackward"])
+@pytest.mark.parametrize("mode", ["LazyForward", "EagerForward", "EagerBackward"])
 def test_without_a_fault_nothing_differs_and_forwards_are_compared(mode: str) -> None:
     job = Job(manifest("Replace", mode=mode))
     job.run()
     assert not job.state.verification.found
     assert add_digests(job.digests) == undisturbed()
     compared = sum(node.inside.forward_sums.count for node in job.nodes.values() if node.engine.components)
-    assert (compared > 0) == (mode != "LazyForward")
+    assert compared == STEPS * 4 * 3, "every forward of every stage"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Messages about results that have to be the same; see docs/design/verify.md."""
 
+from enum import StrEnum
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -9,6 +10,7 @@ from bamboo.planning.plan import Cell, WorkerId
 
 Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # of the bits of a result
 MOST_QUESTIONS = 16
+_IN_WORDS = {"Forward": "forward", "LossGradient": "gradient of the loss", "Backward": "backward"}
 PROVEN = 2  # versions whose states differ because the task is not deterministic, as far as anybody can tell
 
 
@@ -23,8 +25,19 @@ class StateSum(Message, frozen=True):
     sum: Sum
 
 
+class Result(StrEnum):
+    """What a cell computes in a step that its shadow computes, too."""
+
+    FORWARD = (
+        "Forward"  # of a microbatch: what the stage gives; of the last one what its last layer gives, and the loss
+    )
+    LOSS_GRADIENT = "LossGradient"  # of a microbatch: what the loss sends back to the last layer
+    BACKWARD = "Backward"  # of a microbatch: the gradients of the stage's inputs
+    GRADIENT = "Gradient"  # of all of the cell's microbatches: the sum of the gradients of its parameters
+
+
 class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which forward. device: on which of the worker's devices, if it has several."""
+    """Which forward, or which of what followed from it. device: on which of the worker's devices, if it has several."""
 
     kind: ClassVar[str] = "forward"
 
@@ -32,6 +45,7 @@ class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: Count
     microbatch: Count
     device: Count = 0
+    result: Result = Result.FORWARD
 
     @property
     def stage(self) -> int:
@@ -44,12 +58,16 @@ class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         (d, s), step, microbatch = self.cell, self.step, self.microbatch
-        return f"the forward of microbatch {microbatch} in step {step} on stage {s} of pipeline {d}"
+        if self.result is Result.GRADIENT:
+            return f"the gradient in step {step} of stage {s} of pipeline {d}"
+        return (
+            f"the {_IN_WORDS[self.result.value]} of microbatch {microbatch} in step {step} on stage {s} of pipeline {d}"
+        )
 
 
 class ForwardDiffers(Message, frozen=True):
-    """Said by a cell's shadow: its forward came to another sum than the owner's. again: it, a second time; None: what
-    that takes is gone.
+    """Said by a cell's shadow: it came to another sum than the owner. again: it, a second time; None: what that takes
+    is gone.
     """
 
     place: ForwardPlace
@@ -70,6 +88,9 @@ class ForwardSum(Message, frozen=True):
 
 
 class LookAgain(Message, frozen=True):
-    """Say what these forwards come to when they are run; earlier questions are withdrawn."""
+    """Say what these forwards come to when they are run, and the states of these versions; earlier questions are
+    withdrawn.
+    """
 
     places: Annotated[tuple[ForwardPlace, ...], msgspec.Meta(max_length=MOST_QUESTIONS)]
+    versions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_QUESTIONS)] = ()

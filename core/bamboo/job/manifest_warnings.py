@@ -90,7 +90,7 @@ def _verify(spec: JobSpec) -> str:
     if spec.topology.pipelines == 1 and (mode is RedundancyMode.NONE or wanted_workers(spec) == 1):
         why = "spec.redundancy.mode None and one pipeline" if mode is RedundancyMode.NONE else "one worker"
         return f"spec.redundancy.verify {verify} with {why}: nothing is there twice, so nothing is compared"
-    if mode in (RedundancyMode.NONE, RedundancyMode.LAZY_FORWARD) or devices > 1:
+    if mode is RedundancyMode.NONE or devices > 1:
         why = f"spec.worker.devices {devices}" if devices > 1 else f"spec.redundancy.mode {mode}"
         return (
             f"spec.redundancy.verify {verify} with {why}: no forwards are computed twice, so only states are compared"

@@ -30,7 +30,7 @@ class _Share:
 
 class CheckpointShares:
     """keep: takes copies, and the seconds for which training waited; it does the rest elsewhere. hold: takes copies of
-    a cut.
+    a cut. copied: is told of a stage whose copies are made, before they are kept.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class CheckpointShares:
         keep: Keep,
         hold: Hold,
         clock: Callable[[], float],
+        copied: Callable[[int], None],
     ) -> None:
+        self._copied = copied
         self._plan, self._states, self._log, self._clock = plan, states, log, clock
         self._keep, self._hold = keep, hold
         self._shares: dict[int, _Share] = {}  # by stage: those that are being copied
@@ -104,4 +106,5 @@ class CheckpointShares:
     def _hand_over(self, stage: int) -> None:
         if self._shares[stage].copying.done:
             done = self._shares.pop(stage)
+            self._copied(stage)
             self._keep(done.checkpoint, done.copying.layers, done.seconds)

@@ -3,7 +3,7 @@
 See docs/design/verify.md. With `redundancy.verify` only; without it, `StateComparison` ends a job whose states differ.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 from bamboo.control.protocol import Message
@@ -31,11 +31,13 @@ class StateSums:
         log: CommitLog,
         tell: Callable[[Message], None],
         *,
+        asked: Container[int],
         steps: int,
         verifies: bool,
     ) -> None:
+        """asked: versions of which the coordinator wants to know the sums; they change."""
         self._plan, self._states, self._log, self._tell = plan, states, log, tell
-        self._steps, self.verifies = steps, verifies
+        self._asked, self._steps, self.verifies = asked, steps, verifies
         self._said: dict[int, StateSum] = {}
 
     def take_roles(self) -> None:
@@ -53,12 +55,27 @@ class StateSums:
         self._said[index] = said
         self._tell(said)
 
+    def copied(self, index: int) -> None:
+        """Copies of the state of a stage were made, for a checkpoint: is it still what was told?
+
+        The coordinator is told if not, before the copies are written.
+        """
+        stage, said = self._states.here(index), self._said.get(index)
+        if stage is None or said is None or said.version != stage.version:
+            return
+        found = in_hexadecimal(stage.state_sum())
+        if found != said.sum:
+            self._said[index] = StateSum(stage=index, version=stage.version, sum=found)
+            self._tell(self._said[index])
+
     def _is_due(self, version: int) -> bool:
-        """Now and then, of the last state, and of each that a checkpoint is taken of."""
+        """Now and then, of the last state, of each that a checkpoint is taken of, and when the coordinator asks."""
         if version == 0:
             return False
         commit, last = self._log.commits.get(version - 1), version in (self._steps, self._log.end)
-        return is_due(version) or last or (commit is not None and commit.checkpoint is not None)
+        return (
+            is_due(version) or last or version in self._asked or (commit is not None and commit.checkpoint is not None)
+        )
 
     def report(self) -> None:
         """To the coordinator, which may have missed it."""

@@ -62,15 +62,15 @@ class Components:
             self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, ports.history,
             policy=ports.policy,
         )  # fmt: skip
-        self.shares = CheckpointShares(
-            self.plan, self.states, self.committer.log, states.keep, states.hold, ports.clock
+        log, verifies = self.committer.log, ports.verifies
+        told = StateSums(
+            self.plan, self.states, log, ports.tell, asked=states.versions, steps=ports.steps, verifies=verifies
         )
+        self.shares = CheckpointShares(self.plan, self.states, log, states.keep, states.hold, ports.clock, told.copied)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
         )
-        log, verifies = self.committer.log, ports.verifies
-        told = StateSums(self.plan, self.states, log, ports.tell, steps=ports.steps, verifies=verifies)
         self.comparison = StateComparison(self.plan, self.outbox, self.states, told)
         self.forward_sums = ForwardSums(self.plan, self.outbox, ports.tell, states.questions, verifies=verifies)
         self.redundant = RedundantWork(
@@ -185,7 +185,7 @@ class Components:
             case FrameKind.CHECK if address.stage in self.states:
                 self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
             case FrameKind.FORWARD_SUMS if known and self.redundant.shadows_cell(cell):
-                self.redundant.told(sender, cell, address.step, frame.payload.by_microbatch)
+                self.redundant.told(sender, cell, address.step, frame.payload)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
             case FrameKind.PARAMETERS if cell in self.executor.cells:

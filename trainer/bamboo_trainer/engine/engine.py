@@ -72,6 +72,7 @@ class Engine:
         self._copies = LayerCopies(ports.tell, ports.host_memory)
         self._exchange = LayerExchange(ports.worker, ports.transport, self._copies)
         self._questions: set[ForwardPlace] = set()
+        self._versions: set[int] = set()
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 
     # what happened
@@ -140,7 +141,13 @@ class Engine:
             self._copies.hold(plan.origin, cut, states)
 
         states = StatePorts(
-            build=build, begun=begun, hold=hold, keep=self._keep, copies=self._all_copies, questions=self._questions
+            build=build,
+            begun=begun,
+            hold=hold,
+            keep=self._keep,
+            copies=self._all_copies,
+            questions=self._questions,
+            versions=self._versions,
         )
         components = Components(self._ports, plan, self.meter, self.timer, self._received, states)
         components.on_plan(plan, None, when)
@@ -218,9 +225,11 @@ class Engine:
         self._copies.drop(checkpoints)
 
     def look_again(self, wanted: LookAgain) -> None:
-        """The coordinator wants to know what some forwards come to."""
+        """The coordinator wants to know what some forwards come to, and some states."""
         self._questions.clear()
         self._questions.update(wanted.places)
+        self._versions.clear()
+        self._versions.update(wanted.versions)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """The coordinator wishes that the next state is kept."""

@@ -71,7 +71,7 @@ class StatePorts:
 
     begun: stages whose first state is there. hold: takes copies of layers before they are split anew. keep: takes those
     that a checkpoint is written from. copies: all that are held. questions: of the coordinator, by which forwards they
-    are about.
+    are about; versions: by which states.
     """
 
     build: Build
@@ -80,3 +80,4 @@ class StatePorts:
     keep: Keep
     copies: Callable[[], Iterable[Tensor]]
     questions: Collection[ForwardPlace] = ()
+    versions: Collection[int] = ()

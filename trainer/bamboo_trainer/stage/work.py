@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradients.buckets import BackwardPart, Cut, Ends
@@ -44,7 +46,11 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to."""
+    """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to.
+
+    watched: somebody compares what it comes to. Then, of a last stage, what its last layer gave stays until it is
+    summed (`answers`), and what the loss sends back to it is summed when a backward comes by (`sent_back`).
+    """
 
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
@@ -60,6 +66,9 @@ class Work:
     added_values: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
     contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
+    watched: bool = False
+    answers: dict[int, Parts] = field(default_factory=dict)  # by microbatch, with their graphs
+    sent_back: dict[int, dict[int, int]] = field(default_factory=dict)  # by microbatch and tensor
 
     def complete(self, forwarding: Forwarding, *, last: bool) -> None:
         """Keep for the backward, and of the step's result, what a forward left. last: its one output is the loss.
@@ -80,9 +89,38 @@ class Work:
         weights, others = self.weights.keys() - {m}, (self.losses.keys() | self.unread.keys()) - {m}
         if others and bool(weights) != (forwarding.weight is not None):
             raise TaskError("the loss is Weighted for some microbatches and a mean for others, expected one of the two")
+        if self.watched:
+            self._watch(m, forwarding.answers)
         self.metrics[m] = forwarding.metrics
         if forwarding.weight is not None:
             self.weights[m] = forwarding.weight
+
+    def watch(self) -> None:
+        """From now on, for who compares what it comes to."""
+        self.watched = True
+
+    def forget(self, microbatch: int) -> None:
+        """Its forward was run to be compared only: no backward follows, unless it is run again."""
+        for kept in (self.contexts, self.cuts, self.added, self.answers, self.sent_back):
+            kept.pop(microbatch, None)
+
+    def _watch(self, microbatch: int, answers: Parts) -> None:
+        """The hooks stay with the graph, so they must not know this work, which knows the graph."""
+        self.answers[microbatch], sums = answers, self.sent_back.setdefault(microbatch, {})
+        sums.clear()
+        for number, answer in enumerate(answers):
+            if answer.requires_grad and not isinstance(answer, nn.Parameter):
+                answer.register_hook(partial(_note, sums, number))  # type: ignore[no-untyped-call]
+
+    def send_back(self, microbatch: int, microbatches: int, scale: BackwardScale) -> None:
+        """Compute what the loss sends back to the last layer, and nothing behind it: a backward can still be run."""
+        outputs = self.contexts[microbatch][1]
+        wanted = [answer for answer in self.answers[microbatch] if answer.requires_grad]
+        ends = self._ends(microbatch, outputs, self.added.get(microbatch, ()), microbatches, scale)
+        pairs = [(end, gradient) for end, gradient in ends if end.requires_grad]
+        if wanted and pairs:
+            found, given = zip(*pairs, strict=True)
+            torch.autograd.grad(found, wanted, given, retain_graph=True, allow_unused=True)
 
     def figures(self) -> Parts:
         """What is not read yet: scalars where the stage computes."""
@@ -107,20 +145,38 @@ class Work:
         """
         leaves, outputs = self.contexts.pop(microbatch)
         added = self.added.pop(microbatch, [])
-        floating = [part for part in outputs if part.is_floating_point()]
-        if gradients is not None and len(gradients) == len(floating) + 1:
-            self.weights[microbatch], gradients = float(gradients[-1]), gradients[:-1]
-        weight = self.weights.get(microbatch)
         if gradients is None:
-            floating = [outputs[0] / microbatches if weight is None else outputs[0]]
-            gradients = (torch.full_like(outputs[0], scale.of(weight)),)
+            return leaves, self._ends(microbatch, outputs, added, microbatches, scale)
+        floating = [part for part in outputs if part.is_floating_point()]
+        if len(gradients) == len(floating) + 1:
+            self.weights[microbatch], gradients = float(gradients[-1]), gradients[:-1]
         if len(floating) != len(gradients):
             raise ValueError(f"expected {len(floating)} gradients, got {len(gradients)}")
-        counted = scale.of(weight) * (1 / microbatches if weight is None else weight)
         pairs = list(zip(floating, gradients, strict=True))
-        return leaves, [*pairs, *((value, torch.full_like(value, counted)) for value in added)]
+        return leaves, [*pairs, *self._ends_of_added(microbatch, added, microbatches, scale)]
+
+    def _ends(
+        self, microbatch: int, outputs: Parts, added: Sequence[Tensor], microbatches: int, scale: BackwardScale
+    ) -> Ends:
+        """Of a last stage: the loss, and what layers have added to it."""
+        weight = self.weights.get(microbatch)
+        total = outputs[0] / microbatches if weight is None else outputs[0]
+        own = (total, torch.full_like(outputs[0], scale.of(weight)))
+        return [own, *self._ends_of_added(microbatch, added, microbatches, scale)]
+
+    def _ends_of_added(
+        self, microbatch: int, added: Sequence[Tensor], microbatches: int, scale: BackwardScale
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        weight = self.weights.get(microbatch)
+        counted = scale.of(weight) * (1 / microbatches if weight is None else weight)
+        return ((value, torch.full_like(value, counted)) for value in added)
 
     def weight_of(self, microbatch: int) -> Parts:
         """Of its loss, as a tensor that is sent with gradients; none if that is a mean."""
         weight = self.weights.get(microbatch)
         return () if weight is None else (torch.tensor(weight, dtype=torch.float64),)
+
+
+def _note(sums: dict[int, int], number: int, gradient: Tensor) -> None:
+    """Of a tensor that a gradient has reached. A backward in two parts may come by twice, with the same one."""
+    sums.setdefault(number, checksum_of((gradient,)))

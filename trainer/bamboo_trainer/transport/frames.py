@@ -37,7 +37,7 @@ class FrameKind(IntEnum):
     HISTORY = 20  # to the root: steps that this worker does not know to be in the job's history; payload: a list
     PARTIAL_SUM = 21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
     PARAMETERS = 22  # values of a shard's layers at that version; part = shard; microbatch = FIXED: what never changes
-    FORWARD_SUMS = 23  # of what a cell's forwards in a step came to, to its shadow; payload: by microbatch
+    FORWARD_SUMS = 23  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
 
 
 EVALUATED = 1  # the part of an activation

@@ -13,6 +13,7 @@ import torch
 
 from bamboo.control.evaluations import EarlyStop
 from bamboo.control.protocol import MOST_METRICS
+from bamboo.control.verification import Result
 from bamboo.history.records import StepRecord
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
@@ -162,8 +163,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SumsOfForwards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of what a cell's forwards in a step came to, by microbatch."""
+    """Of what a cell's forwards, or what followed from them, came to in a step, by microbatch."""
 
+    of: Result = Result.FORWARD
     by_microbatch: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
 
 

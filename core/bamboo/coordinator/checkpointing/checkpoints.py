@@ -291,6 +291,23 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
     copies.given_up(turn, c.writing)
 
 
+def never_restore(turn: Turn, newest_good: int) -> None:
+    """The checkpoints after that version, of which one may be in the making, may be of wrong states."""
+    c = turn.state.checkpoints
+    begun = (*c.kept, *((c.writing,) if c.writing else ()))
+    bad = tuple(one for one in begun if one.step > newest_good and one not in c.bad)
+    kept = tuple(one for one in c.kept if one not in bad)
+    change(turn, bad=(*c.bad, *bad)[-MOST_KEPT:], kept=kept)
+
+
+def distrust(turn: Turn, newest_good: int) -> None:
+    """The same while the job goes on: the one in the making is given up."""
+    never_restore(turn, newest_good)
+    c = turn.state.checkpoints
+    if c.writing in c.bad:
+        _abandon(turn, AbandonReason.WRITER_LOST, "a part of it may be of a wrong copy", retry=True)
+
+
 # what workers report
 
 

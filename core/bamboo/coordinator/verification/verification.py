@@ -6,7 +6,7 @@ before, and repeats the step: if it could not be told who was wrong, that is tol
 See docs/design/verify.md.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -54,12 +54,25 @@ def state_sum(turn: Turn, worker: WorkerId, message: StateSum) -> None:
     if plan is None or message.stage >= len(plan.state_layers) or message.version > turn.state.spec.training.steps:
         return
     known, place = turn.state.verification.sums, StatePlace(message.stage, message.version)
+    before = known.get(place, {}).get(worker, message.sum)
     sums = {**known, place: {**known.get(place, {}), worker: message.sum}}
     newest = sorted({one.version for one in sums})[-KEPT_VERSIONS:]
     _change(turn, sums={one: told for one, told in sums.items() if one.version >= newest[0]})
     _hear(turn, place, {worker: (message.sum,)})
-    if place in turn.state.verification.sums:
+    if before != message.sum:
+        _has_changed(turn, place, {**known[place], worker: before}, worker, message.sum)
+    elif place in turn.state.verification.sums:
         _weigh(turn, place)
+
+
+def _has_changed(turn: Turn, place: StatePlace, told: Mapping[WorkerId, str], worker: WorkerId, now: str) -> None:
+    """A state is not what it was when its holder first told of it, as copies of it were being made."""
+    if place in turn.state.verification.weighed or place not in turn.state.verification.sums:
+        return
+    _change(turn, weighed=turn.state.verification.weighed | {place})
+    said = {one: (found, now) if one == worker else (found,) for one, found in told.items()}
+    plan = turn.state.current_plan
+    _differs(turn, place, said, plan.at(plan.cell_of(place.stage)).owner)
 
 
 def forward_differs(turn: Turn, worker: WorkerId, message: ForwardDiffers) -> None:
@@ -134,6 +147,8 @@ def _differs(turn: Turn, place: Place, said: Sums, suspect: WorkerId) -> None:
         _settle(turn, dispute, wrong)
         if not harmless:
             _go_back(turn, dispute, "the results since then may be wrong")
+        elif isinstance(place, StatePlace):
+            checkpoints.distrust(turn, place.last_good)
     else:
         _look_again(turn, dispute)
 
@@ -156,11 +171,7 @@ def _go_back(turn: Turn, dispute: Dispute, why: str) -> None:
     """To a checkpoint of a state from before."""
     if turn.state.phase == "Over":
         return
-    c = turn.state.checkpoints
-    begun = (*c.kept, *((c.writing,) if c.writing else ()))
-    bad = tuple(one for one in begun if one.step > dispute.place.last_good and one not in c.bad)
-    kept = tuple(one for one in c.kept if one not in bad)
-    checkpoints.change(turn, bad=(*c.bad, *bad)[-checkpoints.MOST_KEPT :], kept=kept)
+    checkpoints.never_restore(turn, dispute.place.last_good)
     _change(turn, sums={}, differing={}, weighed=frozenset(), agreed={})
     restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, f"{dispute.place} differs; {why}")
     _ask(turn, turn.state.workers)
@@ -257,10 +268,11 @@ def _give_up(turn: Turn, dispute: Dispute) -> None:
 
 
 def _ask(turn: Turn, workers: Iterable[WorkerId]) -> None:
-    """To say what the forwards in question come to. Before the plan, too: with it they begin at once."""
+    """To say what the forwards and states in question come to. Before the plan, too: with it they begin at once."""
     disputes = turn.state.verification.disputes
     places = tuple(one.place for one in disputes if isinstance(one.place, ForwardPlace))[-MOST_QUESTIONS:]
-    turn.do(*(Send(worker, LookAgain(places=places)) for worker in workers))
+    versions = sorted({one.place.version for one in disputes if isinstance(one.place, StatePlace)})[-MOST_QUESTIONS:]
+    turn.do(*(Send(worker, LookAgain(places=places, versions=tuple(versions))) for worker in workers))
 
 
 HANDLERS: Final[dict[type, Callable[[Turn, WorkerId, Any], None]]] = {

@@ -40,7 +40,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Shadow:
-    """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done."""
+    """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done.
+
+    compared: forwards that were run only to be compared, and are forgotten.
+    """
 
     cell: Cell
     step: int
@@ -49,13 +52,14 @@ class Shadow:
     forwardings: dict[int, Forwarding] = field(default_factory=dict)
     outputs: dict[int, Parts] = field(default_factory=dict)
     gradients: dict[int, Parts] = field(default_factory=dict)
+    compared: set[int] = field(default_factory=set)
 
     @classmethod
     def begin(cls, cell: Cell, step: int, layout: Layout, stage: Stage) -> Self:
         return cls(cell, step, layout, stage.begin(layout.split[cell.pipeline], layout.bounds))
 
     def forwarded(self, microbatch: int) -> bool:
-        return microbatch in self.outputs
+        return microbatch in self.outputs or microbatch in self.compared
 
 
 @dataclass(slots=True)

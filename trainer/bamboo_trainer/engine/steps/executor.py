@@ -239,6 +239,8 @@ class Executor:
         if isinstance(cell_step.next, ReportReady):
             if cell_step.figures is not None and not cell_step.figures.ready():
                 return False
+            if self._committer.ends_before is None and self.active() is cell_step and self._redundant.owes(cell_step):
+                return False
             strict = cell_step.step < self.steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
         return cell_step.has_inputs

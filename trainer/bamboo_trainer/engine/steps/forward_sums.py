@@ -1,5 +1,5 @@
-"""Sums of what forwards return: the owner of a cell tells its own to the shadow, which compares them with those of the
-forwards that it has computed in advance. See docs/design/verify.md.
+"""Sums of what a cell comes to: its owner tells them to the shadow, which compares them with those of what it has
+computed in advance. See docs/design/verify.md.
 """
 
 from collections.abc import Callable, Collection
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bamboo.control.protocol import Message
-from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum
+from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, Result
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo_trainer.routing.outbox import Outbox
@@ -19,15 +19,40 @@ from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import SumsOfForwards
 
 Step = tuple[Cell, int]
-EAGER = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
+Key = tuple[Result, int]  # what of, and of which microbatch; of a gradient, which is of all, 0
 
 
-def forward_sum(outputs: Parts, work: Work, microbatch: int) -> int:
-    """Of what a forward returns; of a last stage, which returns nothing, of its loss."""
-    if not outputs:
-        work.read(work.figures())
-    values = () if outputs else (work.losses.get(microbatch), work.weights.get(microbatch))
-    return checksum_of(outputs, values)
+def forward_sums(outputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
+    """Of what a forward returns; of a last stage, which returns nothing, of what its last layer gave, and of the loss.
+
+    The former is used up. None, if the work was not watched when it was run, so that it is not there.
+    """
+    if outputs:
+        return {(Result.FORWARD, microbatch): checksum_of(outputs)}
+    if microbatch not in work.answers:
+        return {}
+    work.read(work.figures())
+    values = (work.losses.get(microbatch), work.weights.get(microbatch))
+    return {(Result.FORWARD, microbatch): checksum_of(work.answers.pop(microbatch), values)}
+
+
+def backward_sums(inputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
+    """Of a backward: of what the loss has sent back, if it is one of a last stage, and of the inputs' gradients."""
+    sums = sent_back_sums(work, microbatch)
+    if inputs:
+        sums[Result.BACKWARD, microbatch] = checksum_of(inputs)
+    return sums
+
+
+def sent_back_sums(work: Work, microbatch: int) -> dict[Key, int]:
+    """Of what the loss has sent back to the last layer; it is used up. None of it, if nothing has come by."""
+    sent_back = work.sent_back.pop(microbatch, {})
+    return {(Result.LOSS_GRADIENT, microbatch): checksum_of((), sorted(sent_back.items()))} if sent_back else {}
+
+
+def gradient_sums(work: Work) -> dict[Key, int]:
+    """Of the sum of all gradients of a cell's microbatches."""
+    return {(Result.GRADIENT, 0): checksum_of(total for _, total in work.gradients.nodes())}
 
 
 class Difference(NamedTuple):
@@ -39,12 +64,12 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class _Compared:
-    """Of one step of a cell that is shadowed here: by microbatch. told: by the owner."""
+    """Of one step of a cell that is shadowed here. told: by the owner."""
 
-    mine: dict[int, int] = field(default_factory=dict)
-    told: dict[int, int] = field(default_factory=dict)
+    mine: dict[Key, int] = field(default_factory=dict)
+    told: dict[Key, int] = field(default_factory=dict)
     owner: WorkerId = ""
-    done: set[int] = field(default_factory=set)
+    done: set[Key] = field(default_factory=set)
 
 
 class ForwardSums:
@@ -62,7 +87,7 @@ class ForwardSums:
         """questions: forwards of which the coordinator wants to know what they come to; they change."""
         self._plan, self._outbox, self._tell, self._questions = plan, outbox, tell, questions
         self._verifies = verifies
-        self._made: dict[Step, dict[int, int]] = {}
+        self._made: dict[Step, dict[Key, int]] = {}
         self._compared: dict[Step, _Compared] = {}
         self.count = 0
 
@@ -72,65 +97,95 @@ class ForwardSums:
 
     @property
     def wanted(self) -> bool:
-        """May somebody want to know what a forward comes to?"""
+        """May somebody want to know what a cell comes to?"""
         return self._verifies or bool(self._questions)
 
-    def is_asked(self, cell: Cell, step: int, microbatch: int) -> bool:
-        return bool(self._questions) and ForwardPlace(cell, step, microbatch) in self._questions
+    @property
+    def follows_backwards(self) -> bool:
+        """Do shadows compute whole backwards, so that these can be compared?"""
+        return self._plan.current.mode is RedundancyMode.EAGER_BACKWARD
+
+    def asked(self, cell: Cell, step: int) -> set[Key]:
+        """What of that step the coordinator wants to know."""
+        return {
+            (place.result, place.microbatch) for place in self._questions if (place.cell, place.step) == (cell, step)
+        }
 
     # as the owner
 
     def ran(self, cell: Cell, step: int, microbatch: int, outputs: Parts, work: Work) -> None:
         """A forward of a cell that is run here is done, computed now or in advance."""
-        asked = self.is_asked(cell, step, microbatch)
-        if not asked and not (self.active and self._has_shadow(cell)):
-            return
-        made = self._made.setdefault((cell, step), {})
-        made[microbatch] = forward_sum(outputs, work, microbatch)
-        if asked:
-            self._answer(cell, step, microbatch, made[microbatch])
+        if self._is_summed(cell, step):
+            self._make(cell, step, forward_sums(outputs, work, microbatch))
 
-    def ran_all(self, cell: Cell, step: int) -> None:
-        """So are all forwards of its step."""
-        made, shadow = self._made.pop((cell, step), None), self._plan.current.at(cell).shadow
-        if made and shadow is not None and self._has_shadow(cell) and self.active:
-            address = Address(FrameKind.FORWARD_SUMS, *cell, step)
-            self._outbox.send(shadow, self._outbox.frame(address, payload=SumsOfForwards(by_microbatch=made)))
+    def ran_backward(self, cell: Cell, step: int, microbatch: int, inputs: Parts, work: Work) -> None:
+        """So is a backward. inputs: the gradients of the cell's inputs."""
+        if self._is_summed(cell, step):
+            compared = self.follows_backwards or self.asked(cell, step)
+            self._make(cell, step, backward_sums(inputs if compared else (), work, microbatch))
+
+    def ran_backwards(self, cell: Cell, step: int, work: Work) -> None:
+        """So is all that its gradient is summed from."""
+        if self._is_summed(cell, step) and (self.follows_backwards or self.asked(cell, step)):
+            self._make(cell, step, gradient_sums(work))
+
+    def tell_shadow(self, cell: Cell, step: int) -> None:
+        """What was made since the last time: of all forwards of a step, then of what followed from them."""
+        made, shadow = self._made.pop((cell, step), {}), self._plan.current.at(cell).shadow
+        if shadow is None or not self._has_shadow(cell) or not self.active:
+            return
+        for result in Result:
+            sums = {m: found for (of, m), found in made.items() if of is result}
+            if sums:
+                payload = SumsOfForwards(by_microbatch=sums, of=result)
+                self._outbox.send(
+                    shadow, self._outbox.frame(Address(FrameKind.FORWARD_SUMS, *cell, step), payload=payload)
+                )
+
+    def _is_summed(self, cell: Cell, step: int) -> bool:
+        return (self.active and self._has_shadow(cell)) or bool(self.asked(cell, step))
 
     def _has_shadow(self, cell: Cell) -> bool:
         plan = self._plan.current
-        return plan.mode in EAGER and plan.at(cell).shadow not in (None, self._plan.worker)
+        return plan.mode is not RedundancyMode.NONE and plan.at(cell).shadow not in (None, self._plan.worker)
+
+    def _make(self, cell: Cell, step: int, sums: dict[Key, int]) -> None:
+        self._made.setdefault((cell, step), {}).update(sums)
+        self._answer(cell, step, sums)
 
     # as the shadow
 
-    def computed(self, cell: Cell, step: int, microbatch: int, outputs: Parts, work: Work) -> list[Difference]:
-        """A forward of a cell that is shadowed here is done in advance; what it shows."""
-        asked = self.is_asked(cell, step, microbatch)
-        if not (self.active or asked):
-            return []
-        mine = forward_sum(outputs, work, microbatch)
-        if asked:
-            self._answer(cell, step, microbatch, mine)
-        compared = self._compared.setdefault((cell, step), _Compared())
-        compared.mine[microbatch] = mine
-        return self._compare(cell, step, compared)
-
-    def told(self, owner: WorkerId, cell: Cell, step: int, sums: dict[int, int]) -> list[Difference]:
-        """The owner tells what its forwards came to; what that shows. After a takeover another one may tell anew."""
+    def computed(self, cell: Cell, step: int, sums: dict[Key, int]) -> list[Difference]:
+        """Of a cell that is shadowed here something is done in advance; what it shows."""
+        self._answer(cell, step, sums)
         if not self.active:
             return []
         compared = self._compared.setdefault((cell, step), _Compared())
-        compared.told, compared.owner = {**compared.told, **sums}, owner
+        compared.mine.update(sums)
+        return self._compare(cell, step, compared)
+
+    def told(self, owner: WorkerId, cell: Cell, step: int, sums: SumsOfForwards) -> list[Difference]:
+        """The owner tells what it came to; what that shows. After a takeover another one may tell anew."""
+        if not self.active:
+            return []
+        compared = self._compared.setdefault((cell, step), _Compared())
+        compared.told.update({(sums.of, m): found for m, found in sums.by_microbatch.items()})
+        compared.owner = owner
         return self._compare(cell, step, compared)
 
     def _compare(self, cell: Cell, step: int, compared: _Compared) -> list[Difference]:
         new = (compared.mine.keys() & compared.told.keys()) - compared.done
         compared.done |= new
-        self.count += len(new)
+        self.count += sum(result is Result.FORWARD for result, _ in new)
         return [
-            Difference(ForwardPlace(cell, step, m), compared.owner, compared.told[m], compared.mine[m])
-            for m in sorted(new)
-            if compared.told[m] != compared.mine[m]
+            Difference(
+                ForwardPlace(cell, step, m, result=result),
+                compared.owner,
+                compared.told[result, m],
+                compared.mine[result, m],
+            )
+            for result, m in sorted(new, key=lambda key: (list(Result).index(key[0]), key[1]))
+            if compared.told[result, m] != compared.mine[result, m]
         ]
 
     def report(self, found: Difference, again: int | None) -> None:
@@ -142,8 +197,10 @@ class ForwardSums:
             )
         )  # fmt: skip
 
-    def _answer(self, cell: Cell, step: int, microbatch: int, found: int) -> None:
-        self._tell(ForwardSum(place=ForwardPlace(cell, step, microbatch), sum=in_hexadecimal(found)))
+    def _answer(self, cell: Cell, step: int, sums: dict[Key, int]) -> None:
+        for result, m in self.asked(cell, step) & sums.keys():
+            place = ForwardPlace(cell, step, m, result=result)
+            self._tell(ForwardSum(place=place, sum=in_hexadecimal(sums[result, m])))
 
     # what happens elsewhere
 

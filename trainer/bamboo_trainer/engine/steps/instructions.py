@@ -14,6 +14,7 @@ from bamboo.planning.schedule import (
     BackwardInput,
     BackwardRest,
     BackwardWeight,
+    Computed,
     Evaluate,
     ExchangeTied,
     Forward,
@@ -98,6 +99,8 @@ class Instructions:
 
     def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:
         assert cell_step.work is not None
+        if self._sums.wanted and not cell_step.is_portion:
+            cell_step.work.watch()
         return self._states.running(cell_step.cell), cell_step.work
 
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
@@ -124,7 +127,7 @@ class Instructions:
         if cell_step.work is not None and self._sums.wanted and not cell_step.is_portion:
             self._sums.ran(cell_step.cell, cell_step.step, microbatch, outputs, cell_step.work)
             if not any(isinstance(coming, Forward) for coming in cell_step.program[cell_step.done + 1 :]):
-                self._sums.ran_all(cell_step.cell, cell_step.step)
+                self._sums.tell_shadow(cell_step.cell, cell_step.step)
 
     def _evaluate(self, cell_step: CellStep, instruction: Evaluate) -> None:
         stage, work = self._parts(cell_step)
@@ -156,14 +159,27 @@ class Instructions:
             inputs = stage.backward(work, cell_step.step, m, cell_step.take_input(), postpone=postpone)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
+        if self._sums.wanted and not cell_step.is_portion:
+            self._sums.ran_backward(cell_step.cell, cell_step.step, m, inputs, work)
+            self._tell_of_gradients(cell_step, work)
 
     def _weight_gradients(self, cell_step: CellStep, instruction: BackwardWeight) -> None:
         stage, work = self._parts(cell_step)
         stage.weight_gradients(work, cell_step.step, instruction.microbatch)
+        self._tell_of_gradients(cell_step, work)
 
     def _backward_rest(self, cell_step: CellStep, instruction: BackwardRest) -> None:
         stage, work = self._parts(cell_step)
         stage.backward_rest(work, cell_step.step, instruction.microbatch)
+        self._tell_of_gradients(cell_step, work)
+
+    def _tell_of_gradients(self, cell_step: CellStep, work: Work) -> None:
+        """If that was the last instruction that the cell's gradient needs: what the step's backwards came to."""
+        if not self._sums.wanted or cell_step.is_portion:
+            return
+        if not any(isinstance(one, Computed | AddPartialSums) for one in cell_step.program[cell_step.done + 1 :]):
+            self._sums.ran_backwards(cell_step.cell, cell_step.step, work)
+            self._sums.tell_shadow(cell_step.cell, cell_step.step)
 
     def _send_partial_sum(self, cell_step: CellStep, instruction: SendPartialSum) -> None:
         _stage, work = self._parts(cell_step)
@@ -177,6 +193,7 @@ class Instructions:
         for portion in instruction.portions:
             frame = cell_step.take(Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *portion))
             add_to(work, portion, frame.payload, frame.tensors)
+        self._tell_of_gradients(cell_step, work)
 
     def _scatter(self, cell_step: CellStep, instruction: ScatterGradients) -> None:
         """With the first bucket goes what forwards contribute to running buffers: they are all done by then."""

@@ -8,21 +8,31 @@ when the shadow takes over is used; the rest is computed then.
 
 from collections.abc import Callable
 
-from bamboo.control.verification import ForwardPlace
+from bamboo.control.verification import ForwardPlace, Result
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, WorkerId
-from bamboo.planning.schedule import Backward, Forward, StageOrder, one_f_one_b
+from bamboo.planning.schedule import Backward, Forward, ReportReady, StageOrder, one_f_one_b
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
-from bamboo_trainer.engine.steps.forward_sums import Difference, ForwardSums, forward_sum
+from bamboo_trainer.engine.steps.forward_sums import (
+    Difference,
+    ForwardSums,
+    Key,
+    backward_sums,
+    forward_sums,
+    gradient_sums,
+    sent_back_sums,
+)
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.payloads import SumsOfForwards
 
 
 class RedundantWork:
@@ -73,8 +83,8 @@ class RedundantWork:
     def keep(self, frame: Frame) -> None:
         self.mirrored[frame.address] = frame
 
-    def told(self, owner: WorkerId, cell: Cell, step: int, sums: dict[int, int]) -> None:
-        """What the owner's forwards of a cell that is shadowed here came to."""
+    def told(self, owner: WorkerId, cell: Cell, step: int, sums: SumsOfForwards) -> None:
+        """What the owner of a cell that is shadowed here came to."""
         self._report(self._sums.told(owner, cell, step, sums))
 
     def _report(self, differences: list[Difference]) -> None:
@@ -83,14 +93,28 @@ class RedundantWork:
             self._sums.report(found, self._again(found.place))
 
     def _again(self, place: ForwardPlace) -> int | None:
-        """What that forward comes to; None if the state or the inputs are gone."""
+        """What that comes to; None if the state or the inputs are gone, or if it takes the whole step."""
         cell, step, microbatch = place.cell, place.step, place.microbatch
         stage = self._states.here(cell.stage)
         if stage is None or stage.version != step or not self._inputs_known(cell, step, microbatch):
             return None
+        gradients, last = self._gradients(cell, step, microbatch), cell.stage == self._plan.stages - 1
+        if place.result is Result.GRADIENT or (place.result is Result.BACKWARD and gradients is None and not last):
+            return None
         work = stage.begin([microbatch], [microbatch, microbatch + 1])
+        work.watch()
         outputs = stage.forward(work, step, microbatch, self._inputs(cell, step, microbatch))
-        return forward_sum(outputs, work, microbatch)
+        if place.result is Result.BACKWARD:
+            found = backward_sums(stage.backward(work, step, microbatch, gradients), work, microbatch)
+        else:
+            found = self._sums_of_forward(stage, outputs, work, microbatch)
+        return found.get((place.result, microbatch))
+
+    def _sums_of_forward(self, stage: Stage, outputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
+        """With what the loss sends back, which can be found out without the rest of the backward."""
+        if stage.last and microbatch in work.answers:
+            stage.send_back(work, microbatch)
+        return forward_sums(outputs, work, microbatch) | sent_back_sums(work, microbatch)
 
     def drop(self, stage: int) -> None:
         """The state of that stage has changed."""
@@ -120,18 +144,45 @@ class RedundantWork:
 
     def turn(self, active: CellStep) -> bool:
         """Run one piece of redundant work, if there is one that may run now. active: the one cell that is run here."""
+        shadowed = self._shadowed(active)
+        if shadowed is None:
+            return False
+        return self._rehearse(active, *shadowed) or self._work(active, *shadowed)
+
+    def _shadowed(self, active: CellStep) -> tuple[Cell, Stage] | None:
+        """The cell behind the active one, and its stage as it is before that step; None if nothing can be run of it."""
         plan = self._plan.current
         if plan.mode is RedundancyMode.NONE:
-            return False
+            return None
         cell = Cell(active.cell.pipeline, (active.cell.stage + 1) % len(plan.stages))  # the next one in the ring
         if cell == active.cell or plan.at(cell).shadow != self._plan.worker:
-            return False
+            return None
         stage = self._states.here(cell.stage)
         if stage is None or stage.version != active.step or active.layout is None:
+            return None
+        if self._states.has_final(cell.stage, active.step) and not self._compares(cell, active.step):
+            return None  # the cell has finished the step: nothing of it will be repeated
+        return cell, stage
+
+    def _compares(self, cell: Cell, step: int) -> bool:
+        """Is what is computed in advance compared with what the cell's owner computes?"""
+        return self._sums.active or bool(self._sums.asked(cell, step))
+
+    def owes(self, active: CellStep) -> bool:
+        """Is there a forward that must be compared before that step, which is done, is reported? It can be run now.
+
+        Those for which there was no bubble are run now, but no backwards.
+        """
+        shadowed = self._shadowed(active)
+        if shadowed is None or active.layout is None:
             return False
-        if self._states.has_final(cell.stage, active.step):
-            return False  # the cell has finished the step: nothing of it will be repeated
-        return self._rehearse(active, cell, stage) or self._work(active, cell, stage)
+        (cell, _), step = shadowed, active.step
+        if not self._compares(cell, step):
+            return False
+        shadow = self.shadows.get(cell)
+        begun = shadow if shadow and (shadow.step, shadow.layout) == (step, active.layout) else None
+        microbatch = next((m for m in active.layout.split[cell.pipeline] if not (begun and begun.forwarded(m))), None)
+        return microbatch is not None and self._inputs_known(cell, step, microbatch)
 
     def _rehearse(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
         """Once, before it matters: what runs for the first time is slow, and must not be so in a takeover.
@@ -170,14 +221,19 @@ class RedundantWork:
     def _work(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
         assert active.layout is not None
         mode, shadow = self._plan.current.mode, self.shadows.get(cell)
-        asked = any(self._sums.is_asked(cell, active.step, m) for m in active.layout.split[cell.pipeline])
-        if not asked and (mode is RedundancyMode.LAZY_FORWARD or self.budget.measures(active.step)):
+        mirrors = mode is RedundancyMode.EAGER_BACKWARD
+        due = bool(self._sums.asked(cell, active.step)) or (isinstance(active.next, ReportReady) and self.owes(active))
+        if not due and mode is RedundancyMode.LAZY_FORWARD and not self._sums.active:
             return False
+        if not due and self.budget.measures(active.step) and not (mirrors and self._sums.active):
+            return False  # what is measured is of no use to who does not ask whether there is room
         if shadow is None or shadow.step != active.step or shadow.layout != active.layout:
             shadow = self.shadows[cell] = Shadow.begin(cell, active.step, active.layout, stage)
-        if asked or mode is not RedundancyMode.EAGER_BACKWARD:
-            return self._fill(active, shadow, stage, anyway=asked)
-        return self._mirror(shadow, stage)
+        if self._compares(cell, active.step):
+            shadow.work.watch()
+        if mirrors and self._mirror(shadow, stage):
+            return True
+        return (due or not mirrors) and self._fill(active, shadow, stage, anyway=due)
 
     def _fill(self, active: CellStep, shadow: Shadow, stage: Stage, *, anyway: bool) -> bool:
         """One layer of the first forward that is not done yet, if it fits into the bubble, or anyway."""
@@ -207,8 +263,23 @@ class RedundantWork:
         if forwarding.done:
             outputs = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
             shadow.outputs[microbatch] = outputs
-            self._report(self._sums.computed(shadow.cell, shadow.step, microbatch, outputs, shadow.work))
+            self._compare_forward(shadow, stage, microbatch)
         self._observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)
+
+    def _compare_forward(self, shadow: Shadow, stage: Stage, microbatch: int) -> None:
+        """With the owner's, if results are compared. In `LazyForward` nothing else is done with it."""
+        if not self._compares(shadow.cell, shadow.step):
+            return
+        outputs, mode = shadow.outputs[microbatch], self._plan.current.mode
+        if mode is RedundancyMode.EAGER_BACKWARD:
+            sums = forward_sums(outputs, shadow.work, microbatch)  # its backward follows
+        else:
+            sums = self._sums_of_forward(stage, outputs, shadow.work, microbatch)
+        self._report(self._sums.computed(shadow.cell, shadow.step, sums))
+        if mode is RedundancyMode.LAZY_FORWARD:
+            del shadow.outputs[microbatch]
+            shadow.work.forget(microbatch)
+            shadow.compared.add(microbatch)
 
     def _mirror(self, shadow: Shadow, stage: Stage) -> bool:
         """The next forward or backward in the cell's own order: its gradients must be summed in that order, too."""
@@ -226,16 +297,25 @@ class RedundantWork:
         return False
 
     def _backward(self, shadow: Shadow, stage: Stage, m: int, *, last: bool) -> bool:
-        address = Address(FrameKind.GRADIENT, *shadow.cell, shadow.step, m)
-        frame = self.mirrored.get(address) or self._log.get(address)
-        if frame is None and not last:
+        gradients = None if last else self._gradients(shadow.cell, shadow.step, m)
+        if gradients is None and not last:
             return False
         self._observer.started("RedundantBackward", shadow.cell, shadow.step, m)
-        gradients = None if last or frame is None else frame.tensors
         shadow.gradients[m] = stage.backward(shadow.work, shadow.step, m, gradients)
         stage.wait()
+        if self._compares(shadow.cell, shadow.step):
+            sums = backward_sums(shadow.gradients[m], shadow.work, m)
+            if len(shadow.gradients) == len(shadow.layout.split[shadow.cell.pipeline]):
+                sums |= gradient_sums(shadow.work)
+            self._report(self._sums.computed(shadow.cell, shadow.step, sums))
         self._observer.finished("RedundantBackward", shadow.cell, shadow.step, m)
         return True
+
+    def _gradients(self, cell: Cell, step: int, microbatch: int) -> Parts | None:
+        """Of the cell's outputs; None if they are not here, or if the loss is what its backward begins with."""
+        address = Address(FrameKind.GRADIENT, *cell, step, microbatch)
+        frame = self.mirrored.get(address) or self._log.get(address)
+        return frame.tensors if frame else None
 
     def _inputs_known(self, cell: Cell, step: int, microbatch: int) -> bool:
         return cell.stage == 0 or self._log.get(Address(FrameKind.ACTIVATION, *cell, step, microbatch)) is not None

@@ -1,0 +1,202 @@
+"""A job in which one bit flips at a chosen place, without any error; the real coordinator and the real engines."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bamboo.planning.plan import Cell
+from bamboo_trainer.stage.forwarding import Forwarding
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Parts
+from bamboo_trainer.training import TrainingConfig
+from training_job import Job
+
+MANTISSA = 23  # bits of a number of fp32; those above are of its exponent
+
+
+class Place(StrEnum):
+    """Where a bit flips, in words for the table."""
+
+    PARAMETERS = "parameters"
+    OPTIMIZER = "optimizer state"
+    INPUT = "boundary, activation in memory"
+    FORWARD = "forward output"
+    LOSS_GRADIENT = "gradient of the loss"
+    RETURNED = "boundary, gradient in memory"
+    BACKWARD = "backward output"
+    SUM = "gradient, before it is shared"
+    FINAL = "final gradient, as it is applied"
+
+
+AT_REST = (Place.PARAMETERS, Place.OPTIMIZER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """owner: on the worker that runs the stage, or on the one that holds its replica and shadows it; or on that worker.
+    step: that begins with the state in question. bit: of that element, counted around.
+    """
+
+    place: Place
+    stage: int
+    owner: bool = True
+    worker: str = ""
+    step: int
+    microbatch: int = 0
+    element: int = 0
+    bit: int = MANTISSA
+    every_time: bool = False
+
+    def possible(self, stages: int) -> bool:
+        """Is there such a place? The first stage has no inputs from others, and only the last one has a loss."""
+        first, last = self.stage == 0, self.stage == stages - 1
+        match self.place:
+            case Place.INPUT | Place.BACKWARD:
+                return not first
+            case Place.LOSS_GRADIENT:
+                return last
+            case Place.RETURNED:
+                return not last
+            case _:
+                return True
+
+
+def flip(tensor: Tensor, element: int, bit: int) -> None:
+    with torch.no_grad():
+        numbers = tensor.view(torch.int32).view(-1)
+        numbers[element % numbers.numel()] ^= 1 << bit
+
+
+class _Passed(torch.autograd.Function):
+    """Passes a tensor on, as it is or with another bit, and its gradient as it is."""
+
+    @staticmethod
+    def forward(context: Any, given: Tensor, stage: "FlippingStage") -> Tensor:
+        return stage.struck(Place.FORWARD, given)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+class FlippingStage(Stage):
+    """at: step and microbatch of the forward that is run."""
+
+    job: "FlippedJob"
+    worker: str
+    number: int
+    at: tuple[int, int] = (-1, -1)
+
+    def watch_last_layer(self) -> None:
+        self._layers[self._end - 1].register_forward_hook(lambda _layer, _given, found: self._passed(found))
+
+    def _passed(self, found: Any) -> Any:
+        if isinstance(found, tuple):
+            return (self._passed(found[0]), *found[1:])
+        if not torch.is_grad_enabled():
+            return found
+        passed, at = _Passed.apply(found, self), self.at  # type: ignore[no-untyped-call]
+        if self.last and passed.requires_grad:
+            passed.register_hook(lambda gradient: self.struck(Place.LOSS_GRADIENT, gradient, at))
+        return passed
+
+    def struck(self, place: Place, tensor: Tensor, at: tuple[int, int] | None = None) -> Tensor:
+        """The tensor, or one with another bit."""
+        if not self.job.flips_now(place, self.worker, self.number, *(at or self.at)):
+            return tensor
+        wrong = tensor.detach().clone(memory_format=torch.contiguous_format)
+        flip(wrong, self.job.flip.element, self.job.flip.bit)
+        return wrong
+
+    def _struck_first(self, place: Place, parts: Parts | None, at: tuple[int, int]) -> Parts | None:
+        if not parts or not parts[0].is_floating_point():
+            return parts
+        return (self.struck(place, parts[0], at), *parts[1:])
+
+    def _run(self, step: int, microbatch: int, inputs: Parts | None, bucketwise: bool) -> Forwarding:
+        self.at = (step, microbatch)
+        return super()._run(step, microbatch, self._struck_first(Place.INPUT, inputs, self.at), bucketwise)
+
+    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
+        return super().start(step, microbatch, self._struck_first(Place.INPUT, inputs, (step, microbatch)), on_host)
+
+    def advance(self, forwarding: Forwarding) -> None:
+        self.at = (forwarding.step, forwarding.microbatch)
+        super().advance(forwarding)
+
+    def backward(
+        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
+    ) -> Parts:
+        at = (step, microbatch)
+        given = self._struck_first(Place.RETURNED, gradients, at)
+        found = super().backward(work, step, microbatch, given, postpone=postpone)
+        if self.job.flips_now(Place.SUM, self.worker, self.number, *at):
+            flip(next(work.gradients.tensors()), self.job.flip.element, self.job.flip.bit)
+        return self._struck_first(Place.BACKWARD, found, at) or found
+
+    def apply(self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0) -> None:
+        gradient = self.struck(Place.FINAL, gradient, (self.version, self.job.flip.microbatch))
+        super().apply(gradient, norm, running, scale=scale)
+
+
+class FlippedJob(Job):
+    """flipped: how often. struck: the worker that is wrong."""
+
+    def __init__(self, document: dict[str, Any], flip: Flip) -> None:
+        super().__init__(document, decide=FlippedJob.look)
+        self.flip, self.flipped, self.struck = flip, 0, ""
+
+    def look(self) -> None:
+        """A state flips while nobody works on it."""
+        if self.flipped or self.flip.place not in AT_REST or self.state.plan is None:
+            return
+        node = self.nodes.get(self._worker())
+        held = node.states.get(self.flip.stage) if node and node.engine.components else None
+        if node is None or held is None or held.stage is None or held.stage.version != self.flip.step:
+            return
+        self.flipped, self.struck, stage = 1, node.name, held.stage
+        parameters = self.flip.place is Place.PARAMETERS
+        named = stage._parameters.named() if parameters else stage._optimizer_state.named()
+        numbers = [t.detach() for _, t in named if t.dtype is torch.float32 and t.numel() > 1]
+        flip(numbers[self.flip.element % len(numbers)], self.flip.element, self.flip.bit)
+
+    def _worker(self) -> str:
+        plan = self.state.plan
+        assert plan is not None
+        if self.flip.worker:
+            return self.flip.worker
+        role = plan.at(Cell(0, self.flip.stage))
+        return role.owner if self.flip.owner else (role.shadow or role.replicas[0])
+
+    def flips_now(self, place: Place, worker: str, stage: int, step: int, microbatch: int) -> bool:
+        """Now? Once, or whenever that worker comes to it again."""
+        wanted = (self.flip.place, self.flip.stage, self.flip.step, self.flip.microbatch)
+        if (place, stage, step, microbatch) != wanted or self.state.plan is None:
+            return False
+        expected = self.struck if self.flipped else self._worker()
+        if worker != expected:
+            return False
+        if self.flipped and not self.flip.every_time:
+            return False
+        self.flipped, self.struck = self.flipped + 1, worker
+        return True
+
+    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        made = FlippingStage(self.task, stage, stages, config, self.computes_on[0])
+        made.job, made.worker, made.number = self, worker, stage
+        made.watch_last_layer()
+        return made
+
+
+def drawn(place: Place, stage: int, owner: bool, steps: Sequence[int], microbatches: int, rng: random.Random) -> Flip:
+    """One bit of a mantissa, anywhere in what is there."""
+    return Flip(
+        place=place, stage=stage, owner=owner, step=rng.choice(steps), microbatch=rng.randrange(microbatches),
+        element=rng.randrange(1 << 20), bit=rng.randrange(MANTISSA),
+    )  # fmt: skip
