@@ -21,5 +21,6 @@ def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_see
     last = step(10, trained=False, loss=None, evaluation={"loss": 0.5})
     HistoryFiles(str(kept / "history" / "other")).write(HistoryFile(1, 1, 0), [step(9), last])
     lines = shown(kept / "history" / "other").splitlines()
-    assert "  step 9, loss " in lines[0]
-    assert lines[1].endswith("  after step 10, evaluation loss 0.5")
+    assert "  steps 0 to 8 are missing: " in lines[0]
+    assert "  step 9, loss " in lines[1]
+    assert lines[2].endswith("  after step 10, evaluation loss 0.5")

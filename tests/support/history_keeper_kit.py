@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bamboo.history.files import HistoryFiles
 from bamboo.history.records import StepRecord
-from bamboo.planning.plan import Assignment, Layout, Peer, Plan
+from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan
 from bamboo_trainer.transport.payloads import Commit
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
@@ -13,9 +13,11 @@ from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 PATIENCE = 120.0
 
 
-def plan(epoch: int, origin: int = 1, moved: bool = False) -> Plan:
+def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Plan:
+    restore = CheckpointId(step=first, id="a") if first else None
     return Plan(
-        epoch=epoch, origin=origin, moved=moved, stages=((0, 1),), pipelines=((Assignment(owner="w", replicas=()),),),
+        epoch=epoch, origin=origin, moved=moved, restore=restore,
+        stages=((0, 1),), pipelines=((Assignment(owner="w", replicas=()),),),
         layouts=(Layout(generation=0, split=((0,),)),), workers=(Peer(worker="w", host="h", port=1),),
     )  # fmt: skip
 
@@ -24,20 +26,44 @@ class Job:
     """Workers with keepers of one history, and a root among them."""
 
     def __init__(self, folder: Path) -> None:
-        self.url, self.told, self.step, self.origin = str(folder), [], 0, 1
+        self.url, self.told, self.step, self.origin, self.first = str(folder), [], 0, 1, 0
         self.keepers: dict[str, HistoryKeeper] = {}
         self.root = ""
+        self.newest: list[tuple[int, Commit]] = []
 
     def join(self, *names: str) -> None:
         for name in names:
             self.keepers[name] = HistoryKeeper(self.url, Rates(batch=4, tokens=8), self.told.append)
 
-    def lead(self, name: str, epoch: int, *, moved: bool = False) -> None:
-        self.root, now = name, plan(epoch, self.origin, moved)
+    def tell_newcomer(self, name: str, *, unwritten: bool = True) -> None:
+        """What the root tells who joins; without what is not written yet, if it is lost too early."""
+        self.keepers[name].take_role(plan(self.origin, self.origin, first=self.first), False)
+        if unwritten:
+            self._tell(self.root, name)
+        for step, commit in self.newest:
+            self.keepers[name].committed(self.origin, step, commit)
+
+    def go_back(self, step: int, origin: int) -> None:
+        self.step = self.first = step
+        self.newest = []
+        self.origin = origin
+
+    def lead(self, name: str, epoch: int, *, moved: bool = False, informed: bool = True) -> None:
+        self.root, now = name, plan(epoch, self.origin, moved, self.first)
         for one, keeper in self.keepers.items():
-            if one != name:
-                self.keepers[name].heard(keeper.unwritten())
             keeper.take_role(now, one == name)
+        if informed:
+            self.inform_root()
+
+    def inform_root(self) -> None:
+        for one in self.keepers:
+            if one != self.root:
+                self._tell(one, self.root)
+        self.keepers[self.root].informed()
+
+    def _tell(self, one: str, other: str) -> None:
+        for records in self.keepers[one].unwritten():
+            self.keepers[other].heard(records)
 
     def train(self, steps: int, *, losing: tuple[str, ...] = ()) -> None:
         """losing: who does not hear of these commits."""
@@ -47,6 +73,7 @@ class Job:
             for name, keeper in self.keepers.items():
                 if name not in losing:
                     keeper.committed(self.origin, self.step, commit)
+            self.newest = [*self.newest, (self.step, commit)][-2:]
             self.step += 1
 
     def written(self) -> None:

@@ -1,11 +1,12 @@
 """The job's history across roots that die, freeze, and join late, and stores that do not answer."""
 
 import threading
+import time
 
 from bamboo.control.protocol import HistoryEvent, HistoryEvents, HistoryKept, WorkerWarning
 from bamboo.history.files import HistoryFiles
 from bamboo.history.merge import merged
-from bamboo.history.records import EventRecord, StepRecord
+from bamboo.history.records import EventRecord, GapRecord, StepRecord
 from bamboo.storage.errors import StoreUnavailable
 from bamboo_trainer.transport.payloads import CheckpointMark, Commit
 from history_keeper_kit import PATIENCE, first
@@ -51,6 +52,69 @@ def test_a_root_that_joined_late_gets_from_the_others_what_it_has_never_heard(jo
     assert job.raw() == first(10)
 
 
+def test_a_root_that_joined_late_writes_nothing_before_it_has_heard_the_others(job):
+    """Else what it knows counted as all that there is, and the others forgot what they were about to tell."""
+    job.train(10)
+    job.written()
+    job.train(8)
+    job.join("c")
+    job.tell_newcomer("c", unwritten=False)
+    job.train(2)
+    job.lose("a")
+    job.lead("c", 2, informed=False)
+    time.sleep(0.2)  # long enough for a thread that does not wait
+    assert job.raw() == first(10)
+    job.inform_root()
+    job.train_and_write(2)
+    assert job.raw() == first(22)
+    assert not [record for record in HistoryFiles(job.url).read_all() if isinstance(record, GapRecord)]
+
+
+def test_who_joins_is_told_what_is_not_written_yet(job):
+    """The only other worker that heard the first steps is lost, and then the root is."""
+    job.lose("b")
+    job.train(6)
+    job.join("c")
+    job.tell_newcomer("c")
+    job.train(6)
+    job.lose("a")
+    job.lead("c", 2)
+    job.train_and_write(1)
+    assert job.raw() == first(13)
+
+
+def test_what_all_who_knew_it_took_with_them_is_told_as_a_gap(job):
+    job.train_and_write(2)
+    job.train(3)
+    job.join("c")
+    job.train(4)
+    job.lose("a", "b")
+    job.lead("c", 2)
+    job.train_and_write(3)
+    records = merged(HistoryFiles(job.url).read_all())
+    gaps = [(gap.first, gap.last) for gap in records if isinstance(gap, GapRecord)]
+    assert gaps == [(2, 4)]
+    assert job.raw() == [*first(2), *first(12, since=5)]
+    job.join("d")
+    job.tell_newcomer("d")
+    job.lose("c")
+    job.lead("d", 3)
+    job.train_and_write(1)
+    assert [r for r in merged(HistoryFiles(job.url).read_all()) if isinstance(r, GapRecord)] == [
+        r for r in records if isinstance(r, GapRecord)
+    ], "the gap is told once"
+
+
+def test_a_new_root_reads_as_many_files_as_no_commit_has_told_of(job, monkeypatch):
+    monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.MOST_RECORDS", 2)
+    job.train_and_write(1)
+    job.train_and_write(12)  # in many files, and told by no commit
+    job.lose("a")
+    job.lead("b", 2)
+    job.train_and_write(1)
+    assert job.raw() == first(14)
+
+
 def test_a_root_that_dies_before_it_has_written_anything_leaves_no_trace_of_an_attempt(job):
     job.train(4)
     job.replace_root("b")
@@ -72,11 +136,11 @@ def test_a_frozen_root_that_wakes_spoils_nothing(job):
 
 def test_going_back_begins_another_attempt(job):
     job.train_and_write(6)
-    job.step, job.origin = 4, 5
+    job.go_back(4, 5)
     job.lead("b", 5)
     job.train_and_write(2)
     assert job.raw() == [*first(6), (2, 4), (2, 5)]
-    job.origin = 7
+    job.go_back(6, 7)
     job.lead("b", 7, moved=True)
     job.train_and_write(1)
     assert job.raw()[-1] == (2, 6), "layers that were split anew are no new attempt"
@@ -86,7 +150,7 @@ def test_what_was_done_before_going_back_is_written_by_who_comes_after(job):
     """Nobody has written anything, nor said which attempt it is."""
     job.train(6)
     job.lose("a")
-    job.step, job.origin = 4, 5
+    job.go_back(4, 5)
     job.lead("b", 5)
     job.train_and_write(2)
     assert sorted(job.raw()) == [*first(6), (2, 4), (2, 5)]
@@ -97,11 +161,12 @@ def test_who_joins_when_the_job_goes_back_is_told_which_attempt_the_rest_belongs
     job.train(4)
     job.lose("a")
     left = job.keepers.pop("b")
-    job.step, job.origin = 5, 5
+    job.go_back(5, 5)
     job.join("c")
     job.lead("c", 5)
     job.train_and_write(1)
-    job.keepers["c"].heard(left.unwritten())  # late
+    for records in left.unwritten():
+        job.keepers["c"].heard(records)  # late
     job.train_and_write(1)
     assert sorted(job.raw()) == [*first(7), (2, 5), (2, 6)]
 

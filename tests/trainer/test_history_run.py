@@ -71,6 +71,17 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     assert sorted(set(numbers)) == list(range(STEPS)), "the manifest's logger has every step, whoever was the root"
 
 
+def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tmp_path: Path) -> None:
+    """Two stages: who replaces one owner has heard none of the first steps when the other one is killed, before the
+    history was written for the first time.
+    """
+    usual = {"topology": {"stages": 2}, "training": training(STEPS, 8, 2), "standby": {"workers": 0}}
+    records = run(tmp_path, "--preempt", "at:6:1", "--preempt", "at:14:0", **usual)
+    steps = [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
+    assert steps == [(1, step) for step in range(STEPS)]
+    check(tmp_path / "out", records)
+
+
 @pytest.mark.slow
 def test_a_job_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
     """Two neighbours of the only pipeline are killed at once, so steps are repeated."""

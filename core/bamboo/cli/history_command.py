@@ -104,8 +104,8 @@ async def _of_job(session: "Session", target: "Target", show: Callable[[str], in
 
 
 def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, follow: bool, interval: float) -> int:
-    from bamboo.history.merge import curve, merged, to_csv
-    from bamboo.history.records import HistoryError, StepRecord
+    from bamboo.history.merge import merged, newest, to_csv
+    from bamboo.history.records import HistoryError
     from bamboo.storage.errors import StorageError
     from bamboo.terminal.history_lines import json_line, line
 
@@ -117,8 +117,7 @@ def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, 
             complain(error)
             return EXIT_FAILED
         if not every:
-            last = {id(record) for record in curve(records)}
-            records = [record for record in records if not isinstance(record, StepRecord) or id(record) in last]
+            records = newest(records)
         if form is HistoryFormat.CSV:
             sys.stdout.write(to_csv(records))
             return EXIT_OK

@@ -2,8 +2,11 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
+from bamboo.history.gaps import NOT_RECORDED, Range, holes, joined, without
 from bamboo.history.records import EventRecord, GapRecord, Record, StepRecord
 
 COLUMNS = (
@@ -15,11 +18,13 @@ COLUMNS = (
 def merged(records: Iterable[Record]) -> list[Record]:
     """Each record once, in the order of attempts, steps and time. Who takes over may have written one a second time.
 
-    A job that has gone back to a checkpoint has several attempts, and steps that are in more than one of them.
+    A job that has gone back to a checkpoint has several attempts, and steps that are in more than one of them. The gaps
+    are those that are left when all files are read: a writer's that another one has not filled, and what nobody has
+    told of.
     """
     steps: dict[tuple[int, int], StepRecord] = {}
     events: dict[tuple[str, int], EventRecord] = {}
-    gaps: dict[tuple[int, int, int], GapRecord] = {}
+    told: list[GapRecord] = []
     for record in records:
         match record:
             case StepRecord():
@@ -27,10 +32,63 @@ def merged(records: Iterable[Record]) -> list[Record]:
             case EventRecord():
                 events.setdefault((record.source, record.number), record)
             case GapRecord():
-                gaps.setdefault((record.attempt, record.first, record.last), record)
+                told.append(record)
     in_order = sorted(steps.values(), key=lambda record: (record.attempt, record.step))
-    others: list[EventRecord | GapRecord] = sorted([*events.values(), *gaps.values()], key=lambda record: record.time)
+    gaps = _gaps(in_order, told)
+    others: list[EventRecord | GapRecord] = sorted([*events.values(), *gaps], key=lambda record: record.time)
     return _woven(in_order, others)
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """Of what `merged` gives, what a reader of the curve wants to see: each step as it was done last, all events, and
+    the gaps that the curve has.
+    """
+    records = list(records)
+    last = {record.step: id(record) for record in curve(records)}
+    begun: dict[int, int] = {}  # the first step of each attempt
+    for record in records:
+        if isinstance(record, StepRecord):
+            begun[record.attempt] = min(record.step, begun.get(record.attempt, record.step))
+    seen: list[Record] = []
+    for record in records:
+        match record:
+            case StepRecord():
+                seen += [record] if last.get(record.step) == id(record) else []
+            case GapRecord():
+                later = [step for attempt, step in begun.items() if attempt > record.attempt]
+                end = min([record.last, *(step - 1 for step in later)])  # what comes then has been done again
+                left = without((record.first, end), last) if record.first <= end else []
+                seen += [msgspec.structs.replace(record, first=one, last=other) for one, other in left]
+            case _:
+                seen.append(record)
+    return seen
+
+
+def _gaps(steps: Sequence[StepRecord], told: Sequence[GapRecord]) -> list[GapRecord]:
+    """Of each attempt, what is told and not there, and what is not there between its steps and before them."""
+    present: dict[int, dict[int, float]] = {}
+    for record in steps:
+        present.setdefault(record.attempt, {})[record.step] = record.time
+    since = 0  # the attempt before has come so far
+    gaps: list[GapRecord] = []
+    for attempt in sorted({*present, *(gap.attempt for gap in told)}):
+        there = present.get(attempt, {})
+        mine = [gap for gap in told if gap.attempt == attempt]
+        missing = [left for gap in mine for left in without((gap.first, gap.last), there)]
+        begun = min([*there, *(gap.first for gap in mine)])
+        missing += holes(there, min(begun, since))
+        gaps += [_gap(attempt, one, there, mine) for one in joined(missing)]
+        since = max([*there, *(gap.last for gap in mine)]) + 1
+    return gaps
+
+
+def _gap(attempt: int, missing: Range, there: Mapping[int, float], told: Sequence[GapRecord]) -> GapRecord:
+    """It is told at the time of the first step after it, or as it was told before."""
+    first, last = missing
+    known = next((gap for gap in told if gap.first <= last and gap.last >= first), None)
+    if known is not None:
+        return msgspec.structs.replace(known, first=first, last=last)
+    return GapRecord(attempt=attempt, time=there[last + 1], first=first, last=last, message=NOT_RECORDED)
 
 
 def _woven(steps: Sequence[StepRecord], others: Sequence[EventRecord | GapRecord]) -> list[Record]:

@@ -5,7 +5,7 @@ See docs/design/commit.md.
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -173,21 +173,25 @@ class Committer:
         else:
             self.awaited_reports, self._root_since, self._committed_at = set(others), self._plan.current.epoch, None
             newcomers = others
-        for step, commit in self.log.latest():
-            self._send(step, commit, sorted(newcomers))
+        self._tell_newest(sorted(newcomers))
         if newcomers == others:
             self.report()
+        self._look_whether_informed()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
         """A worker has told this root, under the plan of that epoch, all that it knows of the roots before."""
         if epoch >= self._root_since:
             self.awaited_reports.discard(worker)
+            self._look_whether_informed()
+
+    def _look_whether_informed(self) -> None:
+        if self.is_root and not self.awaited_reports:
+            self._history.informed()
 
     def relinked(self, peer: WorkerId) -> None:
         """What was said to that peer, or by it as the root, may be lost."""
         if self.is_root:
-            for step, commit in self.log.latest():
-                self._send(step, commit, [peer])
+            self._tell_newest([peer])
         elif self._plan.owner(ROOT) == peer:
             self._introduce()
 
@@ -203,9 +207,23 @@ class Committer:
     def _introduce(self) -> None:
         """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
         root = self._plan.owner(ROOT)
-        if unwritten := self._history.unwritten():
-            self._outbox.send(root, self._outbox.frame(Address(FrameKind.HISTORY, *ROOT, 0), payload=unwritten))
+        self._tell_unwritten([root])
         self._outbox.send(root, self._outbox.frame(Address(FrameKind.HEARD, *ROOT, 0), payload=self.log.latest()))
+
+    def _tell_newest(self, workers: Sequence[WorkerId]) -> None:
+        """As the root, to who may have missed it: the newest commits, and the steps before them that the history may
+        lack, so that more than those who were there know them if this worker is lost.
+        """
+        if workers:
+            self._tell_unwritten(workers)
+        for step, commit in self.log.latest():
+            self._send(step, commit, workers)
+
+    def _tell_unwritten(self, workers: Sequence[WorkerId]) -> None:
+        for some in self._history.unwritten():
+            frame = self._outbox.frame(Address(FrameKind.HISTORY, *ROOT, 0), payload=some)
+            for worker in workers:
+                self._outbox.send(worker, frame)
 
     def _send(self, step: int, commit: Commit, workers: Iterable[WorkerId]) -> None:
         frame = self._outbox.frame(Address(FrameKind.COMMIT, *ROOT, step), payload=commit)

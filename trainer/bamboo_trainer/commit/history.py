@@ -1,8 +1,8 @@
 """What the engine tells of its commits for the job's history, and asks of whoever keeps it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from bamboo.history.records import StepRecord
 from bamboo.planning.plan import Plan
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
 
@@ -22,8 +22,11 @@ class History(Protocol):
     def take_role(self, plan: Plan, leads: bool) -> None:
         """This worker is the root from now on, or it is not."""
 
-    def unwritten(self) -> Unwritten:
-        """What is not known to be written, for a new root."""
+    def informed(self) -> None:
+        """As the root: all others have told what they know. May be said again."""
+
+    def unwritten(self) -> Sequence[Unwritten]:
+        """What is not known to be written, for a new root, and for who joins: in pieces."""
 
     def heard(self, records: Unwritten) -> None:
         """The same of another worker."""
@@ -41,8 +44,11 @@ class NoHistory:
     def take_role(self, plan: Plan, leads: bool) -> None:
         pass
 
-    def unwritten(self) -> Unwritten:
-        return []
+    def informed(self) -> None:
+        pass
 
-    def heard(self, records: list[tuple[int, StepRecord]]) -> None:
+    def unwritten(self) -> Sequence[Unwritten]:
+        return ()
+
+    def heard(self, records: Unwritten) -> None:
         pass

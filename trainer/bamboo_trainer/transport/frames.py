@@ -34,7 +34,7 @@ class FrameKind(IntEnum):
     LAYERS_WANTED = 17  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
     LAYER = 18  # a layer of it; part = layer; payload: of which state, and what the layer's has beside tensors
     LAYERS_LACKED = 19  # the answer for those that are not here; payload: as of the question
-    HISTORY = 20  # to the root: steps that this worker does not know to be in the job's history; payload: a list
+    HISTORY = 20  # to the root, or by it: steps not known to be in the job's history; payload: a list
     PARTIAL_SUM = 21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
     PARAMETERS = 22  # values of a shard's layers at that version; part = shard; microbatch = FIXED: what never changes
     FORWARD_SUMS = 23  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch

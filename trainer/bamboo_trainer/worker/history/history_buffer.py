@@ -7,11 +7,12 @@ from typing import Final
 import msgspec
 
 from bamboo.control.protocol import HistoryEvents
+from bamboo.history.gaps import NOT_RECORDED, holes, without
 from bamboo.history.records import EventRecord, GapRecord, Record, StepRecord
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
 
 MOST_KEPT: Final = 10_000  # steps, and as many events; of more, the oldest are given up
-TOLD_AT_ONCE: Final = 5000  # steps, to a new root
+TOLD_AT_ONCE: Final = 1000  # steps, in one piece
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryBuffer:
     """Steps by (origin, step), until they are known to be written. attempt: 0 while it is not known.
 
+    All steps of an origin from its first one on are written, or told as a gap, below a certain step, which only grows.
+    That step is what the root tells with each commit, and only what is below it is forgotten: a root that joined late
+    may have written steps 801 to 900, and is not to say that so are 1 to 800, which others know.
+
     It has no lock: who shares it has one.
     """
 
@@ -31,26 +36,33 @@ class HistoryBuffer:
         self._rates = rates
         self._steps: dict[tuple[int, int], StepRecord] = {}
         self._events: dict[tuple[str, int], EventRecord] = {}
-        self._gaps: list[tuple[int, GapRecord]] = []  # by origin
         self._attempts: dict[int, int] = {}  # by origin
+        self._before: dict[int, int] = {}  # by origin: the one whose attempt it goes on with
+        self._first: dict[int, int] = {}  # by origin: the step that it began with
         self._written: dict[int, int] = {}  # by origin: steps below
+        self._beyond: dict[tuple[int, int], float] = {}  # attempt, step: time of what is written above all that
+        self._told_gaps: list[tuple[int, int, int]] = []  # the same of gaps: attempt, first, last
         self._known: dict[tuple[int, float], None] = {}  # step and time of records that are in the history
         self._known_events: dict[str, int] = {}  # by source: the newest that is
 
     # what happens
 
+    def began(self, origin: int, first: int) -> None:
+        """The workers' states of that origin began with that step."""
+        self._first.setdefault(origin, first)
+
     def committed(self, origin: int, step: int, commit: Commit) -> None:
         if commit.history is None:
             return
         self._learn(origin, commit.history)
-        if step >= self._written.get(origin, 0):
+        if step >= self._below(origin):
             self._keep(origin, self._record(step, commit, commit.history))
 
     def heard(self, records: Unwritten) -> None:
         for origin, record in records:
             if record.attempt:
-                self._attempts.setdefault(origin, record.attempt)
-            if record.step >= self._written.get(origin, 0):
+                self._know(origin, record.attempt)
+            if record.step >= self._below(origin):
                 self._keep(origin, record)
 
     def happened(self, message: HistoryEvents) -> None:
@@ -66,24 +78,31 @@ class HistoryBuffer:
 
     def moved(self, origin: int) -> None:
         """A new origin without a step back: the attempt goes on."""
-        before = [one for one in self._attempts if one < origin]
+        before = [one for one in self._first if one < origin]
         if before:
-            self._attempts.setdefault(origin, self._attempts[max(before)])
+            self._before.setdefault(origin, max(before))
 
     # what is known
 
     def written_below(self, origin: int) -> int:
-        """Steps of that origin below it are known to be written."""
+        """Steps of that origin below it, and all of those before it, are known to be written. 0: nothing is."""
         return self._written.get(origin, 0)
 
-    def unwritten(self) -> Unwritten:
-        """With the attempt, as far as it is known."""
-        newest = sorted(self._steps.items())[-TOLD_AT_ONCE:]
-        return [
-            (origin, msgspec.structs.replace(record, attempt=self.attempt(origin))) for (origin, _), record in newest
+    def unread_below(self, origin: int) -> int:
+        """Files of the history that have steps below it, and those before them, tell that origin's root nothing."""
+        return min([self._below(origin), *(step for _, step in self._steps)])
+
+    def unwritten(self) -> list[Unwritten]:
+        """In pieces; with the attempt, as far as it is known."""
+        told = [
+            (origin, msgspec.structs.replace(record, attempt=self.attempt(origin)))
+            for (origin, _), record in sorted(self._steps.items())
         ]
+        return [told[at : at + TOLD_AT_ONCE] for at in range(0, len(told), TOLD_AT_ONCE)]
 
     def attempt(self, origin: int) -> int:
+        while origin not in self._attempts and origin in self._before:
+            origin = self._before[origin]  # whose attempt may become known later than that this one goes on with it
         return self._attempts.get(origin, 0)
 
     def recognize(self, records: Iterable[Record]) -> None:
@@ -91,25 +110,48 @@ class HistoryBuffer:
         found = {(record.step, record.time): record.attempt for record in records if isinstance(record, StepRecord)}
         for (origin, step), record in self._steps.items():
             if (attempt := found.get((step, record.time))) is not None:
-                self._attempts.setdefault(origin, attempt)
+                self._know(origin, attempt)
 
     def number_attempts(self, origin: int, newest: int) -> int:
         """Of that origin, and of those before it of which something is to be written. newest: that is in the history;
         others may have been told of, and not written yet.
-        """
-        next_one = max([newest, *self._attempts.values()]) + 1
-        waiting = {one for one, _ in self._steps if one < origin}
-        for one in (*sorted(waiting), origin):
-            if one not in self._attempts:
-                self._attempts[one] = next_one
-                next_one += 1
-        return self._attempts[origin]
 
-    def pending(self, origin: int) -> tuple[Record, ...]:
-        """What is to be written by the root of that origin, each with its attempt."""
-        now = self._attempts.get(origin, 0)
-        steps = [_of(record, self._of_origin(one, origin)) for (one, _), record in sorted(self._steps.items())]
-        gaps = [_of(gap, self._of_origin(one, origin)) for one, gap in self._gaps]
+        If it is known of this one, what is left of others belongs to no later attempt, whichever that is.
+        """
+        if self.attempt(origin):
+            return self.attempt(origin)
+        next_one = max([newest, *self._attempts.values()]) + 1
+        for one in (*self.unknown_before(origin), origin):
+            self._know(one, next_one)
+            next_one += 1
+        return self.attempt(origin)
+
+    def unknown_before(self, origin: int) -> list[int]:
+        """Origins before it of which something is to be written, and of which nobody has told which attempt they are,
+        in order; one for each attempt.
+        """
+        waiting = sorted({one for one, _ in self._steps if one < origin and not self.attempt(one)})
+        return [one for one in waiting if self._before.get(one) not in waiting and one not in self._line(origin)]
+
+    def _line(self, origin: int) -> set[int]:
+        """That origin, and those whose attempt it goes on with."""
+        found = {origin}
+        while origin in self._before:
+            origin = self._before[origin]
+            found.add(origin)
+        return found
+
+    def pending(self, origin: int, *, informed: bool) -> tuple[Record, ...]:
+        """What is to be written by the root of that origin, each with its attempt. informed: all others have told what
+        they know, so what nobody has told of is lost, and a gap.
+        """
+        now = self.attempt(origin)
+        steps = [
+            _of(record, self._of_origin(one, origin))
+            for (one, _), record in sorted(self._steps.items())
+            if one <= origin  # a later one has begun while this one was written
+        ]
+        gaps = self._gaps(origin) if informed else []
         return (*gaps, *steps, *(_of(event, now) for event in self._events.values()))
 
     def written(self, origin: int, records: Sequence[Record]) -> dict[str, int]:
@@ -121,54 +163,77 @@ class HistoryBuffer:
         self._known |= {(record.step, record.time): None for record in records if isinstance(record, StepRecord)}
         for old in list(self._known)[: max(0, len(self._known) - MOST_KEPT)]:
             del self._known[old]
-        steps = {(record.attempt, record.step) for record in records if isinstance(record, StepRecord)}
-        gaps = {(record.first, record.last) for record in records if isinstance(record, GapRecord)}
-        now = self._attempts.get(origin, 0)
+        steps = {(record.attempt, record.step): record.time for record in records if isinstance(record, StepRecord)}
         for key in [key for key in self._steps if (self._of_origin(key[0], origin), key[1]) in steps]:
             del self._steps[key]
-        self._gaps = [(one, gap) for one, gap in self._gaps if (gap.first, gap.last) not in gaps]
         for record in records:
             if isinstance(record, EventRecord):
                 self._events.pop((record.source, record.number), None)
                 events[record.source] = max(record.number, events.get(record.source, 0))
                 self._known_events[record.source] = max(record.number, self._known_events.get(record.source, 0))
-        mine = [step for attempt, step in steps if attempt == now]
-        left = [step for one, step in self._steps if one == origin]
-        if mine:
-            below = min(left) if left else max(mine) + 1
-            self._written[origin] = max(self._written.get(origin, 0), below)
+        self._beyond |= steps
+        self._told_gaps += [(gap.attempt, gap.first, gap.last) for gap in records if isinstance(gap, GapRecord)]
+        self._advance(origin)
         return events
 
+    def _below(self, origin: int) -> int:
+        return self._written.get(origin, self._first.get(origin, 0))
+
+    def _advance(self, origin: int) -> None:
+        """Everything that follows on what is written without a break is so, too."""
+        attempt, below = self.attempt(origin), self._below(origin)
+        while True:
+            if (attempt, below) in self._beyond:
+                below += 1
+                continue
+            ends = [last for one, first, last in self._told_gaps if one == attempt and first <= below <= last]
+            if not ends:
+                break
+            below = max(ends) + 1
+        if below > self._below(origin):
+            self._written[origin] = below
+        self._beyond = {key: time for key, time in self._beyond.items() if key >= (attempt, below)}
+        self._told_gaps = [gap for gap in self._told_gaps if (gap[0], gap[2]) >= (attempt, below)]
+
+    def _gaps(self, origin: int) -> list[Record]:
+        """What nobody knows of that origin although a later step is known."""
+        attempt = self.attempt(origin)
+        known = {step: time for (one, step), time in self._beyond.items() if one == attempt}
+        known |= {step: record.time for (one, step), record in self._steps.items() if one == origin}
+        told = [step for one, first, last in self._told_gaps if one == attempt for step in range(first, last + 1)]
+        return [
+            GapRecord(attempt=attempt, time=known[last + 1], first=first, last=last, message=NOT_RECORDED)
+            for missing in holes(known, self._below(origin))
+            for first, last in without(missing, told)
+        ]
+
     def _of_origin(self, one: int, now: int) -> int:
-        """The attempt of an origin. One of which nobody has known it is taken for the one before that of now."""
-        attempt = self._attempts.get(now, 0)
-        return self._attempts.get(one, attempt if one >= now else max(1, attempt - 1))
+        """The attempt of an origin. One of which nobody has known it is taken for the one before that of now; 0: it has
+        begun since, and is not known yet.
+        """
+        if one < now:
+            return self.attempt(one) or max(1, self.attempt(now) - 1)
+        return self.attempt(one)
+
+    def _know(self, origin: int, attempt: int) -> None:
+        """Of that origin, and of those that it goes on with."""
+        for one in self._line(origin):
+            self._attempts.setdefault(one, attempt)
 
     def _learn(self, origin: int, mark: HistoryMark) -> None:
         if mark.attempt:
-            self._attempts.setdefault(origin, mark.attempt)
-        if mark.written > self._written.get(origin, 0):
+            self._know(origin, mark.attempt)
+        if mark.written > self._below(origin):
             self._written[origin] = mark.written
-            done = [key for key in self._steps if key < (origin, mark.written)]
-            for key in done:
+            for key in [key for key in self._steps if key < (origin, mark.written)]:
                 del self._steps[key]
-            self._gaps = [(one, gap) for one, gap in self._gaps if (one, gap.last) >= (origin, mark.written)]
+            self._advance(origin)
 
     def _keep(self, origin: int, record: StepRecord) -> None:
         if (record.step, record.time) not in self._known:
             self._steps.setdefault((origin, record.step), record)
         if len(self._steps) > MOST_KEPT:
-            lost = min(self._steps)
-            self._give_up(lost[0], self._steps.pop(lost))
-
-    def _give_up(self, origin: int, lost: StepRecord) -> None:
-        text = "these steps could not be written in time and are not recorded"
-        if self._gaps and self._gaps[-1][0] == origin and self._gaps[-1][1].last + 1 == lost.step:
-            gap = self._gaps.pop()[1]
-            self._gaps.append((origin, msgspec.structs.replace(gap, last=lost.step)))
-        else:
-            gap = GapRecord(attempt=0, time=lost.time, first=lost.step, last=lost.step, message=text)
-            self._gaps.append((origin, gap))
+            del self._steps[min(self._steps)]  # a gap, if nobody else knows it
 
     def _record(self, step: int, commit: Commit, mark: HistoryMark) -> StepRecord:
         rates, trained = self._rates, commit.microbatches > 0

@@ -6,12 +6,12 @@ A thread of its own writes; neither the training nor its end wait for the store,
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from bamboo.control.protocol import MOST_TEXT, HistoryEvents, HistoryKept, Message, WorkerWarning
 from bamboo.history.files import HistoryFile, HistoryFiles
-from bamboo.history.records import HistoryError, Record
+from bamboo.history.records import HistoryError, Record, StepRecord
 from bamboo.planning.plan import Plan
 from bamboo.storage.errors import StorageError
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 5.0
 MOST_RECORDS: Final = 1000  # of a file that is written again and again; then a new one begins
-LAST_FILES: Final = 3  # of an attempt, in which a new root looks for what is written already
 HELD_SECONDS: Final = 30.0  # for which what waits for the history waits at most, if the store is away
 
 
@@ -39,6 +38,7 @@ class HistoryKeeper:
         self._buffer = HistoryBuffer(rates)
         self._changed = threading.Condition()
         self._term: tuple[int, int] | None = None  # origin and epoch since which this worker is the root
+        self._informed = False  # in this term the others have told what they know
         self._ready: tuple[int, int] | None = None  # the term for which it is known what is written
         self._announced: set[int] = set()  # origins of which a commit has told the attempt
         self._file = HistoryFile(0, 0, 0)
@@ -64,19 +64,26 @@ class HistoryKeeper:
 
     def take_role(self, plan: Plan, leads: bool) -> None:
         with self._changed:
+            self._buffer.began(plan.origin, plan.first_step)
             if plan.moved:
                 self._buffer.moved(plan.origin)
             if not leads:
                 self._term = None
                 self._hurry()  # for those who wait
             elif self._term is None or self._term[0] != plan.origin:
-                self._term = (plan.origin, plan.epoch)
+                self._term, self._informed = (plan.origin, plan.epoch), False
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="history", daemon=True)
                     self._thread.start()
                 self._hurry()
 
-    def unwritten(self) -> Unwritten:
+    def informed(self) -> None:
+        with self._changed:
+            if self._term is not None and not self._informed:
+                self._informed = True
+                self._hurry()
+
+    def unwritten(self) -> list[Unwritten]:
         with self._changed:
             return self._buffer.unwritten()
 
@@ -129,15 +136,15 @@ class HistoryKeeper:
 
     def _flush(self, last: bool) -> None:
         with self._changed:
-            term = self._term
-        if term is None:
-            return
+            term, informed = self._term, self._informed
+        if term is None or not (informed or last):
+            return  # which attempt this is, and what is missing, is known when all others have told
         if self._ready != term:
             self._prepare(term)
         with self._changed:
             if term[0] not in self._announced and not last and not self._waiting:
                 return  # another root might count this attempt once more
-            pending = self._buffer.pending(term[0])
+            pending = self._buffer.pending(term[0], informed=informed)
         while pending:
             room = max(1, MOST_RECORDS - len(self._records))
             some, pending = pending[:room], pending[room:]
@@ -158,19 +165,34 @@ class HistoryKeeper:
         """Learn which attempt this is, and what the root before has written that nobody has heard of."""
         origin, epoch = term
         there = self._files.all()
-        newest = there[-1].attempt if there else 0
-        for file in [file for file in there if file.attempt == newest][-LAST_FILES:]:
-            records = self._files.read(file)
+        newest, found = there[-1].attempt if there else 0, list[Record]()
+        for attempt in sorted({file.attempt for file in there}, reverse=True):
+            records = self._unmarked(origin, [file for file in there if file.attempt == attempt])
             with self._changed:
                 self._buffer.recognize(records)
-                self._buffer.written(origin, records)
+                found += records
+                if not self._buffer.unknown_before(origin):
+                    break
         with self._changed:
             attempt = self._buffer.number_attempts(origin, newest)
+            self._buffer.written(origin, found)
         taken = [file.number for file in there if (file.attempt, file.epoch) == (attempt, epoch)]
         self._file, self._records = HistoryFile(attempt, epoch, max(taken, default=-1) + 1), []
         self._ready = term
         if self._loggers is not None:
             self._loggers.begin()
+
+    def _unmarked(self, origin: int, files: Sequence[HistoryFile]) -> list[Record]:
+        """What is in the last of these files, back to what commits have told as written."""
+        with self._changed:
+            below = self._buffer.unread_below(origin)
+        found: list[Record] = []
+        for file in reversed(files):
+            records = self._files.read(file)
+            found = [*records, *found]
+            if any(isinstance(record, StepRecord) and record.step < below for record in records):
+                break
+        return found
 
     def _hurry(self) -> None:
         self._urgent = True
@@ -179,7 +201,8 @@ class HistoryKeeper:
     def _release(self, everybody: bool) -> None:
         """Those who wait for what is written, or have waited for long enough."""
         with self._changed:
-            done = self._term is None or everybody or not self._buffer.pending(self._term[0])
+            left = self._term is not None and self._buffer.pending(self._term[0], informed=self._informed)
+            done = self._term is None or everybody or (self._informed and not left)
             ready = [callback for until, callback in self._waiting if done or until <= time.monotonic()]
             self._waiting = [] if done else [one for one in self._waiting if one[1] not in ready]
         for callback in ready:
