@@ -17,18 +17,20 @@ def make() -> Dashboard:
     )
 
 
+def _counted(name: str, time: str) -> str:
+    """By how much a cost grew, by job: one series of a job, whichever operators told of it, for its status has it."""
+    return f"increase((max by (namespace, job) (bamboo_job_{name}_total{{{J}}}))[{time}:])"
+
+
 def _saved(time: str) -> str:
     """By job."""
-    paid, instead = (
-        f"{BY_JOB} (increase(bamboo_job_{name}_total{{{J}}}[{time}]))" for name in ("cost", "on_demand_cost")
-    )
-    return f"{instead} - {paid}"
+    return f"{_counted('on_demand_cost', time)} - {_counted('cost', time)}"
 
 
 def _sums() -> list[object]:
     useful = increase(f"bamboo_job_useful_worker_seconds_total{{{J}}}", "$__range")
     paid = increase(f"bamboo_job_paid_worker_seconds_total{{{J}}}", "$__range")
-    cost = increase(f"bamboo_job_cost_total{{{J}}}", "$__range")
+    cost = f"sum({_counted('cost', '$__range')})"
     samples = increase(f"bamboo_job_samples_total{{{J}}}", "$__range")
     return [
         number("Cost", "Of the jobs chosen, in the time shown.", "none", cost),
@@ -42,7 +44,7 @@ def _sums() -> list[object]:
             "Saved, of the on-demand price",
             "The same as a share of what they would have cost on demand.",
             "percentunit",
-            f"sum({_saved('$__range')}) / sum(increase(bamboo_job_on_demand_cost_total{{{J}}}[$__range]))",
+            f"sum({_saved('$__range')}) / sum({_counted('on_demand_cost', '$__range')})",
         ),
         number(
             "Cost at the end",
@@ -106,8 +108,7 @@ def _cost() -> list[object]:
             "In the last hour, and over the whole job so far.",
             "none",
             Query(
-                f"1e6 * {BY_JOB} (increase(bamboo_job_cost_total{{{J}}}[1h]))"
-                f" / ({BY_JOB} (increase(bamboo_job_samples_total{{{J}}}[1h])) > 0)",
+                f"1e6 * {_counted('cost', '1h')} / ({BY_JOB} (increase(bamboo_job_samples_total{{{J}}}[1h])) > 0)",
                 f"{NAME}, last hour",
             ),
             Query(f"bamboo_job_cost_per_million_samples{{{J}}}", f"{NAME}, so far"),
@@ -116,7 +117,7 @@ def _cost() -> list[object]:
             "Cost of repeated steps",
             "Of steps that had to be repeated because a job went back to a checkpoint: in an hour, and so far.",
             "none",
-            Query(f"{BY_JOB} (increase(bamboo_job_repeated_cost_total{{{J}}}[1h]))", f"{NAME}, last hour"),
+            Query(_counted("repeated_cost", "1h"), f"{NAME}, last hour"),
             Query(f"bamboo_job_repeated_cost_so_far{{{J}}}", f"{NAME}, so far"),
         ),
         graph(

@@ -33,16 +33,16 @@ def test_the_operator_tells_the_age_that_the_status_knows() -> None:
 
 def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     page, meter = MetricsPage(Exporter.OPERATOR), JobMeter(OperatorCounts())
-    meter.useful, meter.paid, meter.committed, meter.cost, meter.samples = 30.0, 40.0, 1000.0, 0.1, 48
+    meter.useful, meter.paid, meter.committed, meter.samples = 30.0, 40.0, 1000.0, 48
     meter.signals["NodeDeleted"] += 1
-    meter.repeated = 0.02
-    assert job_page(page, look(), meter) == "Running"
+    written = {"cost": {"total": "0.1", "repeated": "0.02"}}
+    assert job_page(page, look(written=written), meter) == "Running"
     assert {state for state, value in values(page, job_catalog.JOB_STATE).items() if value} == {("Running",)}
     assert values(page, job_catalog.JOB_CONDITION)["FallbackActive",] == 1
     assert values(page, job_catalog.JOB_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 1}
     assert values(page, job_catalog.JOB_PAID_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 0}
     assert values(page, job_catalog.JOB_COST_PER_HOUR) == {(): 1.0}
-    assert values(page, job_catalog.JOB_COST) == {(): 0.1}, "what this operator has seen of it"
+    assert values(page, job_catalog.JOB_COST) == {(): 0.1}, "what its status says, where another operator would go on"
     assert values(page, job_catalog.JOB_COST_SO_FAR) == {(): 0.25}
     assert values(page, job_catalog.JOB_REPEATED_COST) == {(): 0.02}
     assert values(page, job_catalog.JOB_REPEATED_COST_SO_FAR) == {(): 0.05}

@@ -82,7 +82,7 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
         job_metrics.slow(page, job, None if state in IDLE_STATES else status)
         job_metrics.history(page, job, status)
         _checkpoint(page, view, status_now.get("checkpoint") or {})
-    _cost(page, view, meter, status_now)
+    _cost(page, view, status_now)
     return state
 
 
@@ -121,20 +121,23 @@ def _pods(page: MetricsPage, job: JobKey, view: JobView, *, idle: bool) -> None:
             page.add(metric, 0 if idle else counts.get(pool, 0), *job, pool, capacities.get(pool, ""))
 
 
-def _cost(page: MetricsPage, view: JobView, meter: JobMeter, status_now: Mapping[str, Any]) -> None:
-    """Only if a pool has a price, or had one."""
+def _cost(page: MetricsPage, view: JobView, status_now: Mapping[str, Any]) -> None:
+    """Only if a pool has a price, or had one. Counters are what the job's status says by now, where the next operator
+    goes on: it is never more than what that finds, so that they never fall.
+    """
     job = (view.namespace, view.name)
     if (cost := status_now.get("cost")) is None:
         return
     total = float(view.facts.earlier.cost + view.facts.cost)
     if "perHour" in cost:
         page.add(job_catalog.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
-    page.add(job_catalog.JOB_COST, meter.cost, *job)
+    written = view.written.get("cost") or {}
+    page.add(job_catalog.JOB_COST, float(written.get("total") or 0), *job)
     page.add(job_catalog.JOB_COST_SO_FAR, total, *job)
-    page.add(job_catalog.JOB_REPEATED_COST, meter.repeated, *job)
+    page.add(job_catalog.JOB_REPEATED_COST, float(written.get("repeated") or 0), *job)
     page.add(job_catalog.JOB_REPEATED_COST_SO_FAR, float(cost["repeated"]), *job)
     if view.facts.comparison.since is not None:
-        page.add(job_catalog.JOB_ON_DEMAND_COST, meter.on_demand, *job)
+        page.add(job_catalog.JOB_ON_DEMAND_COST, float(written.get("onDemandTotal") or 0), *job)
         page.add(job_catalog.JOB_SAVED, float(view.facts.comparison.saved), *job)
     status, spec = view.status, view.spec
     if status is not None and spec is not None and status.step and status.phase != "Recovering":

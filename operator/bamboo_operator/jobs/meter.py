@@ -29,16 +29,16 @@ class JobMeter:
     """One job's counts: what this process has seen of it, from 0 on. What was counted before is in the job's status.
 
     A counter that went on from there would fall whenever this process is made anew, because the status is up to 15 s
-    old; Prometheus takes a fall for a beginning at 0, and would count all that came before once more.
+    old; Prometheus takes a fall for a beginning at 0, and would count all that came before once more. Costs are not
+    here: their counters are what is written in the status, which never falls (`jobs/cost_counter`).
 
-    useful, paid: worker-seconds; cost, what it would have been on_demand, and what of it was for repeated steps: in the
-    currency of the pools' prices;
-    samples: of committed steps; signals: by source; committed: when the last step was (time).
+    useful, paid: worker-seconds; samples: of committed steps; signals: by source; committed: when the last step was
+    (time).
     """
 
     def __init__(self, counts: OperatorCounts) -> None:
         self._counts = counts
-        self.useful = self.paid = self.cost = self.on_demand = self.repeated = 0.0
+        self.useful = self.paid = 0.0
         self.samples = 0
         self.signals: Counter[str] = Counter()
         self.committed = time.time()

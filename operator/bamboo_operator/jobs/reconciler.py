@@ -18,6 +18,7 @@ from bamboo.job.placement_spec import CleanPodPolicy
 from bamboo.job.spec import JobSpec
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
+from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
@@ -29,6 +30,7 @@ from bamboo_operator.kube.client import API_ERRORS
 from bamboo_operator.kube.objects import JobIdentity, JobKey, parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
 from bamboo_operator.pods.controller import PodController
+from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
@@ -58,6 +60,7 @@ class JobReconciler:
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
+        self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 
     def view(self) -> JobView:
@@ -99,6 +102,7 @@ class JobReconciler:
         while not self._status.over:
             self._edited.clear()
             spec = await self._spec.next(self._pod_settings())
+            self._cost.count()
             if self._edited.is_set():
                 continue
             if spec is None or (spec.suspend and not self._trains()):
@@ -159,20 +163,15 @@ class JobReconciler:
             rolling=RollingChange(templates, status.written.get("rollout"), record),
         )  # fmt: skip
         training = Training(
-            run, runner, controller, status, self._spec, shared, self._attempts, edited=self._edited,
-            trigger=self._trigger,
+            run, runner, controller, status, self._spec, self._cost, shared, self._attempts,
+            edited=self._edited, trigger=self._trigger,
         )  # fmt: skip
         try:
             self._training = training
             await training.run()
             self._training = None
-            await self._removal.wait_for_exit()
-            status.update(
-                pods=dict(controller.pods.by_pool()),
-                paid=dict(controller.pods.paid_for()),
-                startup_problems=(),
-                rollout=controller.rollout,
-            )
+            await self._removal.wait_for_exit(self._cost.count)
+            status.update(pods=dict(controller.pods.by_pool()), startup_problems=(), rollout=controller.rollout)
             await self._write_until_done(runner.status())
         finally:
             self._training = None
@@ -204,6 +203,9 @@ class JobReconciler:
                 self._trigger.clear()
                 if self._removal.living():
                     await self._removal.remove(policy)
+                self._cost.count()
+                if self._status.cost_is_due:
+                    await self._write_until_done(None)
                 left = policy is not CleanPodPolicy.NONE and bool(self._removal.living())
                 await self._trigger.wait(idle_pause(time.monotonic(), end, pods_left=left))
 

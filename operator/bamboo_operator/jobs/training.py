@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from bamboo.coordinator.events import Outcome
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
+from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
-from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.jobs.reconcile_schedule import (
     RECONCILE_SECONDS,
     ReconcileOutcome,
@@ -22,9 +22,7 @@ from bamboo_operator.jobs.reconcile_schedule import (
 )
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.pods.pools import cost_of, price_per_hour
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
 
@@ -39,10 +37,11 @@ class Training:
 
     def __init__(
         self, run: TrainingRun, runner: CoordinatorRunner, controller: PodController, status: StatusWriter,
-        spec: EffectiveSpec, shared: SharedResources, attempts: ApiAttempts, *, edited: asyncio.Event,
-        trigger: ReconcileTrigger,
+        spec: EffectiveSpec, cost: CostCounter, shared: SharedResources, attempts: ApiAttempts, *,
+        edited: asyncio.Event, trigger: ReconcileTrigger,
     ) -> None:  # fmt: skip
         self._run, self._runner, self._controller, self._status, self._spec = run, runner, controller, status, spec
+        self._cost = cost
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
         self._edited, self._trigger, self._attempts = edited, trigger, attempts
@@ -50,8 +49,6 @@ class Training:
         self._coordinating.add_done_callback(lambda _: trigger.at_once())
         self._follows_edits = True
         self._save_after = 0.0  # time.monotonic()
-        self._counted = time.monotonic()  # when the cost was counted last
-        self._paid: Mapping[str, int] = dict(controller.pods.paid_for())  # workers by pool, since then
         self._written_progress: object = None
         self._repeated = 0.0  # seconds of repeated steps whose cost is counted
         self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
@@ -91,20 +88,13 @@ class Training:
             self._runner.interrupt("DeadlineExceeded", message, Outcome.FAILED)
 
     def _count(self) -> None:
-        """Bring the facts up to date, and the cost by what the workers cost since it was counted last.
-
-        Until now there were as many as then: that some have come or gone is what this is called for at once.
-        """
-        counted = time.monotonic()
-        seconds, self._counted = counted - self._counted, counted
+        """Bring the facts up to date, and the cost: when workers have come or gone, at once."""
         repeated = self._runner.state.checkpoints.counts.repeated_seconds
         more, self._repeated = repeated - self._repeated, repeated
-        add_cost(self._status, self._run.meter, self._paid, seconds, repeated=more)
-        self._paid = dict(self._controller.pods.paid_for())
+        self._cost.count(repeated=more)
         self._status.update(
-            pods=dict(self._controller.pods.by_pool()), paid=self._paid, finish=self._runner.finish,
-            rollout=self._controller.rollout,
-        )  # fmt: skip
+            pods=dict(self._controller.pods.by_pool()), finish=self._runner.finish, rollout=self._controller.rollout
+        )
 
     # reconciling
 
@@ -211,26 +201,6 @@ class Training:
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
         """One part of a reconciliation; what the API server refuses must not hold up the others."""
         return await self._attempts.once(what, act, self._runner.events.append)
-
-
-def add_cost(
-    status: StatusWriter, meter: JobMeter, paid: Mapping[str, int], seconds: float, *, repeated: float = 0.0
-) -> None:
-    """What so many workers in each pool cost in that time goes into the status' facts and the metrics.
-
-    repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
-    """
-    facts = status.facts
-    pools = facts.spec.node_pools if facts.spec else ()
-    compared = facts.comparison.later(pools, paid, seconds, utc_now())
-    per_hour = price_per_hour(pools, paid)
-    more, again = cost_of(per_hour, seconds), cost_of(per_hour, repeated)
-    meter.paid += sum(paid.values()) * seconds
-    meter.cost += float(more)
-    meter.repeated += float(again)
-    meter.on_demand += float(compared.on_demand - facts.comparison.on_demand)
-    cost, repeated_cost = facts.cost + more, facts.repeated_cost + again
-    status.update(paid=paid, cost=cost, repeated_cost=repeated_cost, comparison=compared)
 
 
 @contextlib.asynccontextmanager

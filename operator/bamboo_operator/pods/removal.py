@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -32,12 +32,14 @@ class PodRemoval:
         pods = self._cluster.pods(*self._job).values()
         return any(worker_exit(pod) is None and pod["status"].get("phase") == "Running" for pod in pods)
 
-    async def wait_for_exit(self) -> None:
-        """The workers were told to stop; most exit by themselves."""
+    async def wait_for_exit(self, meanwhile: Callable[[], None]) -> None:
+        """The workers were told to stop; most exit by themselves. meanwhile: called again and again, and at the end."""
         deadline = time.monotonic() + EXIT_SECONDS
         while time.monotonic() < deadline and self.living():
             self._attempts.heartbeat()
+            meanwhile()
             await asyncio.sleep(0.1)
+        meanwhile()
 
     async def remove(self, policy: CleanPodPolicy) -> None:
         if policy is CleanPodPolicy.NONE:

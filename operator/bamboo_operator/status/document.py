@@ -9,7 +9,7 @@ from typing import Any
 from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.placement_spec import Capacity
 from bamboo.job.spec import wanted_pipelines, wanted_workers
-from bamboo_operator.kube.objects import api_time
+from bamboo_operator.kube.objects import api_time, exact_time
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
@@ -221,4 +221,5 @@ def _cost(given: RuleInput) -> Json | None:
         "total": f"{total.quantize(_CENTS):f}",
         "repeated": f"{repeated.quantize(_CENTS):f}",
         **facts.comparison.written(),
+        **({} if facts.counted_until is None else {"countedUntil": exact_time(facts.counted_until)}),
     }

@@ -43,8 +43,8 @@ class StatusFacts:
     refused: what of it a running job does not follow. unattended: its workers train, and no operator manages them.
 
     warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
-    a node, None for all. startup_problems: why some do not start. cost, repeated_cost (of repeated steps): since the
-    coordinator was created.
+    a node, None for all. startup_problems: why some do not start. cost, repeated_cost (of repeated steps): since this
+    operator has known the job; counted_until: until when, None if it never was.
     comparison: of costs, over all operators. plan: as it is to be kept. rollout: None if it is not known yet.
     """
 
@@ -61,6 +61,7 @@ class StatusFacts:
     startup_problems: tuple[StartupProblem, ...] = ()
     cost: Decimal = Decimal(0)
     repeated_cost: Decimal = Decimal(0)
+    counted_until: datetime | None = None
     comparison: CostComparison = field(default_factory=CostComparison)
     finish: Finish | None = None
     plan: str | None = None

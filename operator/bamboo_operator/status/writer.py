@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from decimal import Decimal
+from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.events import Status
@@ -28,7 +28,7 @@ class StatusWriter:
         self._possible: dict[str, Any] | None = None  # what may have been written, too: the answer was lost
         self.facts = StatusFacts(
             now=utc_now(), generation=0, spec=None, earlier=EarlierCounts.of(self.written), selector=selector,
-            comparison=CostComparison.of(self.written),
+            comparison=CostComparison.of(self.written), counted_until=_counted_until(self.written),
         )  # fmt: skip
 
     def update(self, **facts: Any) -> None:
@@ -36,11 +36,13 @@ class StatusWriter:
         self.facts = replace(self.facts, **facts)
 
     def begin(self) -> None:
-        """A coordinator is created: what was counted before it is added to what it counts."""
+        """A coordinator is created: what was counted before it is added to what it counts.
+
+        Costs are counted all the time, with and without one.
+        """
+        before = self.facts.earlier
         self.update(
-            earlier=EarlierCounts.of(self.written),
-            cost=Decimal(0),
-            repeated_cost=Decimal(0),
+            earlier=replace(EarlierCounts.of(self.written), cost=before.cost, repeated_cost=before.repeated_cost),
             finish=None,
             plan=None,
             startup_problems=(),
@@ -91,6 +93,14 @@ class StatusWriter:
         """Is the newest write long enough ago for another one that tells of nothing but progress?"""
         return time.monotonic() - self._written_at >= PROGRESS_SECONDS
 
+    @property
+    def cost_is_due(self) -> bool:
+        """Does the status lack costs that it may be told of by now?"""
+        if not self.progress_is_due:
+            return False
+        total = (job_status(None, self.written, self.facts).get("cost") or {}).get("total")
+        return total is not None and total != (self.written.get("cost") or {}).get("total")
+
     async def write(self, status: Status | None, created: int | None = None) -> None:
         """The status, if it is worth a write. Raises what is in API_ERRORS, and JobGone."""
         self.update(now=utc_now())
@@ -107,6 +117,14 @@ class StatusWriter:
         self._possible = either(before, new)
         await self._api.write_status(*self._key, self._uid, merge_patch(new, before))
         self.written, self._written_at, self._possible = new, time.monotonic(), None
+
+
+def _counted_until(status: Mapping[str, Any]) -> datetime | None:
+    """None if it was never counted, or that is not told, as by an older version."""
+    try:
+        return parsed_time((status.get("cost") or {}).get("countedUntil"))
+    except ValueError:
+        return None
 
 
 def _is_over(status: Mapping[str, Any]) -> bool:

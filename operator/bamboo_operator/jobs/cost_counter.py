@@ -1,0 +1,105 @@
+"""What a job's workers cost: counted while they are watched, and made up for the time in which no operator did.
+
+The totals are in the job's status together with the time until which they are counted. Counters in metrics are what is
+written there, so that they go on from operator to operator and never fall: Prometheus takes a fall for a beginning at
+0, and would count all that came before once more.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from bamboo.names import TRAINER_CONTAINER
+from bamboo_operator.cluster.signals import is_deleted, worker_exit
+from bamboo_operator.jobs.meter import JobMeter
+from bamboo_operator.kube.objects import parsed_time, utc_now
+from bamboo_operator.manifests.worker_pod import worker_pool
+from bamboo_operator.pods.job_pods import JobPods
+from bamboo_operator.pods.pools import cost_of, price_per_hour
+from bamboo_operator.status.writer import StatusWriter
+
+Json = Mapping[str, Any]
+
+
+class CostCounter:
+    """One job's, from when an operator first sees it. status: its facts take what is counted; meter: worker time."""
+
+    def __init__(self, pods: JobPods, status: StatusWriter, meter: JobMeter) -> None:
+        self._pods, self._status, self._meter = pods, status, meter
+        self._counted: float | None = None  # when it was counted last (time.monotonic())
+        self._paid: Mapping[str, int] = {}  # workers by pool, since then
+
+    def count(self, repeated: float = 0.0) -> None:
+        """Until now; from the last time on there were as many workers as then. Nothing before a spec is known.
+
+        repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
+        """
+        if self._status.facts.spec is None:
+            return
+        now, until = time.monotonic(), utc_now()
+        if self._counted is None:
+            self._count_unwatched(until)
+        else:
+            add_cost(self._status, self._meter, self._paid, now - self._counted, repeated=repeated)
+        before, self._paid, self._counted = self._paid, dict(self._pods.paid_for()), now
+        self._status.update(paid=self._paid)
+        if before or self._paid:  # else the status of a job that waits would change all the time
+            self._status.update(counted_until=until)
+
+    def _count_unwatched(self, now: datetime) -> None:
+        """What the pods that are still there cost since another operator counted last."""
+        since = self._status.facts.counted_until
+        for pod in self._pods.all().values() if since is not None else ():
+            add_cost(self._status, self._meter, {worker_pool(pod) or "": 1}, paid_seconds(pod, since, now))
+
+
+def paid_seconds(pod: Json, since: datetime | None, now: datetime) -> float:
+    """For how long of that time the worker had its node; 0 if that is not known."""
+    began, ended = _placed_at(pod), _ended_at(pod, now)
+    if since is None or began is None or ended is None:
+        return 0.0
+    return max(0.0, (min(ended, now) - max(began, since)).total_seconds())
+
+
+def add_cost(
+    status: StatusWriter, meter: JobMeter, paid: Mapping[str, int], seconds: float, *, repeated: float = 0.0
+) -> None:
+    """What so many workers in each pool cost in that time goes into the status' facts, their time into the metrics.
+
+    repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
+    """
+    facts = status.facts
+    pools = facts.spec.node_pools if facts.spec else ()
+    per_hour = price_per_hour(pools, paid)
+    meter.paid += sum(paid.values()) * seconds
+    status.update(
+        cost=facts.cost + cost_of(per_hour, seconds),
+        repeated_cost=facts.repeated_cost + cost_of(per_hour, repeated),
+        comparison=facts.comparison.later(pools, paid, seconds, utc_now()),
+    )
+
+
+def _placed_at(pod: Json) -> datetime | None:
+    """When it got its node; None if it has none."""
+    if not (pod.get("spec") or {}).get("nodeName"):
+        return None
+    status = pod.get("status") or {}
+    scheduled = (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled" and c["status"] == "True")
+    told = next((c.get("lastTransitionTime") for c in scheduled), None) or status.get("startTime")
+    return parsed_time(told or pod["metadata"].get("creationTimestamp"))
+
+
+def _ended_at(pod: Json, now: datetime) -> datetime | None:
+    """When it no longer counts as living, now if it does; None if it has ended at a time that is not told."""
+    if worker_exit(pod) is not None:
+        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+            ended = (container.get("state") or {}).get("terminated") or {}
+            if container.get("name") == TRAINER_CONTAINER and ended:
+                return parsed_time(ended.get("finishedAt"))
+        return None
+    if not is_deleted(pod):
+        return now
+    metadata = pod["metadata"]
+    end = parsed_time(metadata["deletionTimestamp"])
+    return end - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0) if end else None
