@@ -1,7 +1,7 @@
 """Layers split anew for the sake of speed: whether it pays is measured, remembered, and not tried without end."""
 
 from rebalancing_kit import HALVES, THIRDS
-from slow_world import trained
+from slow_world import Slowed, trained
 
 
 def test_a_split_that_does_not_pay_is_taken_back_and_not_tried_again() -> None:
@@ -99,9 +99,10 @@ def test_who_cannot_be_compared_yet_after_a_split_is_still_slow() -> None:
 
 def test_a_measurement_does_not_count_if_a_worker_became_slow_that_nobody_can_be_compared_with() -> None:
     """Without shadows all workers count as equally fast. What a step took before says nothing of what it would now."""
-    world = trained(2, 1, 0, fewest=2, shadows=False)
+    world = Slowed(2, 1, 0, fewest=2, shadows=False)
     world.work = dict.fromkeys(range(4), 2.0)
-    world.train(60)
+    world.settle()
+    world.train(70)
     assert world.reasons() == ["Rebalancing", "Rebalanced"]
     plan = world.state.plan
     assert plan is not None

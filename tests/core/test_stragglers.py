@@ -127,15 +127,46 @@ def test_data_that_are_read_slowly_are_no_reason_to_move_layers_that_would_not_h
 
 
 def test_with_nothing_to_compare_the_counted_costs_are_taken_and_only_a_large_factor_counts() -> None:
-    world = trained(4, 1, 0, shadows=False)
-    slow = world.owner(1)
-    world.slowness[slow] = 1.8
-    world.train(40)
-    assert "StragglerFound" not in world.reasons()
-    world.slowness[slow] = 2.5
-    world.train(40)
+    worlds = {factor: Slowed(4, 1, 0, shadows=False) for factor in (1.8, 2.5)}
+    for factor, world in worlds.items():
+        world.settle()
+        world.slowness[world.owner(1)] = factor
+        world.train(50)
+    assert "StragglerFound" not in worlds[1.8].reasons()
+    world = worlds[2.5]
     assert "StragglerFound" in world.reasons()
     assert "by the counted cost of its layers others would take" in world.said("StragglerFound")[0]
+
+
+@pytest.mark.parametrize(
+    ("grid", "done"),
+    [
+        ((2, 1, 0), "Rebalancing"),
+        ((4, 1, 0), "StragglerReplacementRequested"),  # no split of two layers a stage is better
+        ((4, 1, 1), "StragglerReplaced"),
+    ],
+)
+def test_who_becomes_slow_is_compared_with_itself_where_nobody_runs_the_same_layers(
+    grid: tuple[int, int, int], done: str
+) -> None:
+    world = trained(*grid, shadows=False)
+    slow = world.owner(1)
+    world.slowness[slow] = 1.5
+    world.train(60)
+    assert world.reasons()[:2] == ["StragglerFound", done]
+    own, usual = (360, 240) if grid[0] == 2 else (180, 120)
+    told = world.said("StragglerFound")[0]
+    assert told.startswith(f"{slow} takes {own} ms for a microbatch of stage 1")
+    assert told.endswith(f"others would take {usual} ms")
+    assert slow in world.said(done)[0], "not the layers"
+
+
+def test_all_who_become_slow_together_are_not_blamed_though_nobody_runs_the_same_layers() -> None:
+    """Longer samples, say."""
+    world = trained(4, 1, 1, shadows=False)
+    world.slowness = dict.fromkeys(world.state.workers, 1.6)
+    world.train(60)
+    assert world.reasons() == []
 
 
 def test_who_is_no_faster_than_the_one_before_it_was_not_slow() -> None:

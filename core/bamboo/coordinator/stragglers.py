@@ -30,7 +30,9 @@ from bamboo.coordinator.splits.worker_speeds import (
     by_counted_costs,
     estimate,
     measurements,
+    of_earlier,
     of_replaced,
+    own_paces,
     owned_times,
     seconds_of,
 )
@@ -61,13 +63,14 @@ def look(turn: Turn) -> None:
     known = state.stragglers
     if turn.now < known.looked_at + LOOK_SECONDS or not _is_familiar(state):
         return
-    measured, before = measurements(state), of_replaced(state)
+    measured, before, paces = measurements(state), of_replaced(state), own_paces(state)
+    among_others = speeds([*measured, *before])
+    alone = [worker for worker, _ in paces if not among_others.others.get(worker)]
+    measured += of_earlier(paces, alone)
     found = speeds(measured)
     slow = _judged(state, speeds([*measured, *before]) if before else found, turn.now)
     newest = estimate(state, found) or known.estimate
-    turn.set(
-        stragglers=replace(known, looked_at=turn.now, estimate=newest, slow=slow)
-    )  # fmt: skip
+    turn.set(stragglers=replace(known, looked_at=turn.now, estimate=newest, slow=slow, paces=paces))
     _tell(turn, known.slow)
     if state.spec.elastic.straggler_policy is StragglerPolicy.MITIGATE:
         _mitigate(turn)

@@ -48,19 +48,33 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPace:
+    """What a worker has taken for its layers so far, so that it can be compared with itself.
+
+    newest: seconds of a microbatch at the last looks, oldest first. usual: the least median of as many as are kept;
+    None until there are as many.
+    """
+
+    newest: tuple[float, ...] = ()
+    usual: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerState:
     """What is known of workers' speeds, and what was done (`stragglers`).
 
-    slow: also those that are not found yet. estimate: the newest that covers all layers. uneven: since when, and since
-    which step, another split of them is expected to be faster; better: that split, once it is for long enough.
-    trial: the newest split for the sake of speed, until it is known whether it pays; unpaid: it did not, and the one
-    before it is to be taken again. tried: what steps took with the splits that were measured.
+    slow: also those that are not found yet. paces: of owners, by the layers that they run now. estimate: the newest
+    that covers all layers. uneven: since when, and since which step, another split of them is expected to be faster;
+    better: that split, once it is for long enough. trial: the newest split for the sake of speed, until it is known
+    whether it pays; unpaid: it did not, and the one before it is to be taken again. tried: what steps took with the
+    splits that were measured.
     replaced: what workers took that were replaced, by their layers. backoff, acted_step: of replacements and splits for
     the sake of speed. replacements: of these. asked_at: since when one worker more than the job has is asked for, to
     take the place of a slow one. pause: of the last split, in seconds.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
+    paces: Mapping[tuple[WorkerId, Layers], OwnPace] = field(default_factory=dict)
     estimate: WorkEstimate | None = None
     uneven: tuple[float, int] | None = None
     better: Trial | None = None

@@ -1,15 +1,18 @@
 """What the workers' own measurements say of their speeds, and of the layers. Pure functions of the state."""
 
-from collections.abc import Mapping
-from statistics import median
+from collections.abc import Collection, Mapping
+from statistics import median, median_low
 from typing import Final
 
+from bamboo.coordinator.splits.record import OwnPace
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.plan import Cell, Plan, WorkerId
-from bamboo.planning.splits.speeds import Measurement, Speeds, WorkEstimate
+from bamboo.planning.splits.speeds import Layers, Measurement, Speeds, WorkEstimate
 from bamboo.planning.splits.stage_times import StageTimes
 
 LEAST_MICROBATCHES: Final = 8  # that must have been measured
+OWN_LOOKS: Final = 5  # figures of a worker, from as many looks, that say what is usual for it
+EARLIER: Final = " earlier"  # after a worker's name: as it was
 
 
 def owned_times(state: CoordinatorState) -> dict[Cell, StageTimes]:
@@ -51,6 +54,41 @@ def of_replaced(state: CoordinatorState) -> list[Measurement]:
     """Of workers that were replaced, and had run the layers of a stage as it is now."""
     plan, replaced = state.current_plan, state.stragglers.replaced.items()
     return [Measurement(worker, layers, seconds) for (worker, layers), seconds in replaced if layers in plan.stages]
+
+
+def own_paces(state: CoordinatorState) -> dict[tuple[WorkerId, Layers], OwnPace]:
+    """What owners take for their layers, with this look's figures. What was known of other layers is dropped.
+
+    What is usual for a worker is not learned while it is slow: it would seem to have recovered.
+    """
+    plan, known, found = state.current_plan, state.stragglers.paces, {}
+    for cell, times in owned_times(state).items():
+        key = plan.at(cell).owner, plan.stages[cell.stage]
+        before = known.get(key, OwnPace())
+        newest = (*before.newest, seconds_of(times))[-OWN_LOOKS:]
+        usual = [before.usual] if before.usual is not None else []
+        if len(newest) == OWN_LOOKS and (before.usual is not None or key[0] not in state.stragglers.slow):
+            usual.append(median(newest))
+        found[key] = OwnPace(newest=newest, usual=min(usual, default=None))
+    return found
+
+
+def of_earlier(paces: Mapping[tuple[WorkerId, Layers], OwnPace], alone: Collection[WorkerId]) -> list[Measurement]:
+    """What those workers took before, who run layers that nobody else runs: each is compared with itself.
+
+    What changes for all, such as longer samples, is no worker's doing: the past is scaled by the middle one of the
+    factors by which owners take longer now, of two the smaller one. Empty with one worker, of which nobody can say
+    whether it or its layers have changed.
+    """
+    factors = [pace.newest[-1] / pace.usual for pace in paces.values() if pace.usual]
+    if len(factors) < 2:
+        return []
+    common = median_low(factors)
+    return [
+        Measurement(worker + EARLIER, layers, pace.usual * common)
+        for (worker, layers), pace in paces.items()
+        if pace.usual and worker in alone
+    ]
 
 
 def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
