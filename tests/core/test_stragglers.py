@@ -25,9 +25,9 @@ from bamboo.planning.splits.stage_times import StageTimes
 from slow_world import BACKWARD, FORWARD, Slowed, trained
 
 
-def policy(world: Slowed, name: str) -> None:
+def edit(world: Slowed, **elastic: object) -> None:
     document = {**world.document, "spec": {**world.document["spec"]}}
-    document["spec"]["elastic"] = {**document["spec"]["elastic"], "stragglerPolicy": name}
+    document["spec"]["elastic"] = {**document["spec"]["elastic"], **elastic}
     world.tell(SpecChanged(parse_manifest(document)))
 
 
@@ -161,6 +161,17 @@ def test_who_becomes_slow_is_compared_with_itself_where_nobody_runs_the_same_lay
     assert slow in world.said(done)[0], "not the layers"
 
 
+def test_a_slow_worker_is_told_of_long_before_something_is_done() -> None:
+    world = trained(4, 1, 1)
+    edit(world, stabilizationSeconds=300)
+    world.slowness[world.owner(1)] = 1.6
+    world.train(45)
+    assert world.reasons() == ["StragglerFound"]
+    assert [one.worker for one in status(world.state, world.now).slow] == [world.owner(1)]
+    world.train(600)
+    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
+
+
 def test_all_who_become_slow_together_are_not_blamed_though_nobody_runs_the_same_layers() -> None:
     """Longer samples, say."""
     world = trained(4, 1, 1, shadows=False)
@@ -217,7 +228,7 @@ def test_a_slow_worker_that_holds_nobody_up_is_left_alone() -> None:
 
 def test_one_that_recovers_is_told_of() -> None:
     world = trained(4, 1, 0, fewest=4)
-    policy(world, "Report")
+    edit(world, stragglerPolicy="Report")
     slow = world.owner(1)
     world.slowness[slow] = 2.0
     world.train(30)
@@ -233,7 +244,7 @@ def test_one_that_recovers_is_told_of() -> None:
 @pytest.mark.parametrize(("name", "reasons"), [("Report", ["StragglerFound"]), ("Ignore", [])])
 def test_what_is_done_is_for_the_user_to_say(name: str, reasons: list[str]) -> None:
     world = trained(4, 1, 1)
-    policy(world, name)
+    edit(world, stragglerPolicy=name)
     plan = world.state.plan
     world.slowness[world.owner(1)] = 3.0
     world.train(60)
@@ -318,7 +329,7 @@ def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None
         world.lost.add(slow)
         world.tell(WorkerLost(slow, "killed"))
     else:
-        policy(world, "Report")
+        edit(world, stragglerPolicy="Report")
     world.train(10)
     missing = how == "it is lost"
     assert (world.state.requested, surplus_requests(world.state)) == (1 + missing, 1)

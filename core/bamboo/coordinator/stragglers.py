@@ -48,6 +48,7 @@ SLOWER: Final = 1.3  # than others, from which factor on it is a straggler,
 STILL_SLOWER: Final = 1.15  # and down to which it stays one
 SLOWER_BY_COSTS: Final = 2.0  # than the counted costs of its layers say, if there is nobody with the same work
 STILL_SLOWER_BY_COSTS: Final = 1.5
+TOLD_SECONDS: Final = 15.0  # for which a straggler must have been slow to be told of, if less than is waited to act
 ALIKE: Final = 1.2  # figures that differ by less are not told anew
 ASKING_SECONDS: Final = 600.0  # for a worker that is to take the place of a slow one, until it has joined
 NOTICEABLE: Final = 0.1  # of a step: who holds it up by less is left alone; half of it, once it is a straggler
@@ -136,10 +137,12 @@ def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, n
     """What is known of it by now, if something was before."""
     if before is None:
         return seen
-    if before.found and before.cell == seen.cell and _is_alike(before.seconds, seen.seconds, before.usual, seen.usual):
-        return before
-    lasting = lasts(state, (before.since, before.step), now)
-    return replace(seen, since=before.since, step=before.step, found=before.found or lasting)
+    since = (before.since, before.step)
+    found = before.found or lasts(state, since, now, TOLD_SECONDS)
+    lasting = before.lasting or lasts(state, since, now)
+    alike = before.cell == seen.cell and _is_alike(before.seconds, seen.seconds, before.usual, seen.usual)
+    figures = before if before.found and alike else replace(seen, since=before.since, step=before.step)
+    return replace(figures, found=found, lasting=lasting)
 
 
 def _is_alike(*figures: float) -> bool:
@@ -181,7 +184,7 @@ def _mitigate(turn: Turn) -> None:
     seen_slow = state.stragglers.slow
     look_after(
         turn,
-        suspected=any(not seen.found for seen in seen_slow.values()),
+        suspected=any(not seen.lasting for seen in seen_slow.values()),
         slow=[told(one, seen) for one, seen in seen_slow.items() if seen.found],
     )
     _ask_for_one_more(turn, worker)
@@ -229,8 +232,8 @@ def _held_up_by(state: CoordinatorState, slow: Straggler) -> float:
 
 
 def _worst(state: CoordinatorState) -> WorkerId | None:
-    """Of the stragglers that are found, the one that would gain most."""
-    slow = {w: s for w, s in state.stragglers.slow.items() if s.found and w in state.workers}
+    """Of the stragglers that have been slow for long enough, the one that would gain most."""
+    slow = {w: s for w, s in state.stragglers.slow.items() if s.lasting and w in state.workers}
     return max(slow, key=lambda w: (slow[w].seconds - slow[w].usual, w), default=None)
 
 

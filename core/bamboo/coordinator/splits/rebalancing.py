@@ -7,6 +7,7 @@ that pays, and what both took is remembered for as long as speeds are about the 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -81,10 +82,14 @@ def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
     turn.set(stragglers=replace(known, uneven=since, better=split if ripe or back else None, backoff=backoff))
 
 
-def lasts(state: CoordinatorState, since: tuple[float, int], now: float) -> bool:
-    """Has it been so for long enough? since: when, and at which step."""
+def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most: float = inf) -> bool:
+    """Has it been so for `elastic.stabilizationSeconds`, or for at_most seconds if that is less, and for some steps?
+
+    since: when, and at which step.
+    """
     seconds, step = since
-    return now - seconds >= state.spec.elastic.stabilization_seconds and state.step - step >= LEAST_STEPS
+    wanted = min(at_most, state.spec.elastic.stabilization_seconds)
+    return now - seconds >= wanted and state.step - step >= LEAST_STEPS
 
 
 def is_settling(state: CoordinatorState) -> bool:

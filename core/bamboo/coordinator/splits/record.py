@@ -35,7 +35,7 @@ class Straggler:
 
     since, step: when that was seen first, and how many steps were committed then. cell: which it runs. seconds: that it
     takes for a microbatch; usual: that others would. compared: with others, not with the counted costs of its layers.
-    found: for long enough, and told.
+    found: for long enough to be told. lasting: for long enough that something is done about it.
     """
 
     since: float
@@ -45,6 +45,7 @@ class Straggler:
     usual: float
     compared: bool
     found: bool = False
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
