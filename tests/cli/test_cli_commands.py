@@ -91,6 +91,8 @@ def processes_with(setting: str) -> list[str]:
         (["run", "JOB", "--workers", "3"], 2, "expected a multiple of the job's 2 stages"),
         (["run", "JOB", "--workers-per-node", "65"], 2, "less than or equal to 64"),
         (["run", "JOB", "--workers", "8"], 2, "--workers 8: spec.topology.pipelines: expected at most"),
+        (["run", "SUSPENDED", "--no-load"], 2, "spec.suspend: the job is suspended; set it to false"),
+        (["run", "JOB", "--load"], 2, "--load: cannot be combined with --on here"),
         (["run", "SUSPENDED"], 2, "spec.suspend: the job is suspended; set it to false"),
         (["run", "ALONE", "--checkpoints", "/proc/no/store"], 2, "nothing else could save this job: cannot write"),
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
@@ -161,7 +163,7 @@ def test_workers_that_always_end_by_themselves_end_the_job(tmp_path: Path) -> No
     done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "crashing")), "--quiet")
     assert done.returncode == 1
     assert "7 workers failed and no step was committed in between" in done.stdout
-    assert "w0 exited with code 7" in done.stdout
+    assert "failed workers: w0, w1, w2, w3, w4 and 2 more exited with code 7" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 

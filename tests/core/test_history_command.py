@@ -1,5 +1,8 @@
 """`bamboo history`: what is printed."""
 
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
 from bamboo.history.files import HistoryFile, HistoryFiles
 from history_kit import shown, step
 
@@ -24,3 +27,12 @@ def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_see
     assert "  steps 0 to 8 are missing: " in lines[0]
     assert "  step 9, loss " in lines[1]
     assert lines[2].endswith("  after step 10, evaluation loss 0.5")
+
+
+def test_what_is_not_there_is_told_with_all_that_could_be() -> None:
+    result = CliRunner().invoke(app, ["history", "/no/such/place"])
+    assert result.exit_code == 2
+    assert (
+        "/no/such/place: there is nothing; expected the name of a job on the cluster, a manifest, the folder"
+        in result.output
+    )

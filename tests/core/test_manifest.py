@@ -9,6 +9,7 @@ import pytest
 from bamboo.job import placement_spec as placement
 from bamboo.job import spec as s
 from bamboo.job import training_spec as t
+from bamboo.job.fields import RESOURCE_NAMES
 from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
 from manifest_case_kit import ABSENT, changed
 from manifest_kit import MINIMAL, WHOLE, minimal, problems
@@ -293,7 +294,17 @@ RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
         (
             "spec.worker.resources.limits",
             {"a b": 1},
-            'spec.worker.resources.limits: expected resource names such as nvidia.com/gpu, got "a b"',
+            f'spec.worker.resources.limits: {RESOURCE_NAMES}, got "a b"',
+        ),
+        (
+            "spec.worker.resources.limits",
+            {"gpu": 1},
+            f'spec.worker.resources.limits: {RESOURCE_NAMES}, got "gpu", did you mean nvidia.com/gpu?',
+        ),
+        (
+            "spec.worker.resources.requests",
+            {"Mem": "1Gi"},
+            f'spec.worker.resources.requests: {RESOURCE_NAMES}, got "Mem", did you mean memory?',
         ),
         ("spec.worker.image", "", 'spec.worker.image: expected a container image, got ""'),
         (

@@ -156,10 +156,42 @@ def test_a_damaged_one_leads_to_an_older_one() -> None:
     assert (world.state.phase, len(world.plans)) == ("Running", before), "it is of a plan of the past"
 
 
+def test_a_job_whose_first_checkpoint_is_damaged_began_with_the_one_before() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"])
+    while world.state.plan is None:
+        world.deliver()
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["b"])
+    failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="torn", damaged=True)
+    world.tell(Received("w1", failed))
+    world.settle()
+    assert plan_of(world).restore == STARTS["b"]
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert (shown.first, shown.step, shown.restores) == (STARTS["b"].step, STARTS["b"].step, 0)
+
+
+def test_one_that_was_found_damaged_before_anybody_read_it_is_not_the_newest() -> None:
+    """The job wrote it, lost a stage and looked: what it goes back to is what is kept."""
+    world = made(3)
+    save(world)
+    train(world, 13)
+    passed = ("the checkpoint of step 8 is not used: its manifest is damaged",)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"], passed=passed)
+    lose_stage(world)
+    world.settle()
+    assert plan_of(world).restore == STARTS["a"]
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert (shown.step, shown.first, shown.restores) == (STARTS["a"].step, 0, 1)
+
+
 def test_one_that_cannot_be_read_now_is_tried_again() -> None:
     world = started(STARTS["a"])
     failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="timeout", damaged=False)
     world.tell(Received("w1", failed))
+    (told,) = (emit.message for emit in world.told if emit.reason == "RestoreFailed")
+    assert told.endswith("timeout; bamboo run --no-resume (spec.checkpoint.resume: Never) begins at step 0 instead")
     asked = len(sent(world, protocol.FindCheckpoint))
     world.tell(Tick())
     assert len(sent(world, protocol.FindCheckpoint)) == asked, "not at once"

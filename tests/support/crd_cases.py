@@ -271,6 +271,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"worker.resources.limits": {"a b": 1}}, "spec.worker.resources.limits: expected resource names"),
     ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
+    ({"worker.resources.limits": {"gpu": 1}}, "spec.worker.resources.limits: expected resource names"),
+    ({"worker.resources.requests": {"Memory": "1Gi"}}, "spec.worker.resources.requests: expected resource names"),
 ]
 KEPT: list[dict[str, Any]] = [
     UNTIL,

@@ -33,3 +33,8 @@ def test_elsewhere_lines_are_rare(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     shown(2, 9)
     shown(3, 9)
     assert capsys.readouterr().err == "2 of 9\n"
+    shown(9, 9)
+    assert capsys.readouterr().err == "9 of 9\n", "and the end"
+    quick = line()
+    quick(9, 9)
+    assert capsys.readouterr().err == "", "what is quick is not told of"

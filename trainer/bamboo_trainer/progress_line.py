@@ -11,16 +11,17 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 class ProgressLine:
     """On standard error: one line that changes on a terminal, elsewhere a new one now and then.
 
-    text: says in words how much is done of how much.
+    text: says in words how much is done of how much. Where lines come now and then, the last one says that all is done.
     """
 
     def __init__(self, text: Callable[[int, int], str]) -> None:
         self._text, self._terminal, self._last = text, sys.stderr.isatty(), time.monotonic()
+        self._told = False  # that it takes a while
 
     def __call__(self, done: int, of: int) -> None:
         text = self._text(done, of)
         if self._terminal:
             print(f"\r{text}   ", end="\n" if done == of else "", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last > LINE_SECONDS:
-            self._last = time.monotonic()
+        elif time.monotonic() - self._last > LINE_SECONDS or (done == of and self._told):
+            self._last, self._told = time.monotonic(), True
             print(text, file=sys.stderr, flush=True)

@@ -117,7 +117,9 @@ def run(
     ctx: typer.Context,
     job: Job,
     on: Annotated[On, typer.Option(help="Run it on this machine, or submit it to a cluster and watch it.")] = On.HERE,
-    load: options.Load = True,
+    load: Annotated[
+        bool, typer.Option("--load/--no-load", help="With --on cluster: try the task on this machine before.")
+    ] = True,
     *,
     local: LocalRunOptions,
     cluster: options.ClusterPlace,
@@ -278,6 +280,8 @@ def _check_place(ctx: typer.Context, on: On) -> None:
         source = ctx.get_parameter_source(name)
         if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
             continue
+        if name == "load" and not ctx.params[name]:
+            continue  # on this machine nothing is tried before
         if (name in ON_CLUSTER) is not (on is On.CLUSTER):
             off = parameter.secondary_opts if ctx.params[name] is False else []
             usage(f"{(off or parameter.opts)[0]}: cannot be combined with --on {on.value}")

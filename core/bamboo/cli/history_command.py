@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from bamboo.remote.session import Session, Target
 
 app = typer.Typer(rich_markup_mode=None)
+
+
+SOURCES: Final = (
+    "the name of a job on the cluster, a manifest, the folder or URL of an output or checkpoints, or history.jsonl"
+)
 
 
 class HistoryFormat(StrEnum):
@@ -59,14 +64,19 @@ def history(
 
     Example: bamboo history run -o csv > curve.csv
     """
-    from bamboo.cli.dispatch import run, targets_of, usage
+    from bamboo.cli.dispatch import run, usage
+    from bamboo.kube.errors import RemoteError
+    from bamboo.remote.session import target as job_target
 
     if follow and output is HistoryFormat.CSV:
         usage("--follow and --output csv: expected at most one of them")
     place = Path(source)
     read = _reader(source) if "://" in source or place.is_dir() or place.suffix == ".jsonl" else None
     if read is None:
-        target = targets_of([source])[0]
+        try:
+            target = job_target(source)
+        except RemoteError as error:
+            usage(str(error) if place.is_file() else f"{source}: there is nothing; expected {SOURCES}")
         run(cluster, lambda s: _of_job(s, target, lambda url: _show(_reader(url), output, every, follow, interval)))
     raise typer.Exit(_show(read, output, every, follow, interval))
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from bamboo.job.text_patterns import LABEL_KEY, QUANTITY, TextPattern
+from bamboo.job.text_patterns import QUANTITY, RESOURCE, TextPattern
 
 MAX_INT = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -205,8 +205,8 @@ class Fields:
         read: dict[str, str | int] = {}
         for key in filter(lambda k: isinstance(k, str), child.values):
             number = _is_int(child.get(key)) and 0 <= child.get(key) <= MAX_INT64
-            if not LABEL_KEY.fits(key):
-                self.problem(name, f"expected resource names such as nvidia.com/gpu, got {show(key)}")
+            if not RESOURCE.fits(key):
+                self.problem(name, f"{RESOURCE_NAMES}, got {show(key)}{_meant(key)}")
                 child.known.append(key)
             elif number:
                 read[key] = child.get(key)
@@ -220,6 +220,21 @@ class Fields:
         """A free object of JSON values, copied; bounded, because YAML aliases can make a small file vast."""
         child = self.child(name)
         return _Tree(child.problems).copy_object(child.values, child.path, 1)
+
+
+RESOURCE_NAMES = (
+    "expected resource names such as nvidia.com/gpu (without a domain there are only cpu, memory, ephemeral-storage "
+    "and hugepages-SIZE)"
+)
+
+
+def _meant(name: str) -> str:
+    """What a name that is none was meant to be, if it looks like one."""
+    lower = name.lower()
+    if "gpu" in lower or "nvidia" in lower:
+        return f", did you mean {'amd' if 'amd' in lower else 'nvidia'}.com/gpu?"
+    near = get_close_matches(lower[:80], ("cpu", "memory", "ephemeral-storage"), n=1, cutoff=0.5)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def _list_fits(least: int, most: int) -> Callable[[Any], bool]:

@@ -148,13 +148,12 @@ def _write(source: StateSource, layout: _Layout, path: Path, progress: Progress)
     with path.open("xb") as out:
         out.write(layout.header)
         out.truncate(layout.size)
-        for number, (layer, entries) in enumerate(files.items()):
-            progress(number, len(files))
+        for number, (layer, entries) in enumerate(files.items(), start=1):
             tensors = source.tensors(layer, entries)
             for entry in entries:
                 out.seek(offsets[entry.name])
                 out.write(byte_view(tensors[entry.tensor]) if entry.bytes else b"")
-        progress(len(files), len(files))
+            progress(number, len(files))
 
 
 def _save_mapped(layout: _Layout, raw: Path, form: ExportForm, partial: Path) -> None:

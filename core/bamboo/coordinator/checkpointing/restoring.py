@@ -12,6 +12,7 @@ from bamboo.job.spec import Resume, wanted_workers
 from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.text import count, one_line
 
+BEGIN_ANEW: Final = "bamboo run --no-resume (spec.checkpoint.resume: Never) begins at step 0 instead"
 RESTORE_SECONDS: Final = 24 * 3600.0  # from a loss until a step is committed again: nodes may be scarce for a night
 
 
@@ -19,6 +20,11 @@ def can_restore(state: CoordinatorState) -> bool:
     """Is it worth looking for a checkpoint to go back to?"""
     spec, c = state.spec.checkpoint, state.checkpoints
     return spec is not None and (spec.resume is Resume.LATEST or bool(_own(state)) or not c.looked)
+
+
+def can_resume(state: CoordinatorState) -> bool:
+    """May the job go on from what another run of it has written?"""
+    return state.spec.checkpoint is not None and state.spec.checkpoint.resume is Resume.LATEST
 
 
 def _own(state: CoordinatorState) -> list[CheckpointId]:
@@ -81,6 +87,8 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
     if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
         return
     text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
+    if not message.damaged and message.checkpoint not in c.kept and can_resume(state):
+        text += f"; {BEGIN_ANEW}"
     turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
     problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
     change(turn, counts=c.counts.unusable(problem))
@@ -129,7 +137,10 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
         return
     for text in message.passed:
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
-    change(turn, looked=True, found=message.checkpoint, asked=None, problem="")
+    newest = message.checkpoint.step if message.checkpoint else -1
+    kept = tuple(one for one in c.kept if one.step <= newest)  # whoever looked has passed over the others
+    kept_at = c.kept_at if kept[:1] == c.kept[:1] else None
+    change(turn, looked=True, found=message.checkpoint, asked=None, problem="", kept=kept, kept_at=kept_at)
 
 
 def repeats(turn: Turn, first: int) -> None:
@@ -154,7 +165,8 @@ def begun(turn: Turn) -> None:
         counts = counts.restoring(RestoreCause(c.reason))
     turn.set(counting=True, furthest=max(state.furthest, state.step, first), earlier=BEGINNING)
     copies.begun(turn, c.found)
+    trained = state.furthest > c.first  # if not, the checkpoint that it was to begin with could not be read
     change(
-        turn, counts=counts, last_step=first, first=c.first if c.reason else first, reason="", message="", retry=False,
-        pausing=False,
+        turn, counts=counts, last_step=first, first=c.first if c.reason and trained else first, reason="", message="",
+        retry=False, pausing=False,
     )  # fmt: skip
