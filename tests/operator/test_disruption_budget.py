@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.protocol import ReplicaSynced
+from bamboo.control.protocol import ReplicaSynced, WorkerReady
 from bamboo.coordinator.events import WorkerState
 from bamboo_operator.pods.disruption_budget import disruption_budget, least_healthy
 from operator_kit import META, job, said
@@ -26,7 +26,7 @@ def workers(**states: WorkerState) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("status", "spec", "placed", "least"),
+    ("status", "spec", "joined", "least"),
     [
         ({"grid": (ROW,)}, FOUR, 4, 3),
         ({"grid": (ROW,)}, FOUR | {"standby": {"workers": 1}}, 5, 4),
@@ -43,21 +43,24 @@ def workers(**states: WorkerState) -> Any:
     ],
 )
 def test_the_budget_leaves_as_many_workers_as_redundancy_needs(
-    status: dict[str, Any], spec: dict[str, Any], placed: int, least: int | None
+    status: dict[str, Any], spec: dict[str, Any], joined: int, least: int | None
 ) -> None:
     told = replace(said(**status), grid=status["grid"])  # said() takes an empty grid for none given
-    assert least_healthy(told, job(**spec), placed) == least
+    assert least_healthy(told, job(**spec), joined) == least
 
 
 def test_the_budget_is_the_jobs_own_and_goes_with_it() -> None:
-    made = disruption_budget(job(), META, 3)
+    made = disruption_budget(job(), META, 3, [0, 2, 3, 5])
     assert made["metadata"]["name"] == f"bamboo-{META.uid}"
     (owned,) = made["metadata"]["ownerReferences"]
     assert (owned["kind"], owned["uid"]) == ("BambooJob", META.uid)
     assert made["spec"] == {
         "minAvailable": 3,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": {"bamboo.dev/job-uid": META.uid}},
+        "selector": {
+            "matchLabels": {"bamboo.dev/job-uid": META.uid},
+            "matchExpressions": [{"key": "bamboo.dev/worker-index", "operator": "In", "values": ["0", "2", "3", "5"]}],
+        },
     }
 
 
@@ -101,7 +104,8 @@ async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable
     assert place.budgets[-1] == 3, "three are left, and none of them may go now"
 
 
-async def test_a_worker_that_never_starts_holds_up_no_drain(begin: Callable[..., Job]) -> None:
+async def test_a_worker_that_has_not_joined_is_not_counted_and_lets_no_other_go(begin: Callable[..., Job]) -> None:
+    """However far it is: the moment at which its pod becomes healthy is not known here."""
     place = Place()
     started = await running(begin, place, **FOUR, standby={"workers": 1})
     fill(started)
@@ -112,9 +116,23 @@ async def test_a_worker_that_never_starts_holds_up_no_drain(begin: Callable[...,
     await started.ticks(0.0)
     await started.reconciles()
     (later,) = place.pods.keys() - started.runner.joined
-    place.stall(later, "ImagePullBackOff")
+    before = place.budget
+    assert (place.budgets[-1], len(place.about())) == (3, 4)
+    for happens in (
+        lambda: place.stall(later, "ImagePullBackOff"),
+        lambda: place.run(later, age=0.0),
+        lambda: place.run(later, age=30.0),
+    ):
+        happens()
+        await started.ticks(0.0)
+        await started.reconciles()
+        assert place.budget == before
+        assert place.allowed() == 1
+    started.hear(later, WorkerReady())
     await started.reconciles()
-    assert place.budgets[-1] == 3, "it is not healthy, so that of the four others one may go"
+    assert place.budgets[-1] == 4
+    assert later in place.about()
+    assert place.allowed() == 1
 
 
 async def test_a_user_does_without_and_the_end_takes_it_away(begin: Callable[..., Job]) -> None:

@@ -88,6 +88,7 @@ class Server:
         self.names: set[tuple[str, str]] = set()  # of pods that this operator has made, with their jobs' uids
         self.room = 1000
         self.revisions: dict[str, Object] = {}  # by name
+        self.budgets: dict[str, Object] = {}  # their specs by name
         self.trouble = 0.0  # the part of calls that fail
         self.slowness = 1.0
 
@@ -119,8 +120,10 @@ class Server:
         if kind == "tokenreviews":
             assert body
             return {"status": self._review(body["spec"]["token"])}
-        if kind in ("networkpolicies", "poddisruptionbudgets"):
+        if kind == "networkpolicies":
             return body or {}
+        if kind == "poddisruptionbudgets":
+            return self._budget(method, name or "", body)
         if kind == "controllerrevisions":
             return self._revision(method, name, body, query)
         if method == "POST":
@@ -141,6 +144,16 @@ class Server:
         elif method == "DELETE":
             self.delete(kind, thing)
         return thing
+
+    def _budget(self, method: str, name: str, body: Object | None) -> Object:
+        if method == "DELETE":
+            if self.budgets.pop(name, None) is None:
+                raise refusal(404, "NotFound", name)
+            return {}
+        assert body
+        self.budgets[name] = copy.deepcopy(body["spec"])
+        self._changed("poddisruptionbudgets MODIFIED", {"metadata": {"uid": "", **body["metadata"]}})
+        return body
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
         """Of jobs that are gone some may be left, as long as the garbage collector takes its time."""

@@ -26,6 +26,7 @@ from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from opsim_audit import Audit
+from opsim_budgets import disruptions_allowed
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
 from opsim_scenario import JOB, MISSING, SPAN_SECONDS, ClusterScenario
@@ -284,6 +285,9 @@ class OperatorSimulation:
         metadata = thing["metadata"]
         if what != "bamboojobs MODIFIED":
             self.log(f"{what}: {metadata['name']} ({metadata['uid']}) {(thing.get('status') or {}).get('phase', '')}")
+        for name, budget in self.server.budgets.items():
+            if (allowed := disruptions_allowed(budget, self.pods.objects.values())) > 1:
+                self.fail(f"{name} lets {allowed} workers go at once")
         match what:
             case "pods ADDED":
                 self.kubelets.created(thing)

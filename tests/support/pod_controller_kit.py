@@ -28,6 +28,7 @@ from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS
+from opsim_budgets import disruptions_allowed, is_about
 
 
 class Place:
@@ -42,6 +43,7 @@ class Place:
         self.shown = True  # does the watch tell of pods that are made, and that are to go?
         self.refusal: ApiError | None = None  # of every pod
         self.unanswered = 0  # how many pods are made, and it is not answered
+        self.budget: dict[str, Any] | None = None
         self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
         self.no_budgets = False  # has the operator no right to make one?
         self.invalid = ""  # why a dry run of a pod fails
@@ -142,10 +144,20 @@ class Place:
     async def apply_disruption_budget(self, budget: dict[str, Any]) -> None:
         if self.no_budgets:
             raise ApiError(403, "Forbidden", "may not patch poddisruptionbudgets")
+        self.budget = budget["spec"]
         self.budgets.append(budget["spec"]["minAvailable"])
 
     async def delete_disruption_budget(self, namespace: str, name: str) -> None:
         self.budgets.append(None)
+
+    def about(self) -> set[str]:
+        """The pods that the newest budget limits evictions of."""
+        return {name for name, pod in self.pods.items() if self.budget and is_about(self.budget, pod)}
+
+    def allowed(self) -> int:
+        """So many of them may be evicted now."""
+        assert self.budget is not None
+        return disruptions_allowed(self.budget, self.pods.values())
 
     def pools(self) -> dict[str, str | None]:
         return {name: worker_pool(pod) for name, pod in sorted(self.pods.items())}

@@ -37,7 +37,6 @@ from bamboo_operator.pods.starting.start_backoff import StartBackoff
 from bamboo_operator.pods.starting.startup_problems import (
     GATED,
     StartupProblem,
-    cannot_start,
     missing_pods,
     startup_problems,
 )
@@ -233,8 +232,10 @@ class PodController:
 
     async def _update_disruption_budget(self) -> None:
         if self._budget is not None:
-            placed = sum(1 for pod in self.pods.placed().values() if not cannot_start(pod))
-            await self._budget.update(self._requests.status(), self._spec, placed)
+            status = self._requests.status()
+            pods, joined = self.pods.living(), {worker for worker, _ in status.workers}
+            numbers = [n for name, pod in pods.items() if name in joined and (n := worker_number(pod)) is not None]
+            await self._budget.update(status, self._spec, sorted(numbers))
 
     async def _create_pods(self) -> None:
         self._pools_full = False

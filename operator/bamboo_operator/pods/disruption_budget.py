@@ -2,12 +2,14 @@
 
 With one pipeline two neighbours hold all copies of a stage between them, so that a drain of both their nodes would end
 the job. The budget lets one worker go, and the next only when every stage is held twice again. It is a floor on healthy
-pods, which the operator moves: a floor that it cannot move while it is away lets at most one more go.
+pods, and names the pods that it is about: those of workers that have joined. Any other one could become healthy before
+the operator moves the floor, and two of those that hold state could go for it. Both are written at once, so that never
+more than one may go, also while the operator is away.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from bamboo.coordinator.events import Emit, Status, WorkerState
@@ -15,18 +17,17 @@ from bamboo.coordinator.protection import spares_any_worker
 from bamboo.job.placement_spec import DisruptionBudget
 from bamboo.job.spec import JobSpec, RedundancyMode, wanted_workers
 from bamboo.kube.errors import ApiError
-from bamboo.names import LABEL_JOB_UID
+from bamboo.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
 REFUSED = (403, 404, 405, 422)  # by the operator's own rights, or by a server that has no such thing
 RETRY_SECONDS = 60.0  # after that; an API server that has just started forbids everything for a moment
 
 
-def least_healthy(status: Status, spec: JobSpec, placed: int) -> int | None:
+def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
     """How many of the workers' pods have to stay; None if evictions are not to be limited.
 
-    placed: pods that live, have a node, and are not kept from starting there: what waits for a node or an image counts
-    as healthy nowhere, and may wait for long.
+    joined: the pods of workers that have joined: what waits for a node or an image may wait for long, and has no state.
     Not limited is a job that has nothing to lose yet, that is one worker and so can never be held twice, or that has
     neither redundancy nor a second pipeline: there a budget would only hold up drains.
     """
@@ -36,11 +37,13 @@ def least_healthy(status: Status, spec: JobSpec, placed: int) -> int | None:
         return None
     leaving = any(state is WorkerState.LEAVING for _, state in status.workers)
     spare = 1 if spares_any_worker(status) and not leaving else 0
-    return max(0, placed - spare)
+    return max(0, joined - spare)
 
 
-def disruption_budget(job: JobSpec, meta: JobMeta, least: int) -> dict[str, Any]:
-    """minAvailable, for maxUnavailable would make Kubernetes read the BambooJob's scale, which counts pipelines."""
+def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence[int]) -> dict[str, Any]:
+    """workers: the numbers of those that it is about.
+
+    minAvailable, for maxUnavailable would make Kubernetes read the BambooJob's scale, which counts pipelines."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -48,7 +51,12 @@ def disruption_budget(job: JobSpec, meta: JobMeta, least: int) -> dict[str, Any]
         "spec": {
             "minAvailable": least,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": {LABEL_JOB_UID: meta.uid}},
+            "selector": {
+                "matchLabels": {LABEL_JOB_UID: meta.uid},
+                "matchExpressions": [
+                    {"key": LABEL_WORKER_INDEX, "operator": "In", "values": [str(number) for number in workers]}
+                ],
+            },
         },
     }
 
@@ -69,18 +77,21 @@ class DisruptionBudgetWriter:
 
     def __init__(self, api: DisruptionBudgetApi, meta: JobMeta, record: Callable[[Emit], None], *, fresh: bool) -> None:
         self._api, self._meta, self._record = api, meta, record
-        self._least: int | None = None
+        self._written: tuple[int, Sequence[int]] | None = None
         self._known = fresh
         self._refused, self._retry_at = False, -math.inf  # time.monotonic()
 
-    async def update(self, status: Status, spec: JobSpec, placed: int) -> None:
-        """Brings it up to date. Raises what is in API_ERRORS, except what may be refused for ever: reported once,
-        and tried again now and then.
+    async def update(self, status: Status, spec: JobSpec, workers: Sequence[int]) -> None:
+        """Brings it up to date. workers: the numbers of those that have joined and whose pods live.
 
+        Raises what is in API_ERRORS, except what may be refused for ever: reported once, and tried again now and then.
         A coordinator that has just been restarted does not know who protects whom: then it stays as it is.
         """
-        if status.phase != "Recovering":
-            await self._write(least_healthy(status, spec, placed), spec)
+        if status.phase == "Recovering":
+            return
+        least = least_healthy(status, spec, len(workers))
+        if least is None or workers:
+            await self._write(None if least is None else (least, workers), spec)
 
     @property
     def retry_at(self) -> float:
@@ -92,14 +103,14 @@ class DisruptionBudgetWriter:
         self._retry_at = -math.inf
         await self._write(None, spec)
 
-    async def _write(self, least: int | None, spec: JobSpec) -> None:
-        if time.monotonic() < self._retry_at or (self._known and least == self._least):
+    async def _write(self, wanted: tuple[int, Sequence[int]] | None, spec: JobSpec) -> None:
+        if time.monotonic() < self._retry_at or (self._known and wanted == self._written):
             return
         try:
-            if least is None:
+            if wanted is None:
                 await self._api.delete_disruption_budget(spec.namespace, about_workers(spec, self._meta)["name"])
             else:
-                await self._api.apply_disruption_budget(disruption_budget(spec, self._meta, least))
+                await self._api.apply_disruption_budget(disruption_budget(spec, self._meta, *wanted))
         except ApiError as error:
             if error.status not in REFUSED:
                 raise
@@ -108,4 +119,4 @@ class DisruptionBudgetWriter:
                 self._record(Emit("ClusterRefuses", message, True))
             self._refused, self._known, self._retry_at = True, False, time.monotonic() + RETRY_SECONDS
         else:
-            self._refused, self._known, self._least = False, True, least
+            self._refused, self._known, self._written = False, True, wanted

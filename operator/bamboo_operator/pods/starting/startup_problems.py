@@ -90,11 +90,6 @@ def _of(pod: Json) -> Iterator[StartupProblem]:
     yield from islice(_stalled(pod), 1)
 
 
-def cannot_start(pod: Json) -> bool:
-    """Is it on its node, and kept from starting there by what does not pass by itself?"""
-    return any(True for _ in _stalled(pod))
-
-
 def _stalled(pod: Json) -> Iterator[StartupProblem]:
     """One for each container that is kept from starting."""
     status = pod.get("status") or {}
