@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from bamboo.coordinator.events import WorkerState
@@ -46,6 +47,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], bool, str, str]] = [
     ({"grid": BARE}, PAIRS, False, "WorkersMissing", "no"),
     ({"grid": BARE, "replicas": 1}, PAIRS, False, "OneNode", "no"),  # another worker there holds it, too
     ({**FILLED, "replicas": 1}, PAIRS, False, "Replicating", "no"),
+    ({"replicas": 1, "nodes": 2, "crowded": (("n2", 3),)}, PAIRS, False, "CrowdedNode", "no"),
+    ({"grid": BARE, "replicas": 1, "crowded": (("n2", 3),)}, PAIRS, False, "OneNode", "no"),  # which is worse
+    ({"crowded": (("n2", 3),)}, PAIRS | OFF, False, "CrowdedNode", "no"),
     ({"grid": BARE, "replicas": 1}, PAIRS | OFF, False, "RedundancyOff", "off"),
 ]
 
@@ -144,3 +148,20 @@ def test_the_sentence_counts_nodes_where_they_have_several_workers(
 def test_a_stage_on_one_node_only_is_named() -> None:
     found = protection(said(grid=BARE, replicas=1, nodes=1), job(**PAIRS))
     assert found.message.startswith("1 of 2 stages held on one node only: pipeline 0 stage 0; ")
+
+
+@pytest.mark.parametrize(("room", "told"), [(1, ()), (2, (("n1", 3),)), (3, ())])
+def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tuple[tuple[str, int], ...]) -> None:
+    """By where they are, whatever the scheduler was asked for; of one worker to a node nothing but that is asked."""
+    world = World(4, 1, 0, per_node=room)
+    world.settle()
+    nodes = {"w0": "n0", "w1": "n1", "w2": "n1", "w3": "n1"}
+    workers = {
+        worker: replace(record, peer=msgspec.structs.replace(record.peer, node=nodes[worker]))
+        for worker, record in world.state.workers.items()
+    }
+    found = status_of(replace(world.state, workers=workers), world.now)
+    assert found.crowded == told
+    if told:
+        message = "3 workers on node n1, and spread.workersPerNode is 2"
+        assert protection(replace(found, unprotected=(), grid=said().grid), world.spec).message == message

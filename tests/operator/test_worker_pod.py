@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import ValidationError
 
 from bamboo.job.edits import worker_digest
+from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.names import worker_name
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import (
@@ -342,7 +343,6 @@ def test_a_worker_with_several_devices_is_one_pod_with_as_many_gpus():
 
 def test_pods_that_share_nodes_ask_for_nodes_that_have_some_already():
     spec = render({"spread": {"workersPerNode": 4}})["spec"]
-    assert "topologySpreadConstraints" in spec
     assert list(spec["affinity"]) == ["podAffinity"]
     (near,) = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert near["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
@@ -352,6 +352,24 @@ def test_pods_that_share_nodes_ask_for_nodes_that_have_some_already():
     affinity = render({"spread": {"workersPerNode": 4, "policy": "ZonePerPipeline"}})["spec"]["affinity"]
     (others,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert others["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
+
+
+@pytest.mark.parametrize("policy", list(SpreadPolicy))
+def test_a_node_never_gets_more_of_a_jobs_pods_than_it_has_room_for(policy):
+    """The node with the fewest counts as empty while there are fewer than minDomains: the skew is what a node has."""
+    alone = render({"spread": {"policy": policy.value}})["spec"].get("topologySpreadConstraints", [])
+    assert all(one["whenUnsatisfiable"] == "ScheduleAnyway" for one in alone)
+    pod = render({"spread": {"workersPerNode": 4, "policy": policy.value}})
+    check_pod(pod)
+    *others, cap = pod["spec"]["topologySpreadConstraints"]
+    assert others == alone
+    assert cap == {
+        "maxSkew": 4,
+        "minDomains": 1_000_000,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"bamboo.dev/job-uid": META.uid}},
+    }
 
 
 def test_pods_are_made_in_as_many_groups_as_there_are_pipelines():

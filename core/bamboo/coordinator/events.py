@@ -251,7 +251,7 @@ class Status:
     """The job as a person sees it; made by `job_status.status`.
 
     protected: the stage's state is held by several workers, in step, and on several nodes where these are lost with
-    several workers (`spread.workersPerNode`).
+    several workers (`spread.workersPerNode`). crowded: nodes with more workers than that, and how many they have.
     """
 
     phase: str
@@ -282,6 +282,7 @@ class Status:
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
     evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # the newest: after which step, by metric
     best_evaluation: int | None = None  # after which step
+    crowded: tuple[tuple[str, int], ...] = ()
     skipped_steps: int = 0  # since the coordinator was made: steps that left the model as it was
     trained_samples: int = 0  # since the coordinator was made; of steps that were repeated, only once
     trained_without: int = 0  # those of the same steps whose loss did not go into them

@@ -1,5 +1,7 @@
 """The coordinator's state as a person sees it."""
 
+from collections import Counter
+
 from bamboo.control.evaluations import best
 from bamboo.control.verification import ForwardPlace
 from bamboo.coordinator import stragglers
@@ -41,6 +43,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         replicating=tuple(map(_named, _replicating(state, plan))) if plan else (),
         replicas=_replicas(state, plan) if plan else None,
         nodes=_nodes(state, plan) if plan else None,
+        crowded=_crowded(state),
         slow=_slow(state),
         differences=_differences(state),
         digests=_digests(state),
@@ -123,6 +126,13 @@ def _replicas(state: CoordinatorState, plan: Plan) -> int:
 def _nodes(state: CoordinatorState, plan: Plan) -> int:
     nodes = domains_of(plan)
     return min(len({nodes[w] for w in _level(state, plan, cell)}) for cell in plan.cells())
+
+
+def _crowded(state: CoordinatorState) -> tuple[tuple[str, int], ...]:
+    """Where a node may have one worker only, that is merely asked for, and each worker counts by itself."""
+    room = state.spec.spread.workers_per_node
+    found = Counter(record.peer.node for record in state.workers.values() if record.peer.node)
+    return tuple(sorted((node, number) for node, number in found.items() if number > room > 1))
 
 
 def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:

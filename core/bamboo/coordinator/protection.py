@@ -33,6 +33,8 @@ def protection(status: Status, spec: JobSpec) -> Protection:
         return Protection(False, "OperatorRestarted", UNHEARD)
     cells = [(cell_name(d, s), held) for d, row in enumerate(status.grid) for s, (_, held) in enumerate(row)]
     alone = [name for name, held in cells if not held]
+    if not alone and status.crowded:
+        return Protection(False, "CrowdedNode", crowd(status, spec))
     if not alone:
         return _held_by_several(status, spec)
     where = "on one node only" if counts_nodes(spec) else "by one worker only"
@@ -46,6 +48,12 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     if spares_any_worker(status):
         return Protection(False, "OneNode", f"{bare}; workers on other nodes to hold copies are missing")
     return Protection(False, "WorkersMissing", f"{bare}; workers for the others' copies are missing")
+
+
+def crowd(status: Status, spec: JobSpec) -> str:
+    """Which nodes have more workers than they may. They are lost together, though the others may hold every stage."""
+    told = [f"{number} workers on node {node}" for node, number in status.crowded]
+    return f"{_listed(told)}, and spread.workersPerNode is {spec.spread.workers_per_node}"
 
 
 def spares_any_worker(status: Status) -> bool:
@@ -77,6 +85,6 @@ def cell_name(pipeline: int, stage: int) -> str:
     return f"pipeline {pipeline} stage {stage}"
 
 
-def _listed(cells: list[str]) -> str:
-    more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
-    return ", ".join(cells[:NAMED]) + more
+def _listed(things: list[str]) -> str:
+    more = f" and {len(things) - NAMED} more" if len(things) > NAMED else ""
+    return ", ".join(things[:NAMED]) + more

@@ -14,6 +14,7 @@ from bamboo.job.spec import JobSpec, wanted_pipelines
 
 Json = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"
+MOST_NODES = 1_000_000  # more than any cluster has
 
 
 def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
@@ -33,21 +34,48 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
     """What a pod's spec says about others of the same job. uid: of the job.
 
     Different nodes, as far as it can be had, in any case but None; or those with others of the job, if nodes have room
-    for several (workersPerNode). Interleave: over zones, as far as it can be had.
+    for several (workersPerNode), and then never more of them on a node, whatever the policy: a pod waits instead.
+    Interleave: over zones, as far as it can be had.
     In the other cases a pod has to be in the zone of its group, of which the first one decides, since what crosses
     zones may cost more than the node; it waits if there are no more nodes in that zone.
     """
+    room = job.spread.workers_per_node
+    of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
+    over_zones, affinity = _together(job, of_job, group)
+    constraints = over_zones if room == 1 else [*over_zones, _at_most(of_job, room)]
+    asked: Json = {}
+    if constraints:
+        asked["topologySpreadConstraints"] = constraints
+    if affinity:
+        asked["affinity"] = affinity
+    return asked
+
+
+def _at_most(of_job: Json, room: int) -> Json:
+    """So many pods on a node. A skew is what a node has beyond the one with the fewest, which counts as one with none
+    as long as there are fewer nodes than minDomains.
+    """
+    return {
+        "maxSkew": room,
+        "minDomains": MOST_NODES,
+        "topologyKey": HOSTNAME,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": of_job,
+    }
+
+
+def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]:
+    """What is asked of zones as constraints, and the affinity."""
     policy, key = job.spread.policy, job.spread.topology_key
     if policy is SpreadPolicy.NONE:
-        return {}
-    of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
+        return [], {}
     share = job.spread.workers_per_node > 1
     on_nodes = [_preferred(of_job, HOSTNAME, 100)]
     apart, near = ([], on_nodes) if share else (on_nodes, [])
     if policy is SpreadPolicy.INTERLEAVE:
         over_zones = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": of_job}
         nodes = {"podAffinity" if share else "podAntiAffinity": _if_possible(on_nodes)}
-        return {"topologySpreadConstraints": [over_zones], "affinity": nodes}
+        return [over_zones], nodes
     together = of_job
     if policy is SpreadPolicy.ZONE_PER_PIPELINE:
         mine = {names.LABEL_ZONE_GROUP: str(group)}
@@ -55,13 +83,11 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
         not_mine = {"key": names.LABEL_ZONE_GROUP, "operator": "NotIn", "values": [str(group)]}
         apart.append(_preferred({**of_job, "matchExpressions": [not_mine]}, key, 50))
     required = [{"labelSelector": together, "topologyKey": key}]
-    return {
-        "affinity": {
-            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}
-            | (_if_possible(near) if near else {}),
-        }
-        | ({"podAntiAffinity": _if_possible(apart)} if apart else {})
-    }
+    in_zone = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+    affinity = {"podAffinity": in_zone | (_if_possible(near) if near else {})}
+    if apart:
+        affinity["podAntiAffinity"] = _if_possible(apart)
+    return [], affinity
 
 
 def _preferred(selector: Json, topology_key: str, weight: int) -> Json:

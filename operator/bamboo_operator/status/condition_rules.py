@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.coordinator.events import Outcome, Status, WorkerState
-from bamboo.coordinator.protection import UNHEARD, counts_nodes, protection
+from bamboo.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
 from bamboo.job.spec import RedundancyMode
 from bamboo_operator.pods.pools import is_fallback
 from bamboo_operator.pods.rollouts.rollout import RolloutState
@@ -187,13 +187,15 @@ def _degraded(given: RuleInput) -> ConditionResult:
     narrow = spec.topology.stages - len(status.grid[0]) if status.grid[0] else 0
     if narrow > 0:
         sentences.append(f"{narrow} of {spec.topology.stages} stages are missing: their layers are with the other ones")
+    if status.crowded:
+        sentences.append(crowd(status, spec))
     if given.facts.problems or given.facts.refused:
         sentences.append(
             "the workers continue with the last accepted manifest, not with the newest one: see condition Accepted"
         )
     if not sentences:
         return ConditionResult(False, "AsDesired", "every stage has its own worker and its protection")
-    unharmed = "Unprotected" if damage else "StagesMissing" if narrow > 0 else "SpecNotFollowed"
+    unharmed = "Unprotected" if damage or status.crowded else "StagesMissing" if narrow > 0 else "SpecNotFollowed"
     reason = "WorkersMissing" if any(d.doubled for d in damage) else unharmed
     more = f"; and {len(sentences) - 3} more" if len(sentences) > 3 else ""
     return ConditionResult(True, "PipelinesMissing" if missing > 0 else reason, "; ".join(sentences[:3]) + more)
