@@ -8,7 +8,7 @@ import pytest
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator.events import Event, WorkerLost
+from bamboo.coordinator.events import Event, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
 from bamboo.local.runner import RunOptions, _LocalRun
 from bamboo.terminal.view import QuietView, TakeWorker
@@ -25,8 +25,9 @@ def manifest(stages: int, **spec: Any) -> dict[str, Any]:
 class Run(_LocalRun):
     """One without processes, whose workers are known by what they say."""
 
-    def __init__(self, folder: Path, document: dict[str, Any]) -> None:
-        super().__init__(parse_manifest(document), document, RunOptions(), QuietView(), folder)
+    def __init__(self, folder: Path, document: dict[str, Any], *, replace_after: float = 0.0) -> None:
+        options = RunOptions(replace_after=replace_after)
+        super().__init__(parse_manifest(document), document, options, QuietView(), folder)
         self.told: list[WorkerLost] = []
 
     def trains(self) -> "Run":
@@ -96,3 +97,26 @@ async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(tmp_pat
     assert [(lost.exit_code, lost.removed) for lost in run.told] == [(None, True), (None, False)]
     assert (run._finish, run._state.restarts, run._workers.crashes) == (None, 0, [])
     assert {worker: end.disrupted for worker, end in run._state.ends.items()} == {"w1": False, "w3": True}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+@pytest.mark.parametrize("trains", [False, True])
+async def test_whoever_is_lost_is_replaced_after_that_time_also_before_the_job_trains(
+    tmp_path: Path, seconds: float, trains: bool
+) -> None:
+    run = Run(tmp_path, manifest(2), replace_after=seconds)
+    started: list[str] = []
+    run._pool.start = lambda worker, *_, **__: started.append(worker)  # type: ignore[method-assign]
+    run._handle(Tick())
+    assert started == ["w0", "w1"], "the first ones need not wait"
+    if trains:
+        run.trains()
+        run._pool.start = lambda worker, *_, **__: started.append(worker)  # type: ignore[method-assign]
+    else:
+        run._handle(WorkerJoined(protocol.Hello(worker="w0", host="h", port=1)))
+    run.ends("w0", -signal.SIGKILL)
+    run._handle(Tick())
+    assert ("w2" in started) is (seconds == 0)
+    assert len(run._timers) == (seconds > 0)
+    for timer in run._timers:
+        timer.cancel()

@@ -1,12 +1,14 @@
 """How a job goes on from a checkpoint: with which one, after what, and when it gives up."""
 
+from typing import Any
+
 import pytest
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo.coordinator.checkpointing.restoring import RESTORE_SECONDS
-from bamboo.coordinator.events import Outcome, Tick
+from bamboo.coordinator.events import Outcome, Tick, WorkerLost
 from bamboo.coordinator.job_status import status
 from bamboo.planning.plan import ROOT, Cell, CheckpointId
 from checkpoint_world import (
@@ -82,6 +84,52 @@ def test_a_job_that_keeps_none_says_so() -> None:
     assert world.finish is not None
     assert world.finish.message.endswith("not recoverable without a checkpoint")
     assert not world.sent, "nobody was asked for a checkpoint"
+
+
+def untrained(checkpoint: dict[str, Any] | None = None) -> World:
+    """All workers have the first plan, and no step is committed."""
+    world = World(3, 1, 0, checkpoint=checkpoint)
+    while world.state.phase != "Running" or world.pending:
+        world.deliver()
+    assert (world.state.step, world.finish) == (0, None)
+    return world
+
+
+@pytest.mark.parametrize("checkpoint", [None, {"everySteps": 8}])
+def test_a_stage_that_is_lost_before_anything_is_trained_costs_nothing(checkpoint: dict[str, Any] | None) -> None:
+    """Whether the job keeps checkpoints or not: there is none, and the first values are made again."""
+    world = untrained(checkpoint)
+    world.found = protocol.CheckpointFound(number=0)
+    before = plan_of(world)
+    lose_stage(world)
+    for _ in range(300):
+        if plan_of(world).origin != before.origin or world.finish:
+            break
+        world.now += 0.3
+        world.deliver() if world.pending else world.tell(Tick())
+    assert world.finish is None
+    assert (world.state.phase, plan_of(world).restore, plan_of(world).first_step) == ("Running", None, 0)
+    assert [told.message for told in world.told if told.reason == "Restored"] == ["the job begins again"]
+    restoring = next(told.message for told in world.told if told.reason == "Restoring")
+    assert restoring.endswith("no step is committed yet, and the job begins anew")
+    world.settle()
+    assert world.state.step > 0
+
+
+def test_a_job_that_begins_anew_again_and_again_has_an_end() -> None:
+    world = untrained()
+    for _ in range(100):
+        if world.finish:
+            break
+        if world.state.phase == "Running" and not world.pending:
+            for worker in sorted(plan_of(world).at(Cell(0, 1)).holders & world.state.workers.keys()):
+                world.lost.add(worker)
+                world.tell(WorkerLost(worker, "ended", 1))
+        for _ in range(20):
+            world.now += 0.3
+            world.deliver() if world.pending else world.tell(Tick())
+    assert world.finish is not None
+    assert world.finish.reason == "BackoffLimitExceeded"
 
 
 @pytest.mark.parametrize("own", [False, True])

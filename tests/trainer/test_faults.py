@@ -509,3 +509,21 @@ def test_random_losses_of_new_seeds_leave_the_bits(seed: int, references: Refere
 def test_bursts_of_losses_leave_the_bits(seed: int, large_references: References, tmp_path: Path) -> None:
     """8 workers, of which up to 3 go at once."""
     disturb(seed, large_references, tmp_path, most=3)
+
+
+def test_three_of_four_workers_that_die_before_the_first_commit_cost_nothing(
+    references: References, tmp_path: Path
+) -> None:
+    """There is nothing to go back to, and nothing to lose: the job begins anew."""
+
+    def kill(job: Processes) -> None:
+        if job.state.phase == "Running" and not job.acted:  # the first plan is about to be sent
+            for stage in (1, 2, 3):
+                job.signal(job.owner(0, stage))
+
+    job = run(manifest(standby=0), tmp_path, kill)
+    assert [emit.reason for emit in job.emitted if emit.reason in ("Restoring", "Restored")] == [
+        "Restoring",
+        "Restored",
+    ]
+    assert_same(job, references[SHAPES[0]])

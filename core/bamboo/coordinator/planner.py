@@ -208,6 +208,8 @@ def _start(turn: Turn) -> None:
     restoring.begun(turn)
     turn.set(resplit=None)
     _forget_what_was(turn, plan.first_step)
+    if restoring.nothing_trained(state):  # a job that never gets to its first commit has an end all the same
+        turn.set(ends=state.ends)
     turn.enter("Running")
     _issue(turn, plan)
     refuse_misfits(turn)

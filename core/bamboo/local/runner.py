@@ -36,7 +36,7 @@ from bamboo.coordinator.events import (
 from bamboo.coordinator.job_status import status
 from bamboo.history.place import history_url
 from bamboo.history.records import HistoryError
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.local.closing import Closing
 from bamboo.local.history_end import StepsHeard, end_history
 from bamboo.local.pool import Pool, PoolError
@@ -139,6 +139,7 @@ class _LocalRun:
         self._began = self._ended = 0.0  # training, by the wall's
         self._timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[Any] | None = None
+        self._asked_for = 0  # workers, since the beginning
         self._driving = False
         self._interrupted = False
         self._closing = False
@@ -230,17 +231,25 @@ class _LocalRun:
         match command:
             case Send(worker, message):
                 self._server.send(worker, message)
-            case AddWorkers(count) if self._training_since is not None and self._options.replace_after > 0:
-                loop = asyncio.get_running_loop()
-                self._timers.append(loop.call_later(self._options.replace_after, self._add, count))
             case AddWorkers(count):
-                self._add(count)
+                first = min(count, max(0, wanted_workers(self._spec) - self._asked_for))
+                self._asked_for += count
+                self._add(first)
+                self._replace(count - first)
             case RemoveWorker(worker):
                 self._workers.remove(worker)
             case Emit():
                 self._view.emit(command)
             case Finish():
                 self._finish = self._finish or command
+
+    def _replace(self, count: int) -> None:
+        """Of those that have been there, or were to be: whether training has begun or not."""
+        if not count or self._options.replace_after <= 0:
+            self._add(count)
+        else:
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(self._options.replace_after, self._add, count))
 
     def _add(self, count: int) -> None:
         if self._finish or self._closing:

@@ -35,10 +35,12 @@ def _own(state: CoordinatorState) -> list[CheckpointId]:
 
 
 def lost(turn: Turn, reason: str, message: str) -> None:
-    """Redundancy and peers do not cover what is lost: go back to a checkpoint, or end the job."""
+    """Redundancy and peers do not cover what is lost: go back to a checkpoint, to the beginning if nothing has been
+    trained yet, or end the job.
+    """
     if turn.state.phase == "Restoring":
         return
-    if not can_restore(turn.state):
+    if not (can_restore(turn.state) or nothing_trained(turn.state)):
         turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
         return
     go_back(turn, reason, message)
@@ -46,7 +48,9 @@ def lost(turn: Turn, reason: str, message: str) -> None:
 
 def go_back(turn: Turn, reason: str, message: str) -> None:
     """To a checkpoint, or to the beginning if there is none and that is the reason's way (`may_begin_again`)."""
-    turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
+    back = "the job goes back to a checkpoint"
+    then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
+    turn.do(Emit("Restoring", f"{message}; {then}", True))
     if turn.state.checkpoints.writers:
         change(turn, counts=turn.state.checkpoints.counts.abandoning(AbandonReason.WENT_BACK))
     _begin_to_look(turn, reason, message)
@@ -64,10 +68,16 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
 
 
 def may_begin_again(state: CoordinatorState) -> bool:
-    """Is it right to begin with the first step if there is no checkpoint to go back to? Not if a user has lost a stage,
-    and may have a better idea.
+    """Is it right to begin with the first step if there is no checkpoint to go back to? Not if a user has lost trained
+    steps with a stage, and may have a better idea.
     """
-    return state.checkpoints.reason == RestoreCause.RESULTS_DIFFER
+    return state.checkpoints.reason == RestoreCause.RESULTS_DIFFER or nothing_trained(state)
+
+
+def nothing_trained(state: CoordinatorState) -> bool:
+    """Is it known that no step has been committed, and that the job began with none?"""
+    begun_with = state.plan.first_step if state.plan else 0
+    return state.counting and not (state.step or state.furthest or state.earlier.step or begun_with)
 
 
 def check_deadline(turn: Turn) -> None:
