@@ -59,7 +59,7 @@ class PlanningView:
 
     def domain(self, worker: WorkerId) -> str:
         """What it is lost with; see `Peer`. Of a worker of the plan, too, that is not there any more."""
-        known = self.live.get(worker) or next((p for p in self.plan.workers if p.worker == worker), None)
+        known = self.live.get(worker) or self.plan.peer(worker)
         return known.failure_domain if known else f"/{worker}"
 
     def doubtful(self) -> set[str]:
@@ -83,15 +83,17 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     if plan.shards:
         kept = [(replicas,) for replicas in view.replicas_in([row[0] for row in rows])]
     target, load = {}, Counter[WorkerId]()
+    running = [{owners[Cell(d, s)] for d in range(plan.target.pipelines)} for s in range(len(plan.stages))]
+    places = [{view.domain(w) for w in stage} for stage in running]
     for cell in plan.cells():
         if cell.pipeline >= plan.target.pipelines:
             target[cell] = plan.at(cell).holders  # this row is on its way out
             continue
         replicas = kept[cell.pipeline][cell.stage]
-        others = () if plan.shards else [owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)]
-        holders = {owners[cell], *replicas, *others}
+        own = {owners[cell], *replicas}
+        holders = own if plan.shards else own | running[cell.stage]
         lacking = view.redundancy.kept - (len(holders) - 1)
-        held_on = {view.domain(w) for w in holders}
+        held_on = {view.domain(w) for w in own} | (set() if plan.shards else places[cell.stage])
         idle = [w for w in spare if w not in replicas]
         idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
         chosen = idle[: max(0, lacking)]

@@ -5,7 +5,7 @@ and may change in the middle of a step. The *layout* (how many pipelines, which 
 generation of its own and is switched only by the commit of a step, so that no step ever changes its split midway.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -115,7 +115,7 @@ class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """One epoch's truth. `boundary`: takes effect at the step boundary that the root picks; else at once.
 
     origin: the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier
@@ -166,17 +166,52 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return Cell(state, 0) if self.shards else Cell(0, state)
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:
-        return [c for c in self.cells() if self.at(c).owner == worker]
+        return list(self._by_owner.get(worker, ()))
 
     def replicated_by(self, worker: WorkerId) -> list[Cell]:
-        return [c for c in self.cells() if worker in self.at(c).replicas]
+        return list(self._by_replica.get(worker, ()))
 
-    def holders(self) -> set[WorkerId]:
+    def holders(self) -> frozenset[WorkerId]:
         """Who has a part: runs a cell, or keeps a replica of one."""
-        return {w for row in self.pipelines for assignment in row for w in assignment.holders}
+        return self._holders
 
     def worker_ids(self) -> frozenset[WorkerId]:
-        return frozenset(p.worker for p in self.workers)
+        return self._worker_ids
+
+    def peer(self, worker: WorkerId) -> Peer | None:
+        return self._peers.get(worker)
+
+    @cached_property
+    def _by_owner(self) -> dict[WorkerId, list[Cell]]:
+        """These indexes are made when they are first asked for; a plan does not change."""
+        found: dict[WorkerId, list[Cell]] = {}
+        for cell in self.cells():
+            found.setdefault(self.at(cell).owner, []).append(cell)
+        return found
+
+    @cached_property
+    def _by_replica(self) -> dict[WorkerId, list[Cell]]:
+        found: dict[WorkerId, list[Cell]] = {}
+        for cell in self.cells():
+            for worker in dict.fromkeys(self.at(cell).replicas):
+                found.setdefault(worker, []).append(cell)
+        return found
+
+    @cached_property
+    def _holders(self) -> frozenset[WorkerId]:
+        return frozenset(w for row in self.pipelines for assignment in row for w in assignment.holders)
+
+    @cached_property
+    def _worker_ids(self) -> frozenset[WorkerId]:
+        return frozenset(self._peers)
+
+    @cached_property
+    def _peers(self) -> dict[WorkerId, Peer]:
+        """The first one of each name."""
+        found: dict[WorkerId, Peer] = {}
+        for one in self.workers:
+            found.setdefault(one.worker, one)
+        return found
 
     @property
     def target(self) -> Layout:

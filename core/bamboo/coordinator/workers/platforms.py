@@ -72,7 +72,7 @@ def is_mixed(plan: Plan, state: CoordinatorState) -> bool:
 
 def _holders(state: CoordinatorState) -> set[WorkerId]:
     plan = state.plan if state.phase != "Restoring" else None
-    return plan.holders() & state.workers.keys() if plan else set()
+    return set(plan.holders() & state.workers.keys()) if plan else set()
 
 
 def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) -> bool:
