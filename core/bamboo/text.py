@@ -1,6 +1,7 @@
 """Numbers and words in sentences that a person reads."""
 
 import re
+import textwrap
 from collections.abc import Mapping
 
 MOST_CHARACTERS = 2000
@@ -20,6 +21,24 @@ def shortened(text: str, most: int) -> str:
     """The same, with its head and its tail if it is too long."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines broken between words, with what follows two characters further in; what is quoted (" | ") stays as it is.
+
+    A word that is longer than a line stays whole.
+    """
+    return "\n".join(line for given in text.split("\n") for line in _lines(given, width))
+
+
+def _lines(line: str, width: int) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip(" "))]
+    if len(line) <= width or line.startswith(f"{indent}| "):
+        return [line]
+    further = f"{indent}  "
+    return textwrap.wrap(
+        line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
 
 
 def count(number: int, thing: str) -> str:

@@ -1,4 +1,4 @@
-from bamboo.text import one_line
+from bamboo.text import one_line, wrapped
 
 
 def test_what_others_say_fits_into_one_printable_line() -> None:
@@ -6,3 +6,13 @@ def test_what_others_say_fits_into_one_printable_line() -> None:
     assert one_line("") == ""
     long = one_line("a" * 5000 + "z" * 5000, most=101)
     assert (len(long), long[:48], long[-48:], long[48:53]) == (101, "a" * 48, "z" * 48, " ... ")
+
+
+def test_lines_end_between_words_and_go_on_further_in() -> None:
+    sentence = "a sentence of words, some-with-hyphens, and aWordThatIsLongerThanTheWholeLine here"
+    text = f"short\n  {sentence}\n    | quoted is as it was"
+    assert wrapped(text, 24).splitlines() == [
+        "short", "  a sentence of words,", "    some-with-hyphens,", "    and", "    aWordThatIsLongerThanTheWholeLine",
+        "    here", "    | quoted is as it was",
+    ]  # fmt: skip
+    assert wrapped(text, 200) == text

@@ -1,6 +1,7 @@
 """What a finished run tells."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -51,20 +52,33 @@ def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
-    """Its weights are nowhere, so all that went into them is lost."""
+    """Its weights are nowhere; that is another thing than samples that did not go into a step."""
     finish = Finish(outcome, "Reason", "a sentence")
     summary = replace(summarize("job", STATUS, finish, batch=8, seconds=2.0), output="/out")
     text, document = to_text(summary), json.loads(to_json(summary))
     assert text.startswith(f"job: {outcome}, Reason. a sentence\n")
+    assert document["lost_samples"] == 4
+    assert "lost samples: 4\n" in text
     if outcome is Outcome.COMPLETE:
-        assert document["lost_samples"] == 4
-        assert "lost samples: 4\n" in text
+        assert "not kept" not in text
         assert "weights, the workers' log and page.html: /out\n" in f"{text}\n"
     else:
-        assert document["lost_samples"] == 3 * 8
-        assert "lost samples: 24 (all: no weights were saved)" in text
+        assert "\n  not kept: 3 steps, all of them: the job keeps no checkpoints\n" in text
         assert "\n  the workers' log: /out/workers.log" in text
         assert "weights and" not in text
+
+
+def test_of_many_takeovers_the_longest_are_shown_in_their_order() -> None:
+    (taken,) = STATUS.takeovers[:1]
+    many = tuple(replace(taken, step=step, recompute_ms=float(step * 7 % 53)) for step in range(53))
+    status = replace(STATUS, takeovers=many)
+    text = to_text(summarize("job", status, Finish(Outcome.COMPLETE, "Complete", ""), batch=8, seconds=2.0))
+    lines = [line for line in text.splitlines() if "at step" in line]
+    pauses = {one.step: one.pause_ms for one in many}
+    assert [int(re.findall(r"at step (\d+):", line)[0]) for line in lines] == sorted(
+        sorted(pauses, key=lambda step: -pauses[step])[:5]
+    )
+    assert "\n    and 48 with shorter pauses (--json has all)\n    median pause " in text
 
 
 def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> None:
@@ -75,7 +89,8 @@ def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> Non
     text = to_text(summary)
     assert summary.samples_per_second == (3 - 1) * 8 / 2
     assert "3 of 10 steps, from step 1 on, in 2.0 s" in text
-    assert "lost samples: 8 (all since the checkpoint of step 2)" in text
+    assert "\n  not kept: 1 step, all since the checkpoint of step 2\n" in text
+    assert "lost samples: 4\n" in text
     assert "  checkpoint: step 2, in /kept; went back 1 time; 3 steps repeated (1:15)\n" in text
     document = json.loads(to_json(summary))
     assert (document["kept_in"], document["repeated_steps"], document["repeated_seconds"]) == ("/kept", 3, 75.0)

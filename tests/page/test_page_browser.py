@@ -81,6 +81,28 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     return document(about, spec, status, record, now=now, cost=cost, ended=state)
 
 
+def disturbed(losses: int) -> d.Document:
+    """Four stages, and so many takeovers, one a second."""
+    times = iter(range(1_800_000_000, 1_900_000_000))
+    record = JobHistory(lambda: float(next(times)))
+    record.follow(0, StepFigures(None), ())
+    taken: tuple[Takeover, ...] = ()
+    for step in range(1, losses + 1):
+        lost = Takeover(
+            epoch=step, victim=f"tiny-w{step}", worker="tiny-w0", pipeline=0, stage=1, step=step, notice=False,
+            decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
+        )  # fmt: skip
+        taken = (*taken, lost)
+        record.add_event(Emit("WorkerLost", f"tiny-w{step} is lost: was killed by SIGKILL", True))
+        record.follow(step, StepFigures(6.0 / step, 0.5, 1e-3), taken)
+    grid = (tuple((f"tiny-w{stage}", True) for stage in range(4)),)
+    workers = tuple((f"tiny-w{stage}", WorkerState.TRAINING) for stage in range(4))
+    status = said(grid=grid, workers=workers, step=losses, takeovers=taken, preemptions=losses)
+    about = d.PageJob(name="tiny", namespace="team", place="cluster", mode="EagerForward", began=0.0, since=0.0)
+    state = ended(Outcome.INTERRUPTED, "stopped by the user")
+    return document(about, job(training=training(1000, 8, 2)), status, record, now=record.now(), ended=state)
+
+
 @asynccontextmanager
 async def served(found: list[d.Document | int]) -> AsyncIterator[str]:
     """The address of a page that shows the newest of these: a document, or a status that is answered instead."""
@@ -384,3 +406,36 @@ async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
         if run.returncode is None:
             run.kill()
             await run.wait()
+
+
+@pytest.mark.parametrize("width", [320, 360, 1280])
+async def test_many_takeovers_leave_room_for_the_curves_and_the_rest(width: int) -> None:
+    """The timeline scrolls in itself, every stage is in sight, and marks that are close are short."""
+    async with served([disturbed(53)]) as url, browser() as tab:
+        await tab.size(width, 800, phone=width < 1000)
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        assert await tab.value("document.documentElement.scrollWidth") == width
+        assert await tab.value("document.getElementById('timeline-scroll').clientHeight") <= 0.75 * 800
+        assert await tab.value("document.getElementById('timeline-scroll').scrollHeight") > 2000
+        edges = await tab.value(
+            "[...document.querySelectorAll('.cell')].map((cell) => cell.getBoundingClientRect().right)"
+        )
+        assert (len(edges), max(edges) <= width) == (4, True), "none is beside what can be seen"
+        said = [name for role, name in await tab.tree() if role == "columnheader"][:5]
+        assert said == ["Pipeline", "Stage 0", "Stage 1", "Stage 2", "Stage 3"]
+        lines = "[...document.querySelectorAll('#plot-loss .mark')].map((m) => m.getBoundingClientRect().height)"
+        assert max(await tab.value(lines)) < 10, "150 pixels of a curve are not crossed 106 times"
+        tiles = await tab.text("#tiles")
+        assert re.search(r"Lost samples\s+0\s", f"{tiles}\n"), "none of them was lost to the 53 takeovers"
+        assert re.search(r"Steps not kept\s+53\s+no checkpoint has them", tiles)
+        assert tab.errors == []
+
+
+async def test_few_marks_cross_the_curves() -> None:
+    async with served([disturbed(2)]) as url, browser() as tab:
+        await tab.size(1280, 800)
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        lines = "[...document.querySelectorAll('#plot-loss .mark')].map((m) => m.getBoundingClientRect().height)"
+        assert min(await tab.value(lines)) > 100

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ from bamboo.page.standalone import standalone_page
 from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.live_view import LiveView
 from bamboo.terminal.view import CombinedView, PlainView, QuietView, RunView
-from bamboo.text import count
+from bamboo.text import count, wrapped
 
 DIFFERENT = (
     "the task does not do the same twice, with random numbers of Python or numpy, say, or by the clock "
@@ -172,4 +173,6 @@ def _has_keyboard() -> bool:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    """A terminal gets lines that end between words."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    print(wrapped(text, width) if width else text, flush=True)

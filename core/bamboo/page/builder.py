@@ -109,10 +109,9 @@ def ended(outcome: Outcome, message: str) -> d.PageState:
 
 
 def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) -> d.PageProgress:
-    """Of a job that did not complete no weights are left, so all its samples are lost."""
-    lost = status.lost_samples
-    if ended is not None and ended.over and ended.name != Outcome.COMPLETE:
-        lost = status.step * spec.training.global_batch_size
+    """What a job that did not complete has trained since its newest checkpoint is not kept."""
+    unfinished = ended is not None and ended.over and ended.name != Outcome.COMPLETE
+    kept = (status.checkpoint.step or 0) if status.checkpoint else 0
     return d.PageProgress(
         step=status.step,
         steps=status.steps,
@@ -125,7 +124,8 @@ def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) ->
         samples_per_second=finite(status.samples_per_second),
         step_seconds=finite(status.step_seconds),
         eta_seconds=finite(status.eta_seconds),
-        lost_samples=lost,
+        lost_samples=status.lost_samples,
+        not_kept=max(0, status.step - kept) if unfinished else 0,
     )
 
 

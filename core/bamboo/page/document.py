@@ -32,7 +32,8 @@ class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
 
 class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
     """stopped_early: why there are fewer steps than are wanted. samples: of one step. lost_samples: of committed steps,
-    those that did not go into them.
+    those that did not go into them. not_kept: the steps of a job that has ended, and that no checkpoint and no weights
+    have.
 
     gradient_norm: the global one of the newest step, before clipping.
     """
@@ -49,6 +50,7 @@ class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
     step_seconds: float | None = None
     eta_seconds: float | None = None
     lost_samples: int | None = None
+    not_kept: int = 0
 
 
 class PageEvaluation(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -23,6 +23,7 @@ EXIT_CODES = {
 }
 
 SHOWN_CRASHES = 5
+SHOWN_TAKEOVERS = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,8 @@ class Summary:
 
     lost_samples: of the committed steps' samples, those whose loss did not go into the step's. Every commit says how
     many microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
-    losses; that they are the right ones is what --verify shows. Of a run that did not complete no weights are left, so
-    all samples are lost. crashes: workers that ended by themselves, and how.
+    losses; that they are the right ones is what --verify shows. What a run that did not complete has trained since
+    `kept_step` is in no checkpoint, and none of these. crashes: workers that ended by themselves, and how.
     kept_step: of the newest checkpoint, 0 if there is none. first_step: with which this run began.
     restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again;
     repeated_seconds: that these usually take. kept_in: where the checkpoints are, without credentials.
@@ -114,7 +115,7 @@ def summarize(
         preemptions=status.preemptions,
         notices=status.notices,
         takeovers=status.takeovers,
-        lost_samples=status.lost_samples if finish.outcome is Outcome.COMPLETE else (status.step - kept) * batch,
+        lost_samples=status.lost_samples,
         digests=status.digests,
         memory=status.most_memory,
         traffic=status.traffic,
@@ -157,10 +158,11 @@ def to_text(summary: Summary) -> str:
             f"  {steps_done(summary)}{_begun(summary)} in {summary.seconds:.1f} s"
             f"{_rate(summary.samples_per_second)}, loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
         )
+    if not complete and summary.committed > summary.kept_step:
+        lines.append(f"  not kept: {_not_kept(summary)}")
     lines.append(
         f"  preemptions: {summary.preemptions} ({summary.notices} with notice), "
         f"takeovers: {len(summary.takeovers)}, lost samples: {summary.lost_samples}"
-        + ("" if complete or not summary.committed else f" ({_loss(summary)})")
     )
     if summary.metrics:
         lines.append(f"  metrics of the last step: {metrics(dict(summary.metrics))}")
@@ -169,8 +171,7 @@ def to_text(summary: Summary) -> str:
         lines.append(f"  evaluation after step {step}: {metrics(found)}")
     if summary.skipped_steps:
         lines.append(f"  skipped, as their loss or gradient was not finite: {count(summary.skipped_steps, 'step')}")
-    lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
-    lines += _pauses(summary)
+    lines += _takeovers(summary)
     if summary.kept_in is not None:
         lines.append(f"  {_checkpoint(summary, summary.kept_in)}")
     if summary.memory:
@@ -235,11 +236,13 @@ def _begun(summary: Summary) -> str:
     return f", from step {summary.first_step} on," if summary.first_step else ""
 
 
-def _loss(summary: Summary) -> str:
-    """Of a run that did not complete: why these are lost."""
-    return (
-        f"all since the checkpoint of step {summary.kept_step}" if summary.kept_step else "all: no weights were saved"
-    )
+def _not_kept(summary: Summary) -> str:
+    """Of a run that did not complete: the steps that it has trained and that no checkpoint has."""
+    steps = count(summary.committed - summary.kept_step, "step")
+    if summary.kept_step:
+        return f"{steps}, all since the checkpoint of step {summary.kept_step}"
+    why = "there is no checkpoint yet" if summary.kept_in else "the job keeps no checkpoints"
+    return f"{steps}, all of them: {why}"
 
 
 def _rate(samples_per_second: float | None) -> str:
@@ -249,6 +252,15 @@ def _rate(samples_per_second: float | None) -> str:
 def _quoted(text: str) -> list[str]:
     """The text may hold anything, also what a terminal would take for a command."""
     return ["    | " + "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in line) for line in text.split("\n")]
+
+
+def _takeovers(summary: Summary) -> list[str]:
+    """The longest ones if there are many, in their order; then the pauses of all."""
+    shown = sorted(summary.takeovers, key=lambda taken: -taken.pause_ms)[:SHOWN_TAKEOVERS]
+    lines = [f"    {_takeover(summary, taken)}" for taken in summary.takeovers if any(taken is one for one in shown)]
+    if left := len(summary.takeovers) - len(lines):
+        lines.append(f"    and {left} with shorter pauses (--json has all)")
+    return lines + _pauses(summary)
 
 
 def _takeover(summary: Summary, takeover: Takeover) -> str:

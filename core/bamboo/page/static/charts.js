@@ -10,6 +10,8 @@ const RIGHT = 12;
 const TOP = 8;
 const BOTTOM = 20;
 const SMOOTH = 40; // so many points make the curve a mean of three, twice as many of five; of nine at most
+const APART = 28; // pixels for each mark in sight; with less, marks are short lines at the foot that leave the curve free
+const SHORT = 7;
 const LABEL = 76; // pixels that a label of the axis takes
 const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 
@@ -40,8 +42,10 @@ export function plot(place, curve, axis, xs, values, marks) {
   const box = svg("rect", { x: LEFT - 4, y: 0, width: Math.max(1, axis.width - LEFT - RIGHT + 8), height });
   const inside = svg("g", { "clip-path": `url(#${clip})` });
   picture.append(svg("clipPath", { id: clip }, box), inside);
-  for (const { x, kind } of marks) {
-    inside.append(svg("line", { x1: across(axis, x), x2: across(axis, x), y1: TOP, y2: height - BOTTOM, class: `mark ${kind}` }));
+  const seen = marks.filter(({ x }) => x >= axis.first && x <= axis.last);
+  const brief = seen.length > (axis.width - LEFT - RIGHT) / APART;
+  for (const { x, kind } of seen) {
+    inside.append(svg("line", { x1: across(axis, x), x2: across(axis, x), y1: brief ? height - BOTTOM - SHORT : TOP, y2: height - BOTTOM, class: `mark ${kind}${brief ? " short" : ""}` }));
   }
   const bold = curve.smooth ? smoothed(values) : values;
   if (curve.smooth) inside.append(svg("path", { d: path(xs, values, axis, up), class: "raw" }));

@@ -53,6 +53,7 @@ function summary({ progress, counts, marks, evaluation: measured, checkpoint: ke
     ["Takeovers", number(counts.takeovers, 0), pauses.length ? `median pause ${milliseconds(median(pauses))}` : ""],
     ["Lost samples", number(progress.lostSamples, 0), ""],
   ];
+  if (progress.notKept) tiles.push(["Steps not kept", number(progress.notKept, 0), kept && kept.step !== null ? "since the newest checkpoint" : "no checkpoint has them"]);
   if (measured) tiles.push([`Evaluation: ${measured.metric}`, figure(measured.metrics[measured.metric]), best(measured)]);
   if (kept) tiles.push(["Checkpoint", kept.step === null ? "none yet" : `step ${number(kept.step, 0)}`, age(kept, now, state)]);
   if (paid && paid.total !== null) tiles.push(["Cost so far", money(paid.total), paid.perHour === null ? "" : `${money(paid.perHour)} an hour`]);
@@ -83,20 +84,20 @@ function grid({ grid: rows }) {
   byId("grid-caption").textContent = rows.length
     ? `Who runs which stage: ${plural(rows.length, "pipeline")} of ${plural(wide, "stage")}`
     : "No worker has a stage yet";
-  const stages = [...Array(wide).keys()].map((stage) => el("th", { scope: "col" }, unseen("Stage "), el("span", { class: "wordy", "aria-hidden": "true" }, "stage "), String(stage)));
-  byId("grid-head").replaceChildren(...(rows.length ? [el("tr", {}, el("th", { scope: "col" }, unseen("Pipeline")), ...stages)] : []));
+  const stages = [...Array(wide).keys()].map((stage) => el("th", { scope: "col", role: "columnheader" }, unseen("Stage "), el("span", { class: "wordy", "aria-hidden": "true" }, "stage "), String(stage)));
+  byId("grid-head").replaceChildren(...(rows.length ? [el("tr", { role: "row" }, el("th", { scope: "col", role: "columnheader" }, unseen("Pipeline")), ...stages)] : []));
   byId("grid-body").replaceChildren(
-    ...rows.map((row, pipeline) => el("tr", {}, el("th", { scope: "row" }, unseen("Pipeline "), el("span", { class: "wordy", "aria-hidden": "true" }, "pipeline "), String(pipeline)), ...row.map(cell))),
+    ...rows.map((row, pipeline) => el("tr", { role: "row" }, el("th", { scope: "row", role: "rowheader" }, unseen("Pipeline "), el("span", { class: "wordy", "aria-hidden": "true" }, "pipeline "), String(pipeline)), ...row.map(cell))),
   );
 }
 
-function cell({ worker, label, state, protected: held, cells, slow }) {
-  const lines = [el("span", { class: "who", title: worker }, label), el("span", { class: "what" }, icon(state), state)];
+function cell({ worker, label, state, protected: held, cells, slow }, stage) {
+  const lines = [el("span", { class: "stage-of", "aria-hidden": "true" }, `stage ${stage}`), el("span", { class: "who", title: worker }, label), el("span", { class: "what" }, icon(state), state)];
   if (cells > 1) lines.push(el("span", { class: "flag double" }, `${cells} stages`));
   if (slow) lines.push(el("span", { class: "flag double", title: slow }, "slow"));
   if (held === true) lines.push(el("span", { class: "flag" }, icon("held"), "protected"));
   if (held === false) lines.push(el("span", { class: "flag bare" }, icon("bare"), "unprotected"));
-  return el("td", { "data-state": state }, el("div", { class: "cell" }, ...lines));
+  return el("td", { "data-state": state, role: "cell" }, el("div", { class: "cell" }, ...lines));
 }
 
 function others({ others: workers }) {
