@@ -13,7 +13,11 @@ from collections.abc import Callable
 
 from _batchnorm import compare
 from _gpt_stage import add_arguments, gpt_stage
+from bamboo.planning.plan import Layout
+from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.state_sums import EVERY
+from bamboo_trainer.engine.steps.spot_checks import forward_by_layer
+from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.stage import Stage
 
 
@@ -61,7 +65,30 @@ def measure(stage: Stage) -> None:
     print(f"{stage.size / 1e6:.1f} million parameters")
     print(f"a microbatch {one:.2f} s; the look at the start {look:.2f} s, {look / one:.1f} microbatches")
     print(f"an optimizer step {step * 1e3:.0f} ms; sums {sums * 1e3:.1f} ms, {4 * stage.size / sums / 1e9:.1f} GB/s")
+    trial = best(lambda: stage.apply(work.gradients.total()[: stage.size], 1.0, tries=True)) - step
+    print_spot_check(stage, one, step, trial)
     print(f"every {EVERY} steps: {100 * sums / EVERY / (8 * one + step):.3f} % of a step of 8 microbatches")
+
+
+def print_spot_check(stage: Stage, microbatch: float, step: float, trial: float) -> None:
+    """What a spot check takes of whoever computes a microbatch again, and of the owner. Times as measured so far."""
+    work = stage.begin([0], [0, 1])
+
+    def again() -> None:
+        nonlocal work
+        work = stage.begin([0], [0, 1])
+        forward_by_layer(stage, work, (stage.version, 0), None)
+        stage.backward(work, stage.version, 0, None)
+        assert work.gradients.alone is not None
+        checksum(work.gradients.alone)
+
+    taken = best(again)
+    layout = Layout(generation=0, split=(tuple(range(8)),))
+    every = SpotSchedule().interval(layout)
+    whole, owner = every * (8 * microbatch + step), taken - microbatch + trial
+    print(f"a spot check: {taken:.2f} s in waits, and {owner * 1e3:.1f} ms of the owner ({trial * 1e3:.1f} ms of them")
+    print(f"    for the optimizer); every {every} steps of 8 microbatches that is {100 * taken / whole:.2f} % and")
+    print(f"    {100 * owner / whole:.3f} % of a worker's work")
 
 
 if __name__ == "__main__":

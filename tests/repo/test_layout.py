@@ -19,7 +19,7 @@ SCENARIOS = {
                 "loggers", "boundary_precision",
                 "compiled_jobs", "gradient_precision", "model_library", "parameter_precision",
                 "pretended_gpu", "random_jobs", "report", "sharded_optimizer", "silent_corruption", "skipped_steps",
-                "slow_workers", "suspension",
+                "slow_workers", "spot_check_alarms", "suspension",
                 "transport", "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss",
                 "wire_versions",
                 "zero_bubble", "zone_traffic_of_engines"},

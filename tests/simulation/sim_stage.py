@@ -89,6 +89,7 @@ class StandIn:
         self.version = 0
         self.size = sum(self._a.sizes[layer] for layer in self._mine)
         self.context = ContextSize()
+        self.as_built = None
         self.shares = False
         self._followed: dict[tuple[tuple[int, int], bool], list[Tensor]] = {}
 
@@ -293,7 +294,7 @@ class StandIn:
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
 
-    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float) -> None:
+    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float, tries: bool = False) -> None:
         self._require("scale", scale, self._a.scale)
         self._require("skipped", self.version in self._a.skipped, False)
         self._require("norm", norm, self._oracle.norms[self.version])
@@ -439,7 +440,7 @@ class WholeStandIn(StandIn):
         blank = [torch.full((layers[1] - layers[0],), -1) for _ in range(1 if fixed else 2)]
         return self._followed.setdefault((layers, fixed), blank)
 
-    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float) -> None:
+    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float, tries: bool = False) -> None:
         raise Violation("the whole model is applied, though it remembers nothing")
 
 

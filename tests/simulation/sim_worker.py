@@ -19,6 +19,7 @@ from bamboo.control.verification import LookAgain
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo.planning.schedule import StageOrder
+from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
@@ -343,6 +344,7 @@ class Node:
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
                 verifies=around.verifies,
+                spots=SpotSchedule(early=range(1, 200)),
                 copies=SimCopies(self) if around.copy_seconds else AtOnce(),
             ),
             around.devices,

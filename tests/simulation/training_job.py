@@ -36,6 +36,7 @@ from bamboo.job.placement_spec import VerifyMode
 from bamboo.job.spec import ReplicaPlacement
 from bamboo.planning.plan import Cell, CheckpointId
 from bamboo.planning.schedule import StageOrder
+from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Components
@@ -358,6 +359,7 @@ class Job:
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
                 verifies=self.spec.redundancy.verify is not VerifyMode.NONE,
+                spots=SpotSchedule() if config.deterministic else None,
             ),
             self.spec.worker.devices,
         )

@@ -30,6 +30,7 @@ SUMS = {"weights": {0: 3.0}, "added": {"balance": [0.5]}, "metrics": {"accuracy"
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
 CUT = {"step": 3, "id": "ab12"}
+SPOT = {"inputs": 1, "layers": [2**64 - 1, 0], "outputs": 5, "gradients": 6, "parameters": 7}
 LAYER = {"checkpoint": CUT, "tensors": ["parameter:0.weight"], "scalars": {"state:0.weight:step": 3}, "names": {}}
 FLAT = (torch.ones(3),)
 BYTES = torch.zeros(12, dtype=torch.uint8)
@@ -63,6 +64,7 @@ RIGHT = {
     FrameKind.LOGGED_STATE: frame(FrameKind.LOGGED_STATE, []),
     FrameKind.CHECK: frame(FrameKind.CHECK, {"sums": b"12345678"}),
     FrameKind.FORWARD_SUMS: frame(FrameKind.FORWARD_SUMS, {"by_microbatch": {0: 2**64 - 1, 7: 0}}),
+    FrameKind.SPOT_CHECK: frame(FrameKind.SPOT_CHECK, SPOT, (torch.ones(2, 2), torch.ones(3))),
     FrameKind.LAYERS_WANTED: frame(FrameKind.LAYERS_WANTED, {"checkpoint": CUT, "layers": [0, 3]}),
     FrameKind.LAYER: frame(FrameKind.LAYER, LAYER, (torch.ones(2, 2),)),
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
@@ -123,6 +125,8 @@ WRONG = {
     "a checkpoint of nobody": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "writers": ["w0"]}}),
     "sums of no microbatch": frame(FrameKind.FORWARD_SUMS, {"by_microbatch": {-1: 5}}),
     "a sum below zero": frame(FrameKind.FORWARD_SUMS, {"by_microbatch": {1: -5}}),
+    "a spot check of inputs that are not there": frame(FrameKind.SPOT_CHECK, SPOT, ()),
+    "a spot check's sums": frame(FrameKind.SPOT_CHECK, {**SPOT, "layers": [-1]}, FLAT),
     "no activation": frame(FrameKind.ACTIVATION),
     "an activation's meta": frame(FrameKind.ACTIVATION, {"agains": True}, FLAT),
     "no contribution": frame(FrameKind.CONTRIBUTION, CONTRIBUTED, ()),

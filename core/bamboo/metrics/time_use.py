@@ -28,6 +28,7 @@ TIME_USE_OF_SPAN = {
     "RedundantForward": TimeUse.REDUNDANT_FORWARD,
     "RedundantBackward": TimeUse.REDUNDANT_BACKWARD,
     "Rehearsal": TimeUse.REHEARSAL,
+    "SpotCheck": TimeUse.REHEARSAL,
     "SendPartialSum": TimeUse.REDUCTION,
     "AddPartialSums": TimeUse.REDUCTION,
     "ScatterGradients": TimeUse.REDUCTION,

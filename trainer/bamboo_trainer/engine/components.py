@@ -24,6 +24,7 @@ from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
+from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -77,9 +78,12 @@ class Components:
             self.plan, self.outbox.log, self.states, ports.observer, ports.clock, timer, self.forward_sums,
             order=ports.order, on_host=ports.on_host,
         )  # fmt: skip
+        self.spots = SpotChecks(
+            self.plan, self.outbox, self.states, log, self.forward_sums, ports.observer, ports.spots
+        )
         self.executor = Executor(
             self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
-            self.forward_sums, timer, ports,
+            self.forward_sums, self.spots, timer, ports,
         )  # fmt: skip
 
     @property
@@ -136,6 +140,7 @@ class Components:
         self._history.committed(self.plan.current.origin, step, commit)
         self.redundant.committed(step)
         self.forward_sums.committed(step)
+        self.spots.committed(step)
         for stage in self.states if commit.early_stop else ():
             self.comparison.look(stage)
         self.executor.committed(step)
@@ -186,6 +191,8 @@ class Components:
                 self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
             case FrameKind.FORWARD_SUMS if known and self.redundant.shadows_cell(cell):
                 self.redundant.told(sender, cell, address.step, frame.payload)
+            case FrameKind.SPOT_CHECK if known:
+                self.spots.asked(sender, frame)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
             case FrameKind.PARAMETERS if cell in self.executor.cells:
@@ -273,6 +280,8 @@ class Components:
         if self.committer.ends_before is not None:
             return False
         self.redundant.begin_wait()
+        if self.spots.turn(self.executor.waits_at_end):
+            return True
         if not self.executor.cells:
             return self.redundant.rehearse_on_standby()
         active = self.executor.active()
@@ -280,6 +289,8 @@ class Components:
 
     def _do_first(self) -> bool:
         """What goes before all instructions; False if there is none."""
+        if self.spots.turn_at_last():
+            return True
         if self.replicator.owes_gradients:
             self._report_or_send()
             return True
@@ -324,7 +335,8 @@ class Components:
         self.shares.finish(index)
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)
-        self.states.apply(index, self.committer.log.commits[step])
+        tries = state.owned and any(map(self.spots.checks, cell_steps))
+        self.states.apply(index, self.committer.log.commits[step], tries=tries)
         self._observer.finished(name, cell, step, 0)
         self.shares.reached(index)
         self._memory_changed(step)
@@ -388,7 +400,7 @@ class Components:
 
     def memory(self) -> Memory:
         """What is used for what."""
-        frames = (*(frame for _, frame in self.early_frames), *self.replicator.waiting_frames())
+        frames = (*(frame for _, frame in self.early_frames), *self.replicator.waiting_frames(), *self.spots.frames())
         return account(self.states, self.executor, self.redundant, self.outbox.log, Beside(frames, self._copies()))
 
     def _memory_changed(self, step: int) -> None:

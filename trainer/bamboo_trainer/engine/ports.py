@@ -9,6 +9,7 @@ from bamboo.control.protocol import Message
 from bamboo.control.verification import ForwardPlace
 from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.planning.schedule import StageOrder
+from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.checkpoint_shares import Hold, Keep
 from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
@@ -37,7 +38,8 @@ class Ports:
     clock: seconds; work_clock: without those in which the engine's thread waited for a processor.
     order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. verifies: results
-    that are there twice are compared. devices: of the worker, on which its stages are run in as many parts.
+    that are there twice are compared. spots: which microbatches are computed again; None: none. devices: of the worker,
+    on which its stages are run in as many parts.
     """
 
     worker: WorkerId
@@ -61,6 +63,7 @@ class Ports:
     unwritten: Callable[[], Iterable[Tensor]] = tuple
     history: History = field(default_factory=NoHistory)
     verifies: bool = False
+    spots: SpotSchedule | None = None
     copies: HostCopies = field(default_factory=AtOnce)
     devices: int = 1
 

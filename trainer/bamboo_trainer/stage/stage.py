@@ -16,6 +16,7 @@ from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.memory.saved_tensors import ContextSize
+from bamboo_trainer.stage.as_built import AsBuilt
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
@@ -37,7 +38,7 @@ from bamboo_trainer.tasks.mixed_precision import forget_casts
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
-from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.tasks.user_code import build_layer, named_layer
 from bamboo_trainer.training import TrainingConfig, loss_unit
 from bamboo_trainer.transport.payloads import Contributed
 
@@ -107,6 +108,7 @@ class Stage(SharedValues, EvaluatedState):
         self._digest: str | None = None
         self.context: ContextSize | None = None  # once a forward has been run
         self._parked, self._shared = False, frozenset[str]()
+        self.as_built = None if config.compile else AsBuilt(self._layers)  # code that is compiled is for its attributes
 
     @property
     def size(self) -> int:
@@ -215,6 +217,10 @@ class Stage(SharedValues, EvaluatedState):
     def layers(self) -> int:
         return len(self._layers)
 
+    def named_layer(self, layer: int) -> str:
+        """In a sentence."""
+        return named_layer(self._layers[layer], layer)
+
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
@@ -285,10 +291,13 @@ class Stage(SharedValues, EvaluatedState):
         sizes = (self.size, self.running_size) if self._running else (self.size,)
         return tuple(part.numel() for part in final) == sizes and final[0].dtype is self.gradient_dtype
 
-    def apply(self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0) -> None:
+    def apply(
+        self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
+    ) -> None:
         """One optimizer step with the final gradient, which is not modified, times scale; `norm` is the global one's.
 
-        running: the bytes of the running buffers after the step, as `folded` has made them.
+        running: the bytes of the running buffers after the step, as `folded` has made them. tries: an optimizer that is
+        built anew has to come to the same bits; raises NotDeterministic if it does not.
         A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
         """
         self._constants.check()
@@ -302,7 +311,10 @@ class Stage(SharedValues, EvaluatedState):
         self._parameters.bind_final(ready, used)
         if self._parked:
             self._optimizer_state.fetch(self._device)
+        trial = self._optimizer_state.trial(self._task, self._optimizer, self.version) if tries else None
         self._optimizer.step(self.version)
+        if trial:
+            trial.compare(self.version)
         self._optimizer_state.average()
         self._optimizer_state.scaled(finite=True)
         if not math.isfinite(norm):

@@ -234,15 +234,18 @@ class StageStates:
             if state.owned and state.stage and state.version == step:
                 state.stage.allow_commit()
 
-    def apply(self, index: int, commit: Commit) -> None:
-        """Go to the next version, as the commit says: by the optimizer's step, or by skipping it."""
+    def apply(self, index: int, commit: Commit, *, tries: bool = False) -> None:
+        """Go to the next version, as the commit says: by the optimizer's step, or by skipping it.
+
+        tries: as `Stage.apply` does.
+        """
         state, stage = self.by_stage[index], self[index]
         gradient, *running = state.final.pop(state.version)
         stage.evaluated(commit.evaluation)
         if commit.skipped:
             stage.skip(finite=math.isfinite(commit.norm))
         else:
-            stage.apply(gradient, commit.norm, *running, scale=commit.scale)
+            stage.apply(gradient, commit.norm, *running, scale=commit.scale, tries=tries)
 
     # states of others
 

@@ -8,7 +8,8 @@ from typing import Any, TextIO
 from bamboo.planning.plan import Cell
 
 FLUSH_SECONDS = 0.5
-IN_ADVANCE = {"RedundantForward", "RedundantBackward", "Rehearsal"}  # fill a wait; what is waited for comes after them
+# These fill a wait; what is waited for comes after them.
+IN_ADVANCE = {"RedundantForward", "RedundantBackward", "Rehearsal", "SpotCheck"}
 NEVER_AWAITED = IN_ADVANCE | {"ReplicaUpdate"}  # after these the worker is as idle as before
 
 

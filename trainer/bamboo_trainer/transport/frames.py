@@ -38,6 +38,7 @@ class FrameKind(IntEnum):
     PARTIAL_SUM = 21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses, metrics
     PARAMETERS = 22  # values of a shard's layers at that version; part = shard; microbatch = FIXED: what never changes
     FORWARD_SUMS = 23  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
+    SPOT_CHECK = 24  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
 
 
 EVALUATED = 1  # the part of an activation
@@ -53,6 +54,7 @@ BULK = frozenset(
         FrameKind.LOGGED_BULK,
         FrameKind.LAYER,
         FrameKind.PARTIAL_SUM,
+        FrameKind.SPOT_CHECK,
         FrameKind.PARAMETERS,
     }
 )

@@ -169,6 +169,18 @@ class SumsOfForwards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     by_microbatch: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
 
 
+class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a microbatch of a cell came to: its outputs after each layer, and as a whole; the gradients of its inputs,
+    and of the stage's parameters. inputs: tensors of the frame; the others are the gradients that its backward took.
+    """
+
+    inputs: Annotated[int, msgspec.Meta(ge=0)]
+    layers: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    outputs: Annotated[int, msgspec.Meta(ge=0)]
+    gradients: Annotated[int, msgspec.Meta(ge=0)]
+    parameters: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Layers of a cut's or a checkpoint's state."""
 
@@ -219,6 +231,7 @@ FORMS: Final = {
     FrameKind.LOGGED_STATE: PayloadForm(Since),
     FrameKind.CHECK: PayloadForm(Check),
     FrameKind.FORWARD_SUMS: PayloadForm(SumsOfForwards),
+    FrameKind.SPOT_CHECK: PayloadForm(SpotSums, 0, torch.inf),
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
@@ -248,6 +261,8 @@ def read(frame: Frame) -> Frame:
         _check_contributed(payload.microbatches, data)
     if isinstance(payload, PartialSum):
         _check_contributed(payload.contributed, data)
+    if isinstance(payload, SpotSums) and payload.inputs > count:
+        raise RefusedFrame(f"{count} tensors, {payload.inputs} of them inputs")
     if isinstance(payload, Check) and len(payload.sums) % 8:
         raise RefusedFrame(f"sums of {len(payload.sums)} bytes")
     if isinstance(payload, StatePayload) and payload.state.get("version") != frame.address.step:

@@ -48,6 +48,7 @@ from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import device_of
+from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.compilation.toolchain import require_toolchain
@@ -323,6 +324,7 @@ class WorkerAgent:
             host_memory=host_memory,
             evaluations=job.evaluations,
             verifies=spec.redundancy.verify is not VerifyMode.NONE,
+            spots=SpotSchedule() if job.config.deterministic else None,
             copies=together(copies),
         )
 

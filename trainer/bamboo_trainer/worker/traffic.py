@@ -8,6 +8,7 @@ from bamboo_trainer.transport.frames import FrameKind
 KINDS = {
     FrameKind.ACTIVATION: "activation",
     FrameKind.GRADIENT: "gradient",
+    FrameKind.SPOT_CHECK: "activation",
     FrameKind.CONTRIBUTION: "reduction",
     FrameKind.RESULT: "reduction",
     FrameKind.PARTIAL_SUM: "reduction",

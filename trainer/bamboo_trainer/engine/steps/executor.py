@@ -24,6 +24,7 @@ from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
+from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -43,6 +44,7 @@ class Executor:
         replicator: Replicator,
         redundant: RedundantWork,
         sums: ForwardSums,
+        spots: SpotChecks,
         timer: StageTimer,
         ports: Ports,
     ) -> None:
@@ -51,8 +53,9 @@ class Executor:
         self._observer, self._clock, self._timer, self._tell = ports.observer, ports.clock, timer, ports.tell
         self._wanted, self._order, self._evaluations = ports.steps, ports.order, ports.evaluations
         self._instructions = Instructions(
-            plan, outbox, states, replicator, sums, ports.copies, steps=ports.steps, clock=ports.clock
+            plan, outbox, states, replicator, sums, spots, ports.copies, steps=ports.steps, clock=ports.clock
         )
+        self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
         self._portions = PortionSteps(plan, states, committer.layout)
         self.handed_over: dict[Cell, Frame] = {}
@@ -312,6 +315,8 @@ class Executor:
     def _is_run_by_layer(self, cell_step: CellStep, stage: Stage | None) -> bool:
         if not isinstance(cell_step.next, Forward) or stage is None or stage.context is None:
             return False  # a stage's first forward is looked at as a whole
+        if self._spots.wants(cell_step, cell_step.next.microbatch):
+            return False  # it is run layer by layer for another reason
         return self._timer.begins_forward(cell_step.cell.stage)
 
     def _complete_takeover(self, cell_step: CellStep) -> None:
@@ -330,6 +335,11 @@ class Executor:
         )
         self._tell(taken)
         self._observer.event("Move" if plan.boundary else "Takeover", **msgspec.structs.asdict(taken))
+
+    def waits_at_end(self, cell: Cell) -> bool:
+        """Is nothing to be done here of the step of the cells that go with that cell's state, or of a takeover?"""
+        mine = [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == cell.stage]
+        return all(c.next is None for c in mine) and not any(c.takeover for c in self.cells.values())
 
     # what others ask
 

@@ -33,6 +33,7 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.frame_fit import chunk
+from bamboo_trainer.engine.steps.spot_checks import SpotChecks
 from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -55,13 +56,14 @@ class Instructions:
         states: StageStates,
         replicator: Replicator,
         sums: ForwardSums,
+        spots: SpotChecks,
         copies: HostCopies,
         *,
         steps: int,
         clock: Callable[[], float],
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
-        self._sums, self._copies, self._clock = sums, copies, clock
+        self._sums, self._spots, self._copies, self._clock = sums, spots, copies, clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Evaluate: self._evaluate,
             Forward: self._forward,
@@ -116,6 +118,8 @@ class Instructions:
             while not forwarding.done:
                 stage.advance(forwarding)
             outputs = stage.complete(work, forwarding)
+        elif self._spots.wants(cell_step, m):
+            outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
         else:
             outputs = stage.forward(work, cell_step.step, m, cell_step.take_input())
         self._send_on(cell_step, m, outputs)
@@ -155,8 +159,11 @@ class Instructions:
             cell_step.drop_inputs()
             inputs = cell_step.ahead.gradients.pop(m)
         else:
-            postpone = isinstance(instruction, BackwardInput)
-            inputs = stage.backward(work, cell_step.step, m, cell_step.take_input(), postpone=postpone)
+            spot, given = self._spots.is_made(cell_step, m), cell_step.take_input()
+            postpone = isinstance(instruction, BackwardInput) and not spot
+            inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)
+            if spot:
+                self._spots.backward(cell_step, m, given, inputs)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
         if self._sums.wanted and not cell_step.is_portion:

@@ -38,6 +38,7 @@ class GradientSum:
         self._done: list[tuple[SumNode, Tensor]] = []
         self._current: Tensor | None = self._zeros()
         self._spare: Tensor | None = None
+        self._added = 0  # microbatches
         self.marked: set[int] = set()
 
     @property
@@ -65,6 +66,7 @@ class GradientSum:
         """A microbatch's gradient is in `target`, or in `half`, if there is one. They come in order."""
         first, end = self._bounds[self._group], self._bounds[self._group + 1]
         assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
+        self._added += 1
         if microbatch + 1 < end:
             return
         last, half = self._group + 1 == self._end, self.half
@@ -76,6 +78,13 @@ class GradientSum:
             self._spare = before[-1][1]
         self._current, self._group = None, self._group + 1
         self.marked.clear()
+
+    @property
+    def alone(self) -> Tensor | None:
+        """The gradient of the first microbatch, until another one's is added to it; None before that and afterwards."""
+        if self._added != 1:
+            return None
+        return self._done[0][1] if self._done else self._current
 
     def _with_current(self) -> list[tuple[SumNode, Tensor]]:
         return [*self._done, (SumNode(self._group, self._group + 1), self.target)]

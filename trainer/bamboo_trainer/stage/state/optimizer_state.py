@@ -15,7 +15,9 @@ from bamboo_trainer.memory.placement import to_host
 from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.group_numbers import MARK, GroupNumbers, Scalar
 from bamboo_trainer.stage.state.loss_scale import LossScale
+from bamboo_trainer.stage.state.optimizer_trial import OptimizerTrial, tried
 from bamboo_trainer.stage.state.parameters import FlatParameters
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 
@@ -114,6 +116,11 @@ class OptimizerState:
             scalars |= {f"{_prefix(slot.name)}{key}": value for key, value in self._groups.of(slot.name).items()}
         scalars |= self.loss_scale.numbers(self._layers) if self.loss_scale else {}
         return scalars | (early_stop.numbers(self.course, self._early, self._layers) if self._early else {})
+
+    def trial(self, task: Task, scheduled: ScheduledOptimizer, version: int) -> OptimizerTrial | None:
+        """Of a part of the parameters, whose gradients are set; None if none can be tried."""
+        slots = tried(self._slots, version) if self._slots else []
+        return OptimizerTrial.begun(task, slots, scheduled, self._groups) if slots else None
 
     def scaled(self, *, finite: bool) -> None:
         """A step's gradients were computed with the scale. finite: all of them."""

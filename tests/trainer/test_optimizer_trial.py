@@ -1,0 +1,130 @@
+"""An optimizer that depends on its other parameters, or on what it keeps elsewhere, ends a job; no other one does."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from test_engine import manifest
+from torch import nn
+
+from bamboo.coordinator.events import Outcome
+from bamboo_trainer import reference
+from bamboo_trainer.optimizers import Combined
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
+from stage_kit import CONFIG, ROUNDED, at, begin, microbatch, small_task
+from training_job import Job
+
+
+class OverAll(torch.optim.SGD):
+    """Divides by a norm over all its parameters."""
+
+    def step(self, closure=None):
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        for gradient in gradients:
+            gradient /= norm + 1
+        super().step()
+
+
+class Warming(torch.optim.SGD):
+    """Counts its steps in an attribute."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] = group["lr"] / (1 + 1 / self.steps)
+        super().step()
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps a momentum of its own, by the parameter."""
+
+    def step(self, closure=None):
+        self.kept = getattr(self, "kept", {})
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.kept[p] = p.grad + 0.5 * self.kept.get(p, 0)
+                p.grad.copy_(self.kept[p])
+        super().step()
+
+
+def job(monkeypatch: pytest.MonkeyPatch, optimizer: Any, grid: tuple[int, int], **changes: Any) -> Job:
+    def build(config: object) -> Any:
+        layers = [lambda: nn.Linear(2, 2), lambda: nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))] * 2
+        return small_task(layers=layers, costs=[1] * 4, optimizer=optimizer)
+
+    monkeypatch.setattr(reference, "build_optimized", build, raising=False)
+    document = manifest(*grid, mode="LazyForward", steps=13)
+    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_optimized"}
+    document["spec"]["topology"] |= changes.pop("topology", {})
+    document["spec"]["training"] |= changes
+    return Job(document)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("kind", [OverAll, Warming, Remembering])
+def test_an_optimizer_that_is_no_function_of_gradient_and_state_is_found(kind, grid, monkeypatch) -> None:
+    message = rf"the optimizer \({kind.__name__}\) came to other bits of parameter \d\.\S+ in step (5|11) than one"
+    with pytest.raises(NotDeterministic, match=message):
+        job(monkeypatch, lambda named: kind([p for _, p in named], lr=0.1), grid).run()
+
+
+def mixed(named):
+    """Matrices and all else by different rules."""
+    pairs = list(named)
+    matrices, others = [p for _, p in pairs if p.dim() == 2], [p for _, p in pairs if p.dim() < 2]
+    momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
+    return Combined([(momentum, matrices), (partial(torch.optim.AdamW, lr=0.1), others)], lr=0.1)
+
+
+SOUND = {
+    "SGD": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9, dampening=0.1),
+    "Nesterov": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "AdamW": lambda named: torch.optim.AdamW([p for _, p in named], lr=0.1, amsgrad=True),
+    "fused": lambda named: torch.optim.AdamW([p for _, p in named], lr=0.1, fused=True),
+    "Adagrad": lambda named: torch.optim.Adagrad([p for _, p in named], lr=0.1, initial_accumulator_value=0.5),
+    "NAdam": lambda named: torch.optim.NAdam([p for _, p in named], lr=0.1),
+    "RAdam": lambda named: torch.optim.RAdam([p for _, p in named], lr=0.1),
+    "Rprop": lambda named: torch.optim.Rprop([p for _, p in named], lr=0.1),
+    "ASGD": lambda named: torch.optim.ASGD([p for _, p in named], lr=0.1),
+    "Adafactor": lambda named: torch.optim.Adafactor([p for _, p in named], lr=0.1),
+    "groups": lambda named: torch.optim.AdamW(
+        [{"params": [p], "lr": 0.1 if "weight" in n else 0.2, "weight_decay": 0.1} for n, p in named], lr=0.1
+    ),
+    "Combined": mixed,
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
+def test_sound_optimizers_are_not_found(name, grid, monkeypatch) -> None:
+    done = job(monkeypatch, SOUND[name], grid).run()
+    assert done.finish is not None
+    assert done.finish.outcome is Outcome.COMPLETE, done.emitted
+
+
+@pytest.mark.parametrize("changes", [{"topology": {"shardOptimizer": True}}, {"ema": {"decay": 0.9}}])
+def test_nor_are_they_with_shards_and_averages(changes, monkeypatch) -> None:
+    done = job(monkeypatch, SOUND["AdamW"], (1, 2), **changes).run()
+    assert done.finish is not None
+    assert done.finish.outcome is Outcome.COMPLETE, done.emitted
+
+
+@pytest.mark.parametrize("config", [CONFIG, at("bf16"), at("fp16"), ROUNDED])
+@pytest.mark.parametrize("name", SOUND)
+def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:
+    """In every precision, and of every layer."""
+    digests = []
+    for tries in (False, True):
+        stage = Stage(small_task(optimizer=SOUND[name]), 0, [(0, 3)], config)
+        for step in range(4):
+            work = begin(stage)
+            for m in range(config.microbatches):
+                microbatch([stage], [work], step, m)
+            stage.apply(work.gradients.total(), 0.1, tries=tries)
+        digests.append(stage.digest())
+    assert digests[0] == digests[1]

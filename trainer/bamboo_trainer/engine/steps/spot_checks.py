@@ -1,0 +1,275 @@
+"""Now and then one microbatch of a stage is computed again, forward and backward, by another worker that has its state.
+
+So is found what the checks before the first step cannot see: a layer that depends on its earlier calls, on the process,
+or on random numbers that it begins to draw later. See docs/design/verify.md; when, and by whom, says
+`bamboo.planning.spot_checks`. Equal work gives equal bits whatever befalls the job meanwhile, so there is nothing to
+wait for, and what cannot be compared any more is dropped.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from bamboo.control.verification import ForwardPlace, Result
+from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.spot_checks import SpotSchedule, checker
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.steps.cell_step import CellStep
+from bamboo_trainer.engine.steps.forward_sums import Difference, ForwardSums
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.checksums import checksum, checksum_of
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.inspection.determinism import CAUSES, NotDeterministic
+from bamboo_trainer.tasks.task_errors import TaskError, ran_out_of_memory
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.payloads import SpotSums
+
+logger = logging.getLogger(__name__)
+
+SUMS: Final = {Result.FORWARD: "outputs", Result.BACKWARD: "gradients"}
+WARNING: Final = "the check of %s in step %d was left out, since there is not enough memory for it; so are later ones"
+
+
+@dataclass(slots=True)
+class _Made:
+    """The forward of a cell that is to be computed again, run here. inputs: that it took; sums: after each layer."""
+
+    work: Work
+    inputs: Parts | None
+    layers: tuple[int, ...]
+    outputs: int
+
+
+class SpotChecks:
+    """As the owner of a cell: what it took and came to is told. As who computes it again: that is compared.
+
+    count: how many were, so far.
+    """
+
+    def __init__(
+        self,
+        plan: PlanState,
+        outbox: Outbox,
+        states: StageStates,
+        log: CommitLog,
+        sums: ForwardSums,
+        observer: Observer,
+        schedule: SpotSchedule | None,
+    ) -> None:
+        """sums: told of a forward that differs, if results are compared. schedule: None if nothing is checked."""
+        self._plan, self._outbox, self._states, self._log = plan, outbox, states, log
+        self._sums, self._observer, self._schedule = sums, observer, schedule
+        self._made: dict[Cell, _Made] = {}
+        self._asked: dict[Cell, tuple[WorkerId, Frame]] = {}  # the newest of each cell
+        self.count = 0
+
+    # as the owner
+
+    def wants(self, cell_step: CellStep, microbatch: int) -> bool:
+        """Is that forward, which is about to be run, to be computed again? It is the first one of its step."""
+        cell, layout, stage = cell_step.cell, cell_step.layout, self._states.run(cell_step.cell)
+        if layout is None or stage is None or stage.context is None:
+            return False
+        if cell_step.is_portion or cell_step.portions or cell_step.takeover or cell_step.ahead:
+            return False
+        if cell_step.step in self._log.commits or microbatch != layout.split[cell.pipeline][0]:
+            return False
+        return self.checks(cell_step)
+
+    def checks(self, cell_step: CellStep) -> bool:
+        """Is a microbatch of the cell computed again in this step? Then its optimizer's step is tried, too."""
+        layout, step = cell_step.layout, cell_step.step
+        if self._schedule is None or layout is None:
+            return False
+        return self._schedule.checks(cell_step.cell, self._plan.stages, layout, step)
+
+    def forward(self, cell_step: CellStep, stage: Stage, microbatch: int, inputs: Parts | None) -> Parts:
+        """Runs it, with the same bits as `Stage.forward`."""
+        assert cell_step.work is not None
+        outputs, layers = forward_by_layer(stage, cell_step.work, (cell_step.step, microbatch), inputs)
+        self._made[cell_step.cell] = _Made(cell_step.work, inputs, layers, checksum_of(outputs))
+        return outputs
+
+    def is_made(self, cell_step: CellStep, microbatch: int) -> bool:
+        """Was the forward of the backward that is about to be run one of those? Then it is to be run as a whole."""
+        made, layout = self._made.get(cell_step.cell), cell_step.layout
+        if made is None or layout is None or made.work is not cell_step.work:
+            return False
+        return microbatch == layout.split[cell_step.cell.pipeline][0]
+
+    def backward(self, cell_step: CellStep, microbatch: int, given: Parts | None, inputs: Parts) -> None:
+        """It is done. given: the gradients that it took; inputs: those of the inputs, which it returned."""
+        made, cell = self._made.pop(cell_step.cell), cell_step.cell
+        alone = made.work.gradients.alone
+        if alone is None:
+            return
+        told = SpotSums(
+            inputs=len(made.inputs or ()),
+            layers=made.layers,
+            outputs=made.outputs,
+            gradients=checksum_of(inputs),
+            parameters=checksum(alone),
+        )
+        address = Address(FrameKind.SPOT_CHECK, *cell, cell_step.step, microbatch)
+        tensors = (*(made.inputs or ()), *(given or ()))
+        self._outbox.post(checker(self._plan.current, cell), address, tensors, told)
+
+    # as who computes it again
+
+    def asked(self, sender: WorkerId, frame: Frame) -> None:
+        """The owner of a cell has told what it took and came to."""
+        if self._schedule is not None and frame.address.step > self._log.newest:
+            self._asked[frame.address.cell] = (sender, frame)
+
+    def committed(self, step: int) -> None:
+        """Of that step and those before only what can be compared yet is of use."""
+        self._made = {}
+        for cell, (_, frame) in list(self._asked.items()):
+            stage = self._stage(cell)
+            if frame.address.step < step or stage is None or stage.version > frame.address.step:
+                del self._asked[cell]
+
+    def frames(self) -> list[Frame]:
+        """That are kept here."""
+        return [frame for _, frame in self._asked.values()]
+
+    def turn(self, may: Callable[[Cell], bool]) -> bool:
+        """Compute one of them again, if there is one. may: is this the moment to do it for that cell?
+
+        Raises NotDeterministic.
+        """
+        for cell, (owner, frame) in self._asked.items():
+            stage = self._stage(cell)
+            if stage is not None and stage.version == frame.address.step and may(cell):
+                del self._asked[cell]
+                self._check(stage, owner, frame)
+                return True
+        return False
+
+    def turn_at_last(self) -> bool:
+        """The same of one whose step is committed: what is computed of it later is of another state."""
+        return bool(self._asked) and self.turn(lambda cell: self._asked[cell][1].address.step in self._log.commits)
+
+    def _noted(self, stage: Stage) -> str:
+        return " and ".join(stage.as_built.changed()[:3]) if stage.as_built else ""
+
+    def _stage(self, cell: Cell) -> Stage | None:
+        if self._plan.current.shards:
+            return self._states.run(cell)
+        return self._states.here(cell.stage)
+
+    def _check(self, stage: Stage, owner: WorkerId, frame: Frame) -> None:
+        place = (frame.address.cell, frame.address.step, frame.address.microbatch)
+        self._observer.started("SpotCheck", *place)
+        try:
+            self._compare(stage, owner, frame)
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            logger.warning(WARNING, place[0], place[1])
+            self._schedule, self._asked = None, {}
+        self._observer.finished("SpotCheck", *place)
+
+    def _compare(self, stage: Stage, owner: WorkerId, frame: Frame) -> None:
+        theirs, worker = frame.payload, self._plan.worker
+        anew = compute_anew(stage, frame)
+        self.count += 1
+        if anew == theirs:
+            return
+        mine = compute_again(stage, frame)
+        cell, step, microbatch = frame.address.cell, frame.address.step, frame.address.microbatch
+        again = compute_again(stage, frame)
+        what = differing(stage, theirs, mine)
+        where = f"{what} in step {step}, microbatch {microbatch}"
+        if anew is not None and anew != theirs and theirs == mine == again:
+            raise NotDeterministic(
+                f"{differing(stage, theirs, anew)} is not deterministic: in step {step}, microbatch {microbatch}, "
+                f"other bits come out when {self._noted(stage)} is as it was built, as on a worker that takes over"
+            )
+        if again == theirs:  # this worker was wrong once, and nothing has used it
+            logger.warning("%s came to other bits here than on %s, and to the same ones when repeated", where, owner)
+            return
+        if self._sums.active and owner != worker and (result := compared_result(theirs, mine)):
+            place, name = ForwardPlace(cell, step, microbatch, result=result), SUMS[result]
+            found = Difference(place, owner, getattr(theirs, name), getattr(mine, name))
+            self._sums.report(found, getattr(again, name))
+            return
+        whose = f"{owner} came to" if owner != worker else "it came to at first"
+        steady = "the same when it repeated it" if again == mine else "others whenever it repeated it"
+        raise NotDeterministic(
+            f"{what} is not deterministic: in step {step}, microbatch {microbatch}, {worker} came to other bits than "
+            f"{whose}, and to {steady}; {CAUSES}, the process or the worker; or a worker whose memory or processor "
+            "gives wrong bits"
+        )
+
+
+def forward_by_layer(
+    stage: Stage, work: Work, place: tuple[int, int], inputs: Parts | None
+) -> tuple[Parts, tuple[int, ...]]:
+    """The outputs, as of `Stage.forward`, and a sum of what there was after each layer. place: step and microbatch."""
+    forwarding, layers = stage.start(*place, inputs), list[int]()
+    while not forwarding.done:
+        stage.advance(forwarding)
+        layers.append(checksum_of(forwarding.parts))
+    return stage.complete(work, forwarding), tuple(layers)
+
+
+def compute_anew(stage: Stage, frame: Frame) -> SpotSums | None:
+    """The same as `compute_again`, by layers that have not noted anything in their attributes since they were built.
+    None if they cannot be run so: such a layer may rely on what it has kept elsewhere. Raises NotDeterministic.
+    """
+    noted = stage.as_built.changed() if stage.as_built else ()
+    if stage.as_built is None or not noted:
+        return compute_again(stage, frame)
+    before = stage.checksums()
+    try:
+        with stage.as_built.lent():
+            found = compute_again(stage, frame)
+    except TaskError as error:
+        logger.info("layers cannot be run with %s as built: %s", " and ".join(noted[:3]), error)
+        found = None
+    if stage.checksums() != before:
+        raise NotDeterministic(
+            f"a layer writes to its parameters in a forward when {' and '.join(noted[:3])} is as it was built, as on a "
+            "worker that takes over"
+        )
+    return found
+
+
+def compute_again(stage: Stage, frame: Frame) -> SpotSums:
+    """What the frame's forward and backward come to here."""
+    step, microbatch, count = frame.address.step, frame.address.microbatch, frame.payload.inputs
+    work = stage.begin([microbatch], [microbatch, microbatch + 1])
+    inputs = frame.tensors[:count] if stage.first else None
+    outputs, layers = forward_by_layer(stage, work, (step, microbatch), inputs)
+    summed = checksum_of(outputs)
+    gradients = stage.backward(work, step, microbatch, None if stage.last else frame.tensors[count:])
+    alone = work.gradients.alone
+    assert alone is not None
+    return SpotSums(
+        inputs=count, layers=layers, outputs=summed, gradients=checksum_of(gradients), parameters=checksum(alone)
+    )
+
+
+def compared_result(one: SpotSums, other: SpotSums) -> Result | None:
+    """The first one that differs of those that are compared with `redundancy.verify`, too, by the same sums."""
+    return next((result for result, name in SUMS.items() if getattr(one, name) != getattr(other, name)), None)
+
+
+def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
+    """The first result that differs, in words."""
+    layers = range(stage.first, stage.first + stage.layers)
+    for layer, first, second in zip(layers, one.layers, other.layers, strict=False):
+        if first != second:
+            loss = ", or the loss of it," if stage.last and layer == layers[-1] else ""
+            return f"the output of {stage.named_layer(layer)}{loss}"
+    whole = f"layers {layers[0]} to {layers[-1]}"
+    if one.outputs != other.outputs:
+        return f"what {whole} pass on"
+    return f"the gradient of {'the inputs' if one.gradients != other.gradients else 'the parameters'} of {whole}"
