@@ -121,10 +121,16 @@ def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:
     digests = []
     for tries in (False, True):
         stage = Stage(small_task(optimizer=SOUND[name]), 0, [(0, 3)], config)
-        for step in range(4):
-            work = begin(stage)
+        applied = 0
+        while applied < 4:
+            work, step = begin(stage), stage.version
             for m in range(config.microbatches):
                 microbatch([stage], [work], step, m)
-            stage.apply(work.gradients.total(), 0.1, tries=tries)
+            gradient = work.gradients.total()
+            if torch.isfinite(gradient).all():
+                stage.apply(gradient, 0.1, tries=tries)
+                applied += 1
+            else:
+                stage.skip(finite=False)  # in fp16, until the scale fits
         digests.append(stage.digest())
     assert digests[0] == digests[1]
