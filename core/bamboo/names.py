@@ -28,6 +28,7 @@ ENV_TOKEN_FILE = "BAMBOO_TOKEN_FILE"  # noqa: S105 - the variable's name, not a 
 ENV_HOST = "POD_IP"
 ENV_ZONE = "BAMBOO_ZONE"
 ENV_GRACE = "BAMBOO_GRACE_SECONDS"  # seconds from SIGTERM to SIGKILL
+ENV_LAUNCH = "BAMBOO_LAUNCH"  # of a local run's processes: which launcher they descend from
 ENV_METADATA = "BAMBOO_METADATA"  # whose metadata endpoint the worker watches for notices
 ENV_METADATA_URL = "BAMBOO_METADATA_URL"
 ENV_METADATA_REBALANCE = "BAMBOO_METADATA_REBALANCE"

@@ -27,6 +27,31 @@ def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None
     return int(token)
 
 
+KINDS = ("child", "session", "forked", "deaf", "orphan")
+
+
+def starting_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
+    """Starts processes in all ways, which would live long, and ends after the seconds in the token."""
+    note = "import os, sys; open(sys.argv[1] + '/' + sys.argv[2], 'x').write(str(os.getpid())); "
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    wait = f"import time; time.sleep({LONG})"
+
+    def command(kind: str, before: str = "") -> list[str]:
+        return [sys.executable, "-c", before + note + wait, url, kind]
+
+    subprocess.Popen(command("child"))
+    subprocess.Popen(command("session"), start_new_session=True)
+    subprocess.Popen(command("deaf", deaf), start_new_session=True)
+    if os.fork() == 0:
+        os.execv(sys.executable, command("forked"))
+    if (between := os.fork()) == 0:  # its child is nobody's
+        subprocess.Popen(command("orphan"), start_new_session=True)
+        os._exit(0)
+    os.waitpid(between, 0)
+    time.sleep(float(token))
+    return 0
+
+
 def echo(text: str) -> str:
     return text
 
@@ -207,6 +232,61 @@ async def test_the_workers_die_with_their_launcher(tmp_path: Path, end: signal.S
     await until(lambda: exits and not exists(pid))
     await pool.close()
     assert [worker for worker, _ in exits] == ["w0"]
+
+
+async def started_by_worker(pool: Pool, folder: Path, seconds: float) -> dict[str, int]:
+    """The processes of a worker that ends after so long, when all of them are there."""
+    folder.mkdir()
+    main = f"{__name__}:starting_worker"
+    pool.start("w0", url=str(folder), token=str(seconds), zone="", trace=None, main=main)
+    files = [folder / kind for kind in KINDS]
+    await until(lambda: all(file.is_file() and file.read_text() for file in files))
+    return {file.name: int(file.read_text()) for file in files}
+
+
+@pytest.mark.parametrize("end", ["killed", "by itself"])
+async def test_what_a_worker_has_started_ends_with_it(pool: Any, tmp_path: Path, end: str) -> None:
+    pool, exits = pool
+    pids = await started_by_worker(pool, tmp_path / "pids", LONG if end == "killed" else 3.0)
+    start(pool, "w1", LONG)
+    if end == "killed":
+        await until(lambda: pool.pid("w0"))
+        assert all(map(exists, pids.values())), "also the one that is nobody's lives as long as the worker"
+        pool.signal("w0", signal.SIGKILL)
+    assert (await exits.get())[0] == "w0"
+    await until(lambda: not any(map(exists, pids.values())))
+    assert exists(pool.pid("w1"))
+
+
+@pytest.mark.parametrize("end", ["close", "SIGTERM", "SIGKILL"])
+async def test_what_workers_have_started_ends_with_their_launcher(tmp_path: Path, end: str) -> None:
+    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    await pool.open("--bare")
+    pids = await started_by_worker(pool, tmp_path / "pids", LONG)
+    assert pool._process is not None
+    if end != "close":
+        pool._process.send_signal(getattr(signal, end))
+    await pool.close()
+    assert not any(map(exists, pids.values()))
+
+
+async def test_who_only_starts_a_pool_gets_no_other_orphans(tmp_path: Path) -> None:
+    """An orphan of somebody else in this process is left alone, also when the launcher is killed."""
+    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    await pool.open("--bare")
+    other = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0, stdout=2).pid)"
+    read, write = os.pipe()
+    said = subprocess.run(
+        [sys.executable, "-c", other], stdin=read, stdout=subprocess.PIPE, check=True, timeout=SECONDS
+    )
+    orphan = int(said.stdout)
+    assert pool._process is not None
+    pool._process.kill()
+    await pool.close()
+    assert exists(orphan)
+    os.close(read)
+    os.close(write)
+    os.waitpid(orphan, 0)
 
 
 async def test_a_worker_that_cannot_be_imported_says_so(pool: Any) -> None:

@@ -1,16 +1,23 @@
-"""Worker processes on this machine, started by the trainer's fork server. Leaves nothing behind."""
+"""Worker processes on this machine, started by the trainer's fork server. Leaves nothing behind.
+
+Nor does it if the fork server is killed, which else ends all that workers have started: this process adopts then.
+"""
 
 import asyncio
 import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bamboo.names import ENV_LAUNCH
+from bamboo.orphans import Orphans, adopt, carries, children
 from bamboo.planning.plan import WorkerId
 from bamboo.text import one_line, shortened
 
@@ -19,6 +26,7 @@ logger = logging.getLogger(__name__)
 LAUNCHER = "bamboo_trainer.worker.launch.launcher"
 READY_SECONDS = 120.0  # importing torch from a cold disk
 CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
+LOOK_SECONDS = 0.05  # at what a killed launcher has left
 LINE_BYTES = 64 << 20
 TAIL_BYTES = 64 << 10  # of the log, which may be huge
 MOST_OF_LINE = 500  # characters of one of its last lines, which may be, too
@@ -63,6 +71,7 @@ class Pool:
         self._crashed: dict[WorkerId, str] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
+        self._mark = secrets.token_hex(8)  # of all descendants of the launcher
 
     @property
     def alive(self) -> tuple[WorkerId, ...]:
@@ -79,12 +88,13 @@ class Pool:
         """Starts the launcher and waits until it can fork. Raises PoolError."""
         arguments = [item for module in self._imports for item in ("--import", module)]
         arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", ENV_LAUNCH: self._mark}
         if self._scratch is not None:
             temporary = self._scratch / "tmp"
             temporary.mkdir(exist_ok=True)
             environment["TMPDIR"] = str(temporary)
             arguments += ["--scratch", str(self._scratch)]
+        adopt()
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", LAUNCHER, *arguments, *extra),
@@ -184,12 +194,32 @@ class Pool:
             self._hear(json.loads(line))
         self._ended = True
         self._ready.set()
+        workers = {pid for pid in self._pids.values() if pid is not None}
         for worker in self.alive:
             self._exited(worker, None)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(PoolError("the launcher of workers has ended"))
         await process.wait()
+        await self._end_orphans(process.pid, workers)
+        adopt(adopts=False)
+
+    async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
+        """What the launcher has not ended, because it was killed: workers, which die with it, and what they started."""
+        orphans, late = Orphans(), time.monotonic() + CLOSE_SECONDS
+        left: set[int] = set()
+        while time.monotonic() < late:
+            here = children()
+            found = {pid for pid, group in here.items() if group == launcher or carries(pid, ENV_LAUNCH, self._mark)}
+            left = (left | found) & here.keys()
+            orphans.end(left, time.monotonic())
+            for pid in left:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            if not left and not any(map(_exists, workers)):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+        logger.warning("processes that workers have started are still there: %s", sorted(left))
 
     def _hear(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -220,6 +250,16 @@ class Pool:
             del self._pids[worker]
             self._early.pop(worker, None)
             self._on_exit(worker, code)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the number is another process's by now
+        return False
+    return True
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

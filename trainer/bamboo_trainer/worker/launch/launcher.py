@@ -14,7 +14,9 @@ crashed, if it did), result (id, value | error), error (message), asks (worker, 
 "gate": [STEP, ..] is about to begin a forward or backward of one of these steps, and waits for proceed. With close,
 when stdin ends or when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the
 launcher has died: then the launcher removes the scratch folder.
-Children belong to the launcher's process group and die with the launcher, even if it is killed.
+Children belong to the launcher's process group and die with the launcher, even if it is killed. What they have started
+is ended when they end, however far it has gone from them: each child adopts its orphans, and the launcher gets these,
+and whatever else there is, when the child has ended.
 """
 
 import argparse
@@ -28,12 +30,14 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from bamboo.complaints import system_reason
+from bamboo.orphans import Orphans, adopt, children
 from bamboo.text import one_line
 from bamboo_trainer.worker.launch.crashes import CrashFile
 from bamboo_trainer.worker.launch.imports import lasting_imports
@@ -50,6 +54,9 @@ WORKER_MAIN = "bamboo_trainer.worker.launch.process:main"
 GATED_MAIN = "bamboo_trainer.worker.launch.strike_gate:main"
 PR_SET_PDEATHSIG = 1
 CHUNK = 1 << 16
+WAIT_SECONDS = 0.01  # for children that have been killed
+LOOK_SECONDS = 0.1  # at orphans that have been told to end
+END_SECONDS = 3.0  # for all of them, when the launcher ends; Pool.close() waits longer
 
 
 class Unresolved(ValueError):
@@ -92,6 +99,7 @@ class Launcher:
         self._crashes: dict[int, CrashFile] = {}  # of the workers
         self._gates: dict[str, socket.socket] = {}  # to the workers that ask before they go on
         self._stopping = False
+        self._orphans = Orphans()
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe()
 
@@ -103,13 +111,16 @@ class Launcher:
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        adopt()
         self._selector.register(self._commands, selectors.EVENT_READ, self._read_commands)
         self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
         try:
             self._tell(event="ready")
             while not self._stopping:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(LOOK_SECONDS if self._orphans else None):
                     key.data()
+                if self._orphans:
+                    self._end_orphans()
         except BrokenPipeError:
             self._abandoned = True
         finally:
@@ -260,6 +271,7 @@ class Launcher:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            adopt()
             if os.getppid() != launcher:
                 os._exit(1)
             self._selector.close()
@@ -290,11 +302,14 @@ class Launcher:
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, CHUNK)
+        with contextlib.suppress(ChildProcessError):
+            self._reap_all()
+        self._end_orphans()
+
+    def _reap_all(self) -> None:
+        """Raises ChildProcessError when there is no child any more."""
         while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
             self._calls.pop(pid, None)
@@ -315,13 +330,25 @@ class Launcher:
         sys.stderr.flush()
         return f"{crash.error}, {crash.place}" if crash.place else crash.error
 
+    def _end_orphans(self) -> None:
+        """What children have left behind. A child that lives adopts its own, so these are of nobody any more."""
+        left = children().keys() - self._workers.keys() - self._calls.keys()
+        self._orphans.end(left, time.monotonic())
+
     def _kill_all(self) -> None:
+        """Children at once, and what they leave as always; what cannot be killed is left."""
         for pid in (*self._workers, *self._calls):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        late = time.monotonic() + END_SECONDS
         with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-1, 0)
+            while time.monotonic() < late:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                self._workers.pop(pid, None)
+                self._calls.pop(pid, None)
+                if pid == 0:
+                    self._end_orphans()
+                    time.sleep(WAIT_SECONDS)
 
 
 def _preload(modules: Sequence[str]) -> None:
