@@ -1,12 +1,13 @@
 """A worker that is stuck inside an instruction, while its heart beats: who is declared lost, when, and who never."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from bamboo.control import protocol
-from bamboo.control.channel_events import Received
+from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import Emit, Tick
 from bamboo.coordinator.state import CoordinatorState
@@ -107,7 +108,36 @@ def test_several_that_are_held_up_at_once_are_not_the_cause() -> None:
     world = training(pipelines=2)
     assert world.state.plan is not None
     both = {world.state.plan.at(Cell(d, 0)).owner for d in range(2)}
-    assert not hold_up(world, both, 300)
+    assert {e.reason for e in hold_up(world, both, 300)} == {"NoProgress"}
+
+
+def test_after_a_minute_it_is_told_once_where_workers_are_that_hang() -> None:
+    world = training(pipelines=2)
+    assert world.state.plan is not None
+    both = sorted(world.state.plan.at(Cell(d, 0)).owner for d in range(2))
+    assert not hold_up(world, set(both), 65)
+    (said,) = hold_up(world, set(both), 600)
+    assert (said.reason, said.warning) == ("NoProgress", True)
+    where = "; ".join(f"{worker} is inside Forward" for worker in both)
+    end = f"the job waits until its progress deadline of {world.spec.progress_deadline_seconds} s"
+    assert re.fullmatch(rf"no step was committed for \d+ s: {where}; {end}", said.message)
+    assert world.finish is None
+    assert world.state.workers.keys() >= set(both), "it is a hint, and nothing follows"
+
+
+def test_so_it_is_of_workers_that_do_not_get_to_the_end_of_loading_the_task() -> None:
+    world, said = World(2, 1, 0), []
+    for event in [one for one in world.pending if isinstance(one, WorkerJoined)]:
+        world.tell(event)
+    for _ in range(100):
+        world.now += 1
+        for worker in world.state.workers:
+            world.tell(Received(worker, protocol.Heartbeat(step=0, doing="starting, at mine.py line 3, in build")))
+        world.state, commands = coordinator.step(world.state, Tick(), world.now)
+        said += [c for c in commands if isinstance(c, Emit)]
+    (hint,) = (emit for emit in said if emit.reason == "NoProgress")
+    assert hint.message.startswith("training did not begin for 7")
+    assert "w0 is starting, at mine.py line 3, in build; w1 is starting" in hint.message
 
 
 def test_who_merely_waits_is_not_stuck() -> None:

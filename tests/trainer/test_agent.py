@@ -1,5 +1,6 @@
 """What a worker makes of what it is told, and how it ends."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.task_errors import RealInterrupt
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from bamboo_trainer.worker.checkpointing import RestoreError
@@ -35,9 +37,15 @@ from stage_kit import small_task
 STOP = Stop(reason="JobOver", message="the job is over")
 
 
+class Own(BaseException):
+    """Of the task."""
+
+
 def build(config: Mapping[str, Any]) -> Task:
     if code := config.get("exit"):
         raise SystemExit(code)
+    if kind := config.get("raises"):
+        raise {"KeyboardInterrupt": KeyboardInterrupt, "GeneratorExit": GeneratorExit, "Own": Own}[kind]("mine")
     if config.get("broken"):
         raise KeyError("width")
     return small_task()
@@ -64,13 +72,14 @@ def said() -> list[Message]:
 @pytest.fixture
 def agent(said: list[Message], monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAgent]:
     """It is not connected to its coordinator."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings(grace=30.0))
     monkeypatch.setattr(worker.control, "start", lambda: None)
     monkeypatch.setattr(worker.control, "send", lambda message, late=False: said.append(message))
     yield worker
     worker.transport.close(0.0)
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def run(agent: WorkerAgent, *messages: Any) -> int:
@@ -105,6 +114,24 @@ def test_a_task_that_fails_ends_the_worker_with_the_reason(
     assert (code, failed.reason) == (EXIT_FAILED, "TaskFailed")
     assert "KeyError" in failed.message
     assert caplog.messages[-1] == f"TaskFailed: {failed.message}", "the last line is what Kubernetes tells of its end"
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "GeneratorExit", "Own"])
+def test_whatever_a_task_raises_is_its_error(agent: WorkerAgent, said: list[Message], kind: str) -> None:
+    code = run(agent, welcome(raises=kind))
+    (failed,) = said
+    assert isinstance(failed, WorkerFailed)
+    assert (code, failed.reason) == (EXIT_FAILED, "TaskFailed")
+    assert f"{kind}: mine" in failed.message
+    assert "in build" in failed.message
+
+
+def test_a_real_interrupt_is_none(agent: WorkerAgent, said: list[Message]) -> None:
+    agent.inbox.put = lambda item: None  # type: ignore[method-assign]
+    agent.inbox.take = lambda seconds: os.kill(os.getpid(), signal.SIGINT) or []  # type: ignore[func-returns-value, method-assign]
+    with pytest.raises(RealInterrupt):
+        agent.run()
+    assert said == []
 
 
 def test_a_task_that_would_end_the_process_has_failed(agent: WorkerAgent, said: list[Message]) -> None:

@@ -32,7 +32,7 @@ from bamboo.coordinator.events import (
 from bamboo.coordinator.planner import replan
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress, Turn
-from bamboo.coordinator.stuck_workers import check_stuck
+from bamboo.coordinator.stuck_workers import check_stuck, hint
 from bamboo.coordinator.verification import verification
 from bamboo.coordinator.worker_reports import received
 from bamboo.coordinator.workers.membership import (
@@ -182,4 +182,6 @@ def _tick(turn: Turn) -> None:
     if state.phase == "Running" and limit and now - state.last_progress > limit and not waited:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
+    if not waited:
+        hint(turn)
     weights.check_deadline(turn)

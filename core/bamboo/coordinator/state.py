@@ -107,6 +107,7 @@ class CoordinatorState:
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     gone: frozenset[WorkerId] = frozenset()
     misfit: tuple[WorkerId, str] | None = None  # the newest worker that was refused for its platform, and why
+    hinted: float | None = None  # the last progress after which it was told that none follows
     misfits_in_a_row: int = 0  # since a worker became ready
     ask_at: float = 0.0  # no workers are asked for before that, because those that came were refused
     links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)

@@ -12,9 +12,13 @@ from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.membership import declare_lost
 from bamboo.planning.plan import Plan, WorkerId
 from bamboo.planning.transitions import takeover
+from bamboo.text import count
 
+STARTING_AT = "starting, at "  # what a worker says that has been loading the task for long: where its code is
 STUCK_SECONDS = 60.0
 STUCK_STEPS = 20  # usual ones
+HINT_SECONDS = 10.0  # more, until it is told that nobody is given up
+MOST_HINTS = 3  # workers in a sentence
 FAMILIAR_STEPS = 3  # committed under a plan before its durations say anything: first calls may take long
 
 
@@ -35,6 +39,29 @@ def check_stuck(turn: Turn) -> None:
     why = f"it is running, but has been {where}; a step usually takes {state.usual_step:.3g} s"
     turn.do(Emit("WorkerStuck", f"{worker} is stuck: {why}", True))
     declare_lost(turn, worker, "it is stuck")
+
+
+def hint(turn: Turn) -> None:
+    """Tell where the workers are that all wait for, once after each step: a task that hangs does so in all of them, and
+    its progress deadline is far away. Nothing follows from it: a first call or a large step may well take so long.
+    """
+    state = turn.state
+    since = max(state.last_progress, state.phase_since)
+    limit = max(STUCK_SECONDS, STUCK_STEPS * (state.usual_step or 0.0)) + HINT_SECONDS
+    if state.phase not in ("Pending", "Running") or state.hinted == since or turn.now - since <= limit:
+        return
+    long = {w: r for w, r in state.workers.items() if r.busy > STUCK_SECONDS or r.doing.startswith(STARTING_AT)}
+    if not long:
+        return
+    turn.set(hinted=since)
+    told = "; ".join(f"{w} is {r.doing}" for w, r in list(long.items())[:MOST_HINTS])
+    more = f"; and {count(len(long) - MOST_HINTS, 'other')}" if len(long) > MOST_HINTS else ""
+    what = "no step was committed" if state.phase == "Running" else "training did not begin"
+    deadline = state.spec.progress_deadline_seconds
+    until = (
+        f"; the job waits until its progress deadline of {deadline} s" if deadline and state.phase == "Running" else ""
+    )
+    turn.do(Emit("NoProgress", f"{what} for {turn.now - since:.0f} s: {told}{more}{until}", True))
 
 
 def _limit(state: CoordinatorState) -> float | None:

@@ -25,6 +25,17 @@ class TaskOutOfMemory(MemoryError):
     """Memory ran out, of the host or of the device; the message says in which part of the task."""
 
 
+class RealInterrupt(KeyboardInterrupt):
+    """A real SIGINT: what the task's code raises is a KeyboardInterrupt as well."""
+
+
+def is_an_error(error: BaseException) -> bool:
+    """Is it the error of a task's code, or of ours? Not the end of the process, nor a real signal, nor what ends a
+    generator of ours; but a task may raise whatever there is.
+    """
+    return isinstance(error, Exception) or (not isinstance(error, SystemExit | RealInterrupt) and is_tasks(error))
+
+
 def ran_out_of_memory(error: BaseException) -> bool:
     """Is it about memory, in whichever of the ways in which Python, the system and torch say that?"""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -88,11 +99,11 @@ class in_task:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, TaskError):
+        if error is not None and is_an_error(error) and not isinstance(error, TaskError):
             raise blamed(self._what, error) from error
 
 
-def blamed(what: str, error: Exception) -> TaskError | TaskOutOfMemory:
+def blamed(what: str, error: BaseException) -> TaskError | TaskOutOfMemory:
     """what: the part of the task that raised it."""
     if ran_out_of_memory(error):
         return TaskOutOfMemory(f"{what} ran out of memory: {told(error)}")
@@ -104,6 +115,7 @@ def _is_own(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
+    """Is it code of the user's own, or of the tasks that come with Bamboo?"""
     path = Path(file)
     return path.is_relative_to(MODELS) or not (
         file.startswith("<") or path.is_relative_to(OWN) or path.is_relative_to(PYTHON) or _is_installed(path)

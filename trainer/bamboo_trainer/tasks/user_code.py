@@ -20,7 +20,7 @@ from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
 from bamboo_trainer.tasks.running_buffers import running_modules, spectrally_normed
-from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory, told
+from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
 from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
@@ -118,8 +118,11 @@ def run_layer(
         result = call(parts[0] if len(parts) == 1 else parts)
     except TaskError:
         raise
-    except Exception as error:
-        if not ran_out_of_memory(error) and _would_write(call, parts):
+    except BaseException as error:
+        if not is_an_error(error):
+            raise
+        may_repeat = isinstance(error, Exception) and not ran_out_of_memory(error)
+        if may_repeat and _would_write(call, parts):
             raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}") from error
         who = named_layer(task_layer, layer)
         if _breaks_graph(error) and (normed := running_modules(task_layer)):
@@ -167,7 +170,7 @@ def _in_one_layout(parts: Parts, *, hooked: bool) -> Parts:
     return parts
 
 
-def _breaks_graph(error: Exception) -> bool:
+def _breaks_graph(error: BaseException) -> bool:
     """Is it torch.compile's Unsupported? Its module takes a second to import, and is there if somebody compiles."""
     return type(error).__module__ == "torch._dynamo.exc" and type(error).__name__ == "Unsupported"
 

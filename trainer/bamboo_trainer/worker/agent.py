@@ -5,11 +5,12 @@ import math
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -61,9 +62,10 @@ from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
 from bamboo_trainer.memory.placement import choose_devices, use
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.tasks.task_errors import where
+from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
+from bamboo_trainer.telemetry.place import place_of
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
@@ -113,6 +115,10 @@ class WorkerSettings:
 LOCAL_SETTINGS = WorkerSettings()
 
 
+def _interrupt(*_: object) -> NoReturn:
+    raise RealInterrupt
+
+
 class WorkerAgent:
     """The agent around the engine. run() returns the process's exit code."""
 
@@ -141,6 +147,8 @@ class WorkerAgent:
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
+        self.thread = threading.get_ident()  # that runs the task's code
+        self.began: float | None = None  # to load the task
         self.devices: tuple[torch.device, ...] = ()
         self.platform = this_platform(worker)
         self.weights = FinalWeights(worker, self._tell)
@@ -150,6 +158,8 @@ class WorkerAgent:
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._on_term)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt)
         self.control.start()
         try:
             while self.exit_code is None:
@@ -163,6 +173,11 @@ class WorkerAgent:
             self.exit_code = exit_code(error)
             logger.exception("the task's code ended this worker")
             self.last = f"ended by sys.exit with code {self.exit_code} ({where(error)})"
+        except BaseException as error:
+            if not is_an_error(error):
+                raise
+            logger.exception("the task failed")
+            self._fail(failure_reason(error), failure_message(error))
         finally:
             if self.history:
                 self.history.close(HISTORY_SECONDS)
@@ -265,6 +280,7 @@ class WorkerAgent:
         if self.engine:  # the channel was cut, or the coordinator restarted
             self._say_again(self.engine)
             return
+        self.began = time.monotonic()
         job = self.job = load_job(welcome.manifest)
         devices = self.devices = choose_devices(self.worker, job.spec.worker.devices)
         use(devices[0], deterministic=job.spec.training.deterministic)
@@ -362,12 +378,15 @@ class WorkerAgent:
 
     def _heartbeat(self) -> Heartbeat:
         """In the control channel's thread."""
-        if self.engine is None:
-            return Heartbeat(step=0, doing="starting")
         now = time.monotonic()
+        if self.engine is None:
+            place = place_of(self.thread) if self.began is not None and now > self.began + LONG_SECONDS else ""
+            return Heartbeat(step=0, doing=f"starting, at {place}" if place else "starting")
         memory, times = self.engine.meter.due(now), self.engine.times_due(now)
         inside, busy = self.inside.now()
-        doing = f"{inside} for {busy:.0f} s" if busy > LONG_SECONDS else self.doing
+        doing = self.doing
+        if busy > LONG_SECONDS:
+            doing = ", ".join(filter(None, (f"{inside} for {busy:.0f} s", place_of(self.thread))))
         room = headroom(self.devices) if times else None
         traffic = self.traffic.now(self.engine.step, self.transport.sent) if memory else None
         step = self.engine.step

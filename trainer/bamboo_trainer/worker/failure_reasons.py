@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 SELF_EXPLANATORY: Final = (DeviceError, TransportUnavailable, CompilerUnavailable, SaveError)
 
 
-def failure_reason(error: Exception) -> str:
+def failure_reason(error: BaseException) -> str:
     """Of an error that ends the worker: the machine's, the task's, memory, or a bug."""
     if isinstance(error, DeviceError):
         return "DeviceUnavailable"
@@ -34,7 +34,7 @@ def failure_reason(error: Exception) -> str:
     return "TaskFailed" if isinstance(error, TaskError) or is_tasks(error) else "WorkerError"
 
 
-def failure_message(error: Exception) -> str:
+def failure_message(error: BaseException) -> str:
     """One line, with the place."""
     return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
 
