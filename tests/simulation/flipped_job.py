@@ -140,9 +140,11 @@ class FlippingStage(Stage):
             flip(next(work.gradients.tensors()), self.job.flip.element, self.job.flip.bit)
         return self._struck_first(Place.BACKWARD, found, at) or found
 
-    def apply(self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0) -> None:
+    def apply(
+        self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
+    ) -> None:
         gradient = self.struck(Place.FINAL, gradient, (self.version, self.job.flip.microbatch))
-        super().apply(gradient, norm, running, scale=scale)
+        super().apply(gradient, norm, running, scale=scale, tries=tries)
 
 
 class FlippedJob(Job):
