@@ -134,6 +134,29 @@ def test_with_report_a_difference_is_told_once_and_the_job_goes_on() -> None:
     assert "redundancy.verify Report leaves it at that" in shown.unresolved
 
 
+def test_with_report_an_owner_that_comes_to_another_result_again_is_named_and_stays() -> None:
+    world = made("Report")
+    place = differ(world, Y)
+    assert not corrupt(world)
+    world.tell(Received("w1", ForwardSum(place=place, sum=Y)))
+    assert corrupt(world) == ("w1",)
+    assert "w1" in world.state.workers
+    assert not world.state.verification.disputes
+    assert not sent(world, LookAgain), "nobody repeats the step"
+
+
+def test_with_report_what_nobody_says_more_of_is_forgotten_and_stays_unresolved() -> None:
+    world = made("Report")
+    place = differ(world, Y)
+    world.tell(Received("w1", ForwardSum(place=place, sum=X)))
+    train(world, place.step + PAST_STEPS + 1)
+    assert not world.state.verification.disputes
+    assert "CorruptionNotNamed" not in reasons(world)
+    shown = status(world.state, world.now).differences
+    assert shown is not None
+    assert shown.unresolved
+
+
 def test_a_shadow_that_is_wrong_once_is_lost_and_nothing_is_repeated() -> None:
     world = made()
     differ(world, X)

@@ -25,14 +25,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
 from flipped_job import Flip, FlippedJob, Place, drawn
 from training_job import Job
 
-STEPS, MICROBATCHES = 16, 4
-STRUCK = range(3, 15)  # steps in which a bit flips: not so early that the task is to blame
+STEPS, MICROBATCHES = 8, 4
+STRUCK = range(3, 7)  # steps in which a bit flips: not so early that the task is to blame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ def places(stages: int, only: str | None) -> Iterator[tuple[Place, int, bool]]:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    torch.set_num_threads(1)  # the model is small
     BubbleBudget.fits = lambda *_: True  # type: ignore[method-assign]  # virtual time measures no bubbles
     document = manifest(arguments.mode, arguments.verify, arguments.stages)
     undisturbed = digest_of(Job(manifest("None", "None", arguments.stages)).run())

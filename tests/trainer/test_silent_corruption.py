@@ -141,6 +141,33 @@ def test_a_bit_of_a_mantissa_in_the_last_stage_is_found_and_undone(mode: str, wo
     check_undone(job, worker)
 
 
+@pytest.mark.parametrize("worker", ["w1", "w0"])
+@pytest.mark.parametrize("place", [Place.FORWARD, Place.LOSS_GRADIENT, Place.INPUT])
+def test_of_two_workers_the_one_that_was_wrong_once_is_named_though_nothing_is_repeated(
+    place: Place, worker: str
+) -> None:
+    """Its own result comes out otherwise when it computes it again at once, with the inputs that it had."""
+    document = manifest("Report", mode="LazyForward", standby=0)
+    document["spec"]["topology"]["stages"] = 2
+    job = FlippedJob(document, Flip(place=place, stage=1, worker=worker, step=FLIPPED, microbatch=1, element=1, bit=21))
+    job.run()
+    assert job.flipped
+    assert job.state.verification.corrupt == (worker,)
+    assert not job.state.verification.disputes
+    assert not job.state.gone
+    assert not job.state.checkpoints.counts.restores
+
+
+def test_with_two_stages_backwards_are_compared_though_no_worker_is_ever_idle() -> None:
+    document = manifest("Replace")
+    document["spec"]["topology"]["stages"] = 2
+    for stage in (0, 1):
+        flip = Flip(place=Place.SUM, stage=stage, worker=f"w{stage}", step=FLIPPED, microbatch=1, bit=4)
+        job = FlippedJob(document, flip)
+        job.run()
+        check_undone(job, f"w{stage}")
+
+
 @pytest.mark.parametrize("worker", ["w2", "w1"])
 def test_a_bit_that_flips_while_a_checkpoint_is_copied_is_not_in_it(worker: str) -> None:
     """After the state's sum was told, at which all were equal, and before its copies are made."""

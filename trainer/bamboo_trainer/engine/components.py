@@ -193,6 +193,8 @@ class Components:
                 self.redundant.told(sender, cell, address.step, frame.payload)
             case FrameKind.SPOT_CHECK if known:
                 self.spots.asked(sender, frame)
+            case FrameKind.COMPUTE_AGAIN if known and cell in self.executor.cells:
+                self.redundant.repeat_own(cell, address.step, address.microbatch, frame.payload)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
             case FrameKind.PARAMETERS if cell in self.executor.cells:

@@ -11,8 +11,8 @@ from bamboo.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY and FORWARD_SUMS
-    carry no tensors.
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT, LAYERS_LACKED, HISTORY, FORWARD_SUMS
+    and COMPUTE_AGAIN carry no tensors.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -39,6 +39,7 @@ class FrameKind(IntEnum):
     PARAMETERS = 22  # values of a shard's layers at that version; part = shard; microbatch = FIXED: what never changes
     FORWARD_SUMS = 23  # of what a cell came to in a step, to its shadow; payload: of what, by microbatch
     SPOT_CHECK = 24  # what a microbatch of a cell took in, for who computes it again; payload: what it came to
+    COMPUTE_AGAIN = 25  # to a cell's owner, by its shadow, which came to another result; payload: of what
 
 
 EVALUATED = 1  # the part of an activation

@@ -232,6 +232,7 @@ FORMS: Final = {
     FrameKind.CHECK: PayloadForm(Check),
     FrameKind.FORWARD_SUMS: PayloadForm(SumsOfForwards),
     FrameKind.SPOT_CHECK: PayloadForm(SpotSums, 0, torch.inf),
+    FrameKind.COMPUTE_AGAIN: PayloadForm(Result),
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),

@@ -88,7 +88,7 @@ def forward_differs(turn: Turn, worker: WorkerId, message: ForwardDiffers) -> No
 
 
 def forward_sum(turn: Turn, worker: WorkerId, message: ForwardSum) -> None:
-    """What a forward came to when it was repeated."""
+    """What a forward came to when it was repeated: by all after the job went back, or at once by its owner."""
     if _plan(turn.state) is not None:
         _hear(turn, message.place, {worker: (message.sum,)})
 
@@ -138,7 +138,9 @@ def _differs(turn: Turn, place: Place, said: Sums, suspect: WorkerId) -> None:
     wrong = wrong_workers(dispute.said)
     if not replaces(state):
         if wrong:
-            _name(turn, dispute, wrong)
+            _settle(turn, dispute, wrong)
+        else:
+            _change(turn, disputes=state.verification.disputes_with(dispute))  # more may be said of it
     elif none_is_steady(dispute.said) and dispute.returns:
         text = f"{place} came to other results whenever it was repeated, on all workers"
         turn.finish(Outcome.FAILED, "NotDeterministic", text)
@@ -203,16 +205,19 @@ def _hear(turn: Turn, place: Place, said: Sums) -> None:
 
 
 def _settle(turn: Turn, dispute: Dispute, wrong: frozenset[WorkerId]) -> None:
-    """It is known who was wrong: these are lost."""
+    """It is known who was wrong: these are lost, if that is wished."""
     _close(turn, dispute)
     _name(turn, dispute, wrong)
+    if not replaces(turn.state):
+        return
     for worker in sorted(wrong & turn.state.workers.keys()):
         declare_lost(turn, worker, "its results are wrong", known=True)
 
 
 def _close(turn: Turn, dispute: Dispute) -> None:
     _change(turn, disputes=turn.state.verification.disputes_without(dispute.place))
-    _ask(turn, turn.state.workers)
+    if replaces(turn.state):
+        _ask(turn, turn.state.workers)
 
 
 def _count(turn: Turn, place: Place, said: Sums) -> None:
@@ -244,7 +249,7 @@ def look_after(turn: Turn) -> None:
     v, plan = state.verification, _plan(state)
     if plan is None or not (v.disputes or v.differing):
         return
-    if v.disputes and v.asked != plan.origin:
+    if replaces(state) and v.disputes and v.asked != plan.origin:
         _change(turn, asked=plan.origin)
         _ask(turn, plan.worker_ids())
     for place in v.differing:
@@ -263,6 +268,8 @@ def _is_past(state: CoordinatorState, plan: Plan, dispute: Dispute) -> bool:
 def _give_up(turn: Turn, dispute: Dispute) -> None:
     text = f"it cannot be told who was wrong about {dispute.place}; it is repeated, and the results are equal now"
     _close(turn, dispute)
+    if not replaces(turn.state):
+        return  # nothing was repeated, and people know of the difference
     _change(turn, unresolved="", resolved=text)
     turn.do(Emit("CorruptionNotNamed", text, True))
 

@@ -73,7 +73,11 @@ class _Compared:
 
 
 class ForwardSums:
-    """made: by the owner; compared: as a shadow, by cell and step. count: forwards that were compared so far."""
+    """made: by the owner; compared: as a shadow, by cell and step. count: forwards that were compared so far.
+
+    taken: the inputs of the owner's forwards, by microbatch, as they have arrived: those are computed again with what
+    they were computed with, in case that the shadow has others.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class ForwardSums:
         self._plan, self._outbox, self._tell, self._questions = plan, outbox, tell, questions
         self._verifies = verifies
         self._made: dict[Step, dict[Key, int]] = {}
+        self._taken: dict[Step, dict[int, Parts | None]] = {}
         self._compared: dict[Step, _Compared] = {}
         self.count = 0
 
@@ -112,6 +117,17 @@ class ForwardSums:
         }
 
     # as the owner
+
+    def took(self, cell: Cell, step: int, microbatch: int, inputs: Parts | None) -> None:
+        """A forward is about to be run, with these inputs."""
+        if self._has_shadow(cell):
+            self._taken.setdefault((cell, step), {})[microbatch] = inputs
+
+    def has_taken(self, cell: Cell, step: int, microbatch: int) -> bool:
+        return microbatch in self._taken.get((cell, step), {})
+
+    def taken(self, cell: Cell, step: int, microbatch: int) -> Parts | None:
+        return self._taken[cell, step][microbatch]
 
     def ran(self, cell: Cell, step: int, microbatch: int, outputs: Parts, work: Work) -> None:
         """A forward of a cell that is run here is done, computed now or in advance."""
@@ -189,18 +205,28 @@ class ForwardSums:
         ]
 
     def report(self, found: Difference, again: int | None) -> None:
-        """Tell the coordinator. again: what the forward came to here a second time; None if it cannot be repeated."""
+        """Tell the coordinator, and have the owner compute it again, unless it is this worker that is wrong.
+
+        again: what it came to here a second time; None if it cannot be repeated.
+        """
         self._tell(
             ForwardDiffers(
                 place=found.place, owner=found.owner, theirs=in_hexadecimal(found.theirs),
                 mine=in_hexadecimal(found.mine), again=None if again is None else in_hexadecimal(again),
             )
         )  # fmt: skip
+        place = found.place
+        if again in (None, found.mine) and place.result in (Result.FORWARD, Result.LOSS_GRADIENT):
+            address = Address(FrameKind.COMPUTE_AGAIN, *place.cell, place.step, place.microbatch)
+            self._outbox.send(found.owner, self._outbox.frame(address, payload=place.result))
+
+    def say(self, place: ForwardPlace, found: int) -> None:
+        """What it came to when it was computed again."""
+        self._tell(ForwardSum(place=place, sum=in_hexadecimal(found)))
 
     def _answer(self, cell: Cell, step: int, sums: dict[Key, int]) -> None:
         for result, m in self.asked(cell, step) & sums.keys():
-            place = ForwardPlace(cell, step, m, result=result)
-            self._tell(ForwardSum(place=place, sum=in_hexadecimal(sums[result, m])))
+            self.say(ForwardPlace(cell, step, m, result=result), sums[result, m])
 
     # what happens elsewhere
 
@@ -209,3 +235,4 @@ class ForwardSums:
         for table in (self._made, self._compared):
             for key in [key for key in table if key[1] < step]:
                 del table[key]
+        self._taken = {key: inputs for key, inputs in self._taken.items() if key[1] > step}

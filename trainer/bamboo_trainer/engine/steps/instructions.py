@@ -90,7 +90,10 @@ class Instructions:
         stage, work = self._parts(cell_step)
         s, m = cell_step.cell.stage, instruction.microbatch
         stage.expect(self._coming(cell_step))
-        forwarding = stage.start(cell_step.step, m, cell_step.take_input())
+        given = cell_step.take_input()
+        if self._sums.active and not cell_step.is_portion:
+            self._sums.took(cell_step.cell, cell_step.step, m, given)
+        forwarding = stage.start(cell_step.step, m, given)
         stage.wait()  # for what was started before
         while not forwarding.done:
             layer, begun = forwarding.layer, timer.now()
@@ -121,7 +124,10 @@ class Instructions:
         elif self._spots.wants(cell_step, m):
             outputs = self._spots.forward(cell_step, stage, m, cell_step.take_input())
         else:
-            outputs = stage.forward(work, cell_step.step, m, cell_step.take_input())
+            given = cell_step.take_input()
+            if self._sums.active and not cell_step.is_portion:
+                self._sums.took(cell_step.cell, cell_step.step, m, given)
+            outputs = stage.forward(work, cell_step.step, m, given)
         self._send_on(cell_step, m, outputs)
 
     def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bamboo.control.verification import ForwardPlace, Result
 from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo.planning.schedule import Backward, Forward, ReportReady, StageOrder, one_f_one_b
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
@@ -110,6 +110,20 @@ class RedundantWork:
             found = self._sums_of_forward(stage, outputs, work, microbatch)
         return found.get((place.result, microbatch))
 
+    def repeat_own(self, cell: Cell, step: int, microbatch: int, result: Result) -> None:
+        """Of a cell that is run here: its shadow has come to another result, and to the same one twice. Tell the
+        coordinator what it comes to now, with the very inputs that it was computed with, if the state is still there.
+        """
+        stage = self._states.run(cell)
+        if stage is None or stage.version != step or not self._sums.has_taken(cell, step, microbatch):
+            return
+        work = stage.begin([microbatch], [microbatch, microbatch + 1])
+        work.watch()
+        outputs = stage.forward(work, step, microbatch, self._sums.taken(cell, step, microbatch))
+        found = self._sums_of_forward(stage, outputs, work, microbatch).get((result, microbatch))
+        if found is not None:
+            self._sums.say(ForwardPlace(cell, step, microbatch, result=result), found)
+
     def _sums_of_forward(self, stage: Stage, outputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
         """With what the loss sends back, which can be found out without the rest of the backward."""
         if stage.last and microbatch in work.answers:
@@ -169,9 +183,9 @@ class RedundantWork:
         return self._sums.active or bool(self._sums.asked(cell, step))
 
     def owes(self, active: CellStep) -> bool:
-        """Is there a forward that must be compared before that step, which is done, is reported? It can be run now.
+        """Is there something that must be compared before that step, which is done, is reported? It can be run now.
 
-        Those for which there was no bubble are run now, but no backwards.
+        So it is with forwards for which there was no bubble, and in `EagerBackward` with backwards.
         """
         shadowed = self._shadowed(active)
         if shadowed is None or active.layout is None:
@@ -181,6 +195,8 @@ class RedundantWork:
             return False
         shadow = self.shadows.get(cell)
         begun = shadow if shadow and (shadow.step, shadow.layout) == (step, active.layout) else None
+        if self._sums.follows_backwards and self._next_mirrored(cell, step, active.layout, begun) is not None:
+            return True
         microbatch = next((m for m in active.layout.split[cell.pipeline] if not (begun and begun.forwarded(m))), None)
         return microbatch is not None and self._inputs_known(cell, step, microbatch)
 
@@ -283,18 +299,26 @@ class RedundantWork:
 
     def _mirror(self, shadow: Shadow, stage: Stage) -> bool:
         """The next forward or backward in the cell's own order: its gradients must be summed in that order, too."""
-        d, s = shadow.cell
-        stages = self._plan.stages
-        for instruction in one_f_one_b(s, stages, shadow.layout.split[d], self._order.lookahead):
-            m = instruction.microbatch
-            if isinstance(instruction, Forward) and not shadow.forwarded(m):
-                if not self._inputs_known(shadow.cell, shadow.step, m):
-                    return False
+        match self._next_mirrored(shadow.cell, shadow.step, shadow.layout, shadow):
+            case Forward(m):
                 self._advance(shadow, stage, m)
                 return True
-            if isinstance(instruction, Backward) and m not in shadow.gradients:
-                return self._backward(shadow, stage, m, last=s == stages - 1)
-        return False
+            case Backward(m):
+                return self._backward(shadow, stage, m, last=stage.last)
+            case _:
+                return False
+
+    def _next_mirrored(self, cell: Cell, step: int, layout: Layout, shadow: Shadow | None) -> Forward | Backward | None:
+        """None: all is done, or what it takes is not here. shadow: what is done of it."""
+        (d, s), stages = cell, self._plan.stages
+        for instruction in one_f_one_b(s, stages, layout.split[d], self._order.lookahead):
+            m = instruction.microbatch
+            if isinstance(instruction, Forward) and not (shadow and shadow.forwarded(m)):
+                return instruction if self._inputs_known(cell, step, m) else None
+            if isinstance(instruction, Backward) and not (shadow and m in shadow.gradients):
+                known = s == stages - 1 or self._gradients(cell, step, m) is not None
+                return instruction if known else None
+        return None
 
     def _backward(self, shadow: Shadow, stage: Stage, m: int, *, last: bool) -> bool:
         gradients = None if last else self._gradients(shadow.cell, shadow.step, m)
