@@ -350,3 +350,21 @@ def test_a_folder_may_have_any_name_in_any_locale(tmp_path: Path, name: str, asc
     assert {file.name for file in (tmp_path / name).iterdir()} >= {*KEPT, "store"}
     assert list((tmp_path / name / "weights").glob("stage-*.safetensors"))
     assert (tmp_path / f"{name}.json").exists()
+
+
+def test_a_second_run_into_the_same_folder_is_refused(tmp_path: Path) -> None:
+    job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 1000000"))
+    command = [*BAMBOO, "run", job, "--output", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
+        assert first.stdout is not None
+        while " step 1/" not in (line := first.stdout.readline()):
+            assert line, "the run ended early"
+        second = bamboo(tmp_path, *command[3:])
+        assert (second.returncode, second.stdout) == (2, "")
+        assert second.stderr == (
+            f"bamboo: --output {tmp_path}/out: another run writes into it; expected a folder of its own\n"
+        )
+        first.send_signal(signal.SIGINT)
+        rest = first.stdout.read()
+    assert first.returncode == 130, rest
+    assert "Interrupted" in rest

@@ -1,6 +1,8 @@
 """The files of a history."""
 
-from bamboo.history.files import HistoryFile, file_of
+from pathlib import Path
+
+from bamboo.history.files import HistoryFile, HistoryFiles, file_of
 
 
 def test_names_sort_as_they_were_begun():
@@ -8,3 +10,15 @@ def test_names_sort_as_they_were_begun():
     assert sorted(file.name for file in files) == [file.name for file in sorted(files)]
     assert [file_of(file.name) for file in files] == files
     assert file_of("000001-0000000001-000000.jsonl.partial") is None
+
+
+def test_what_a_killed_writer_has_left_is_removed_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
+    files = HistoryFiles(str(tmp_path))
+    names = [".000001-0000000001-000000.jsonl.0a1b2c3d.partial", ".notes.0a1b2c3d.partial", "own"]
+    for name in names:
+        (tmp_path / name).touch()
+    files.remove_partial(older=600.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    files.remove_partial(older=0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+    HistoryFiles(str(tmp_path / "nowhere")).remove_partial(older=0.0)

@@ -98,6 +98,19 @@ def test_who_is_late_with_a_stage_changes_nothing(folder: Path) -> None:
     assert around(folder) == ["weights"]
 
 
+def test_what_a_killed_writer_has_left_is_not_among_the_weights(folder: Path) -> None:
+    """Another worker has written the stage that it was writing, or one whose commit is said again finds it."""
+    write(folder, 7, 2)
+    partial = folder.with_name(".weights-7") / ".stage-001.safetensors.w1"
+    partial.write_bytes(b"half")
+    for _ in range(2):
+        commit_weights(folder, 7, 2)
+        assert sorted(path.name for path in folder.iterdir()) == ["stage-000.safetensors", "stage-001.safetensors"]
+        (folder / partial.name).write_bytes(b"half")
+    commit_weights(folder, 7, 2)
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_a_later_saving_takes_the_place_of_a_whole_one(folder: Path) -> None:
     """A coordinator that was restarted does not know that the one before had the weights already."""
     write(folder, 7, 3, value=1.0)

@@ -5,7 +5,9 @@ a root that was only thought to be lost spoils nothing.
 """
 
 import re
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -21,6 +23,7 @@ FOLDER: Final = "history"
 LARGEST: Final = 64 << 20  # bytes of a file
 LAST_EPOCH: Final = 10**10 - 1  # of what is written after all workers have gone
 LIMITS: Final = StoreLimits(seconds=20.0, tries=3, pause=0.5)
+_PARTIAL: Final = re.compile(r"\.[0-9-]+\.jsonl\.[0-9a-f]+\.partial")
 _NAME: Final = re.compile(r"([0-9]{6})-([0-9]{10})-([0-9]{6})\.jsonl")
 
 
@@ -84,6 +87,21 @@ class HistoryFiles:
             self._calls.call(f"cannot write {self._shown(name)}", partial(files.write, name, [data]), len(data))
         except MissingFile as error:
             raise StoreUnavailable(f"cannot write {self._shown(name)}: {error}") from None
+
+    def remove_partial(self, *, older: float) -> None:
+        """Of files that were never complete, as whoever wrote them was killed. older: seconds for which nobody has
+        written to them; an object store has none.
+        """
+        files = self._open()
+        try:
+            entries = self._calls.call(f"cannot list {self._shown('')}", lambda: files.list(""))
+        except MissingFile:
+            return
+        now = time.time()
+        for entry in entries:
+            if _PARTIAL.fullmatch(entry.name) and entry.modified is not None and now - entry.modified >= older:
+                with suppress(MissingFile):  # somebody else was faster
+                    self._calls.call(f"cannot remove {self._shown(entry.name)}", partial(files.delete, entry.name))
 
     def read_bytes(self, name: str) -> bytes:
         """Nothing if there is no such file."""

@@ -72,6 +72,7 @@ def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path |
     there: list[HistoryFile] = []
     kept: list[Record] = []
     try:
+        files.remove_partial(older=0.0)  # nobody writes any more
         there = files.all()
         kept = files.read_all()
     except (StorageError, HistoryError) as error:

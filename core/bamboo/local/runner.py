@@ -39,6 +39,7 @@ from bamboo.history.records import HistoryError
 from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.local.closing import Closing
 from bamboo.local.history_end import StepsHeard, end_history
+from bamboo.local.output_folder import WEIGHTS, tidy
 from bamboo.local.pool import Pool, PoolError
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
@@ -126,7 +127,7 @@ class _LocalRun:
             spec,
             manifest,
             secret=secrets.token_hex(16),
-            save_path=(self._folder / "weights").as_uri(),
+            save_path=(self._folder / WEIGHTS).as_uri(),
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
             history=history_url(spec, options.output, stored=options.store_writable),
@@ -319,7 +320,7 @@ class _LocalRun:
         if self._finish is None or self._finish.outcome is not Outcome.COMPLETE:
             return None
         try:
-            arguments = {"manifest": self._manifest, "weights_dir": str(self._folder / "weights")}
+            arguments = {"manifest": self._manifest, "weights_dir": str(self._folder / WEIGHTS)}
             text = await self._pool.call(SAMPLE, arguments)
         except PoolError as error:
             self._view.emit(Emit("SampleFailed", said_by(error), True))
@@ -341,6 +342,7 @@ class _LocalRun:
             ending.do("while the last state was shown", lambda: self._view.status(status(self._state, self._now())))
             ending.do("while the view was closed", self._view.stop)
             ending.do("while the history was completed", self._end_history)
+            ending.do("while the output was tidied", lambda: tidy(self._folder))
             ending.do("while the trace was written", self._write_trace)
             ending.tell()
 

@@ -18,6 +18,7 @@ from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.local.closing import Closing
+from bamboo.local.output_folder import OutputInUse, only_run_in
 from bamboo.local.pool import PoolError
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.stop_signals import STOP_SIGNALS
@@ -57,7 +58,8 @@ class ReportOptions:
 def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions, *, verify: bool) -> int:
     """Runs the job, reports on it, and returns the exit code."""
     try:
-        summary = _run(spec, manifest, options, report)
+        with only_run_in(options.output):
+            summary = _run(spec, manifest, options, report)
         check = None
         if verify and summary.outcome is Outcome.COMPLETE:
             spec, manifest = undisturbed_job(spec, manifest)
@@ -65,7 +67,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
             calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
             check = _run(spec, manifest, calm, report)
-    except (MetricsError, PageError) as error:
+    except (MetricsError, PageError, OutputInUse) as error:
         complain(error)
         return EXIT_USAGE
     except PoolError as error:

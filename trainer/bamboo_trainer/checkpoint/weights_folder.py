@@ -77,6 +77,9 @@ def commit_weights(folder: Path, number: int, stages: int) -> None:
         _take_name(written, folder)
     elif not _holds_weights(folder):
         raise FileNotFoundError(errno.ENOENT, "a stage of the final weights is missing", str(written))
+    for partial in folder.glob(f".{STAGE_FILES}.*"):  # of a writer that was killed, or is not needed any more
+        partial.unlink(missing_ok=True)
+    sync_names(folder)
     sync_names(folder.parent)
     for other in [path for path in folder.parent.iterdir() if _is_saving(path, folder)]:
         try:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 5.0
 MOST_RECORDS: Final = 1000  # of a file that is written again and again; then a new one begins
+DEAD_SECONDS: Final = 600.0  # after which a file that is not complete has no writer: a call takes no longer
 HELD_SECONDS: Final = 30.0  # for which what waits for the history waits at most, if the store is away
 
 
@@ -164,6 +165,7 @@ class HistoryKeeper:
     def _prepare(self, term: tuple[int, int]) -> None:
         """Learn which attempt this is, and what the root before has written that nobody has heard of."""
         origin, epoch = term
+        self._files.remove_partial(older=DEAD_SECONDS)
         there = self._files.all()
         newest, found = there[-1].attempt if there else 0, list[Record]()
         for attempt in sorted({file.attempt for file in there}, reverse=True):

@@ -1,0 +1,55 @@
+"""The folder that a run keeps its results in."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bamboo.local.output_folder import OutputInUse, only_run_in, tidy
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from bamboo.local.output_folder import only_run_in
+with only_run_in(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_folder_belongs_to_one_run_until_that_ends_however_it_does(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(OutputInUse, match=f"--output {folder}: another run writes into it"), only_run_in(folder):
+            pass
+        holder.kill()
+    for _ in range(2):
+        with only_run_in(folder), only_run_in(None):
+            pass
+
+
+def test_a_file_system_without_locks_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(lock: int, what: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with only_run_in(tmp_path / "out"):
+        assert (tmp_path / "out").is_dir()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_of_savings_that_were_given_up_nothing_stays(tmp_path: Path, there: bool) -> None:
+    for name in (".weights-3", ".weights-12", ".weights-12-before", ".weights-2-7", ".weights-mine", "history"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".stage-001.safetensors.w1").touch()
+    if there:
+        (tmp_path / "weights").mkdir()
+    tidy(tmp_path)
+    left = {".weights-2-7", ".weights-mine", "history", "weights" if there else ".weights-12-before"}
+    assert {path.name for path in tmp_path.iterdir()} == left
