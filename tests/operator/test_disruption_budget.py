@@ -8,7 +8,7 @@ import pytest
 
 from bamboo.control.protocol import ReplicaSynced, WorkerReady
 from bamboo.coordinator.events import WorkerState
-from bamboo_operator.pods.disruption_budget import disruption_budget, least_healthy
+from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, disruption_budget, least_healthy
 from operator_kit import META, job, said
 from pod_controller_kit import Job, Place
 
@@ -94,7 +94,7 @@ async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable
     fill(started)
     await started.reconciles()
     assert place.budgets == [4, 3]
-    await started.reconciles(seconds=60.0)
+    await started.reconciles(seconds=REPAIR_SECONDS - 1)
     assert place.budgets == [4, 3], "no call without a cause"
     name = sorted(place.pods)[1]
     place.kubelets = False

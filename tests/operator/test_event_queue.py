@@ -1,9 +1,58 @@
 """Which events are kept for another try."""
 
+from typing import Any
+
 import pytest
 
+from bamboo.coordinator.events import Emit
 from bamboo.kube.errors import ApiError
-from bamboo_operator.status.event_queue import may_be_posted_later
+from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.status.event_queue import MOST_COUNTED, EventQueue, may_be_posted_later, post_events
+from fake_api import FakeApi
+
+JOB = JobIdentity(("team", "tiny"), "u1")
+
+
+class Events:
+    """The events of an API server."""
+
+    def __init__(self) -> None:
+        self.kept = FakeApi()
+
+    async def call(self, method: str, path: str, body: Any = None, query: Any = None, kind: str = "") -> Any:
+        if method == "POST":
+            name = f"tiny.{len(self.kept.all('events'))}"
+            return self.kept.create("events", {**body, "metadata": {"name": name}})
+        found = self.kept.read("events", path.rpartition("/")[2])
+        return self.kept.put("events", {**found, **body})
+
+    def told(self) -> list[tuple[str, int]]:
+        return [(event["message"], event["count"]) for event in self.kept.all("events").values()]
+
+
+async def test_what_happens_again_is_counted_in_the_event_that_there_is() -> None:
+    events, queue = Events(), EventQueue()
+    for message in ("a", "b", "a", "a"):
+        queue.append(Emit("WorkerEnded", message, True))
+        await post_events(ApiClient(events), JOB, queue)
+    assert events.told() == [("a", 3), ("b", 1)]
+    queue.append(Emit("WorkerEnded", "a", False))
+    await post_events(ApiClient(events), JOB, queue)
+    assert events.told() == [("a", 3), ("b", 1), ("a", 1)], "a warning is another event"
+    events.kept.all("events").clear()  # they are kept for an hour
+    for _ in range(2):
+        queue.append(Emit("WorkerEnded", "a", True))
+    await post_events(ApiClient(events), JOB, queue)
+    assert events.told() == [("a", 2)]
+
+
+async def test_only_so_many_are_counted_on() -> None:
+    events, queue = Events(), EventQueue()
+    for n in range(MOST_COUNTED + 5):
+        queue.append(Emit("Takeover", str(n)))
+        await post_events(ApiClient(events), JOB, queue)
+    assert len(queue.posted) == MOST_COUNTED
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ class Scripted:
         return answer
 
 
-def uid(value: str) -> dict[str, Any]:
-    return {"metadata": {"uid": value}}
+def uid(value: str | None) -> dict[str, Any]:
+    """The list of the object of that name; None: there is none."""
+    return {"items": [] if value is None else [{"metadata": {"uid": value}}]}
 
 
 async def test_only_that_very_pod_is_deleted() -> None:
@@ -79,14 +80,29 @@ async def test_a_conflict_over_the_very_job_is_for_the_caller_to_repeat() -> Non
 
 
 async def test_what_is_there_already_or_gone_already_is_no_error() -> None:
-    policy = {"metadata": {"namespace": "team"}}
-    await ApiClient(Scripted(POST=[TAKEN])).create_network_policy(policy)
     await ApiClient(Scripted(DELETE=[MISSING])).delete_disruption_budget("team", "job")
     await ApiClient(Scripted(DELETE=[MISSING])).delete_revision("team", "job-1")
     with pytest.raises(ApiError):
-        await ApiClient(Scripted(POST=[MISSING])).create_network_policy(policy)
-    with pytest.raises(ApiError):
         await ApiClient(Scripted(DELETE=[TAKEN])).delete_revision("team", "job-1")
+
+
+@pytest.mark.parametrize("kind", ["networkpolicies", "poddisruptionbudgets"])
+async def test_what_is_about_all_workers_is_made_or_changed_back(kind: str) -> None:
+    server, thing = Scripted(), {"metadata": {"namespace": "team", "name": "bamboo-u1"}}
+    of = ApiClient(server)
+    await (of.apply_network_policy(thing) if kind == "networkpolicies" else of.apply_disruption_budget(thing))
+    ((method, path, body, query, how),) = server.calls
+    assert (method, path.partition("/namespaces/")[2], body) == ("PATCH", f"team/{kind}/bamboo-u1", thing)
+    assert (query["force"], how) == ("true", "application/apply-patch+yaml")
+
+
+async def test_whether_something_is_there_needs_no_other_right_than_its_watch() -> None:
+    server = Scripted(GET=[uid("u1"), uid(None), MISSING])
+    assert [await ApiClient(server).uid_of(JOB) for _ in range(3)] == ["u1", None, None]
+    collection, _, name = JOB.rpartition("/")
+    assert {(method, path, str(query)) for method, path, _, query, _ in server.calls} == {
+        ("GET", collection, str({"fieldSelector": f"metadata.name={name}"}))
+    }
 
 
 async def test_what_may_be_missing_is_none() -> None:

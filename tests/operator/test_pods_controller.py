@@ -13,8 +13,8 @@ from bamboo.coordinator.state import changed
 from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
-from bamboo_operator.pods.disruption_budget import RETRY_SECONDS
-from operator_kit import job
+from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS
+from operator_kit import SETTINGS, job
 from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
@@ -231,3 +231,31 @@ async def test_its_deadline_tells_when_there_is_something_to_do_again(
 
 def done_at(place: Place) -> tuple[object, ...]:
     return place.made, tuple(place.deleted), tuple(place.budgets), tuple(place.asked)
+
+
+# what is about all workers
+
+
+async def test_a_network_policy_or_budget_that_others_delete_or_change_is_repaired(begin: Callable[..., Job]) -> None:
+    place = Place()
+    running = begin(place)
+    await running.reconciles()
+    running.train()
+    await running.reconciles()
+    assert len(place.policies) == 1
+    budgets = len(place.budgets)
+    assert running.controller.deadline <= running.now + REPAIR_SECONDS
+    await running.reconciles(REPAIR_SECONDS - 1)
+    assert (len(place.policies), len(place.budgets)) == (1, budgets)
+    await running.reconciles(1)
+    assert place.policies[1:] == place.policies[:1], "once, as it was"
+    assert place.budgets[budgets:] == place.budgets[budgets - 1 : budgets]
+
+
+async def test_what_an_installation_does_not_want_is_not_made(begin: Callable[..., Job]) -> None:
+    place = Place()
+    bare = begin(place, settings=replace(SETTINGS, network_policy=False, disruption_budgets=False))
+    await bare.reconciles()
+    bare.train()
+    await bare.reconciles(REPAIR_SECONDS)
+    assert (place.policies, place.budgets) == ([], [])

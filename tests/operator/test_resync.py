@@ -23,7 +23,7 @@ def test_a_deletion_that_was_not_told_is_found(monkeypatch: pytest.MonkeyPatch) 
             jobs.job_event(None, other)  # a listing in which the first one is not
             await until(lambda: uids(jobs) == ["other"])
             assert [line for line in server.asked if line.startswith("GET")] == [
-                "GET /apis/bamboo.dev/v1alpha1/namespaces/default/bamboojobs/test"
+                "GET /apis/bamboo.dev/v1alpha1/namespaces/default/bamboojobs"
             ]
 
     asyncio.run(check())

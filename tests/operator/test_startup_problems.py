@@ -35,11 +35,11 @@ def held(*gates):
         ([pending(reason="ContainerCreating")], []),
         (
             [pending(UNSCHEDULABLE), pending(UNSCHEDULABLE)],
-            ["Unschedulable: 2 worker(s) cannot be scheduled: 0/3 nodes"],
+            ["Unschedulable: 2 worker(s) cannot be scheduled: 0/3 nodes (w0, ...)"],
         ),
         (
             [pending(reason="ErrImagePull", message="not found"), pending(reason="ImagePullBackOff")],
-            ["ImagePullBackOff: 2 worker(s) cannot start: ErrImagePull: not found"],
+            ["ImagePullBackOff: 2 worker(s) cannot start: ErrImagePull: not found (w0, ...)"],
         ),
         (
             [
@@ -47,25 +47,31 @@ def held(*gates):
                     reason="ImagePullBackOff", message='Back-off pulling image "x:1": ErrImagePull: not found: "x:1"'
                 )
             ],
-            ['ImagePullBackOff: 1 worker(s) cannot start: ErrImagePull: not found: "x:1"'],  # as while it tries
+            ['ImagePullBackOff: 1 worker(s) cannot start: ErrImagePull: not found: "x:1" (w0)'],  # as while it tries
         ),
         (
             [pending(reason="ImagePullBackOff", message='Back-off pulling image "x:1"')],  # of kubelets before 1.32
-            ['ImagePullBackOff: 1 worker(s) cannot start: ImagePullBackOff: Back-off pulling image "x:1"'],
+            ['ImagePullBackOff: 1 worker(s) cannot start: ImagePullBackOff: Back-off pulling image "x:1" (w0)'],
         ),
         (
             [pending(reason="CreateContainerConfigError", message='secret "s" not found')],
-            ['CreateContainerConfigError: 1 worker(s) cannot start: CreateContainerConfigError: secret "s" not found'],
+            [
+                "CreateContainerConfigError: 1 worker(s) cannot start: CreateContainerConfigError:"
+                ' secret "s" not found (w0)'
+            ],
         ),
-        ([pending(reason="InvalidImageName")], ["InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1"]),
+        (
+            [pending(reason="InvalidImageName")],
+            ["InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1 (w0)"],
+        ),
         ([pod(phase="Failed", ended={"exitCode": 1})], []),
         ([held("q/b", "q/a"), held("q/b")], ["Gated: 2 worker(s) are held back by scheduling gates: q/a, q/b"]),
         ([held()], []),  # the gates have just gone
         (
             [held("q/a"), pending(UNSCHEDULABLE), pending(reason="InvalidImageName")],
             [
-                "InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1",
-                "Unschedulable: 1 worker(s) cannot be scheduled: 0/3 nodes",
+                "InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1 (w2)",
+                "Unschedulable: 1 worker(s) cannot be scheduled: 0/3 nodes (w1)",
                 "Gated: 1 worker(s) are held back by scheduling gates: q/a",
             ],
         ),
@@ -81,7 +87,7 @@ def test_a_pod_that_is_deleted_is_no_startup_problem():
     gone["metadata"]["deletionTimestamp"] = at(0)
     assert startup_problems({"w0": gone}) == ()
     assert startup_problems({"w0": gone, "w1": pending(UNSCHEDULABLE)}) == (
-        StartupProblem("Unschedulable", "1 worker(s) cannot be scheduled: 0/3 nodes"),
+        StartupProblem("Unschedulable", "1 worker(s) cannot be scheduled: 0/3 nodes (w1)"),
     )
 
 

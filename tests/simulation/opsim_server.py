@@ -116,7 +116,8 @@ class Server:
         assert parts, place
         namespace, kind, name, status = parts.groups()
         if kind == "events":
-            return body or {}
+            self._made += 1
+            return {**(body or {}), "metadata": {"name": f"event-{self._made}"}}
         if kind == "tokenreviews":
             assert body
             return {"status": self._review(body["spec"]["token"])}
@@ -129,6 +130,10 @@ class Server:
         if method == "POST":
             assert body
             return self._create(kind, body, dry_run="dryRun" in query)
+        if method == "GET" and "fieldSelector" in query:
+            wanted = query["fieldSelector"].removeprefix("metadata.name=")
+            found = self._watches[kind].objects.get((namespace or "", wanted))
+            return {"items": [] if found is None else [found]}
         thing = self._watches[kind].objects.get((namespace or "", name))
         if thing is None:
             raise refusal(404, "NotFound", name)

@@ -45,6 +45,7 @@ class Place:
         self.unanswered = 0  # how many pods are made, and it is not answered
         self.budget: dict[str, Any] | None = None
         self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
+        self.policies: list[dict[str, Any]] = []  # as they were written
         self.no_budgets = False  # has the operator no right to make one?
         self.invalid = ""  # why a dry run of a pod fails
         self.kubelets = True  # does anybody end pods that are deleted?
@@ -138,8 +139,8 @@ class Place:
         pod = self.pods.get(name)
         return pod["metadata"]["uid"] if pod else None
 
-    async def create_network_policy(self, policy: dict[str, Any]) -> None:
-        """Takes it."""
+    async def apply_network_policy(self, policy: dict[str, Any]) -> None:
+        self.policies.append(policy)
 
     async def apply_disruption_budget(self, budget: dict[str, Any]) -> None:
         if self.no_budgets:

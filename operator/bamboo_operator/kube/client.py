@@ -78,9 +78,18 @@ class ApiClient:
         return await self._call("GET", pod_path(namespace, name))
 
     async def uid_of(self, path: str) -> str | None:
-        """Of the object at that path; None if there is none."""
-        found = await self._find(path)
-        return None if found is None else str((found.get("metadata") or {}).get("uid"))
+        """Of the object at that path; None if there is none. By a list of it alone: to list is a right that the
+        watches need, and with it none to get is.
+        """
+        collection, _, name = path.rpartition("/")
+        try:
+            found = await self._call("GET", collection, query={"fieldSelector": f"metadata.name={name}"})
+        except ApiError as error:
+            if error.status == 404:  # there is no such kind
+                return None
+            raise
+        uids = (str((item.get("metadata") or {}).get("uid")) for item in found.get("items") or ())
+        return next(uids, None)
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
         """That very pod. False if it was gone already."""
@@ -105,20 +114,14 @@ class ApiClient:
                 raise JobGone(str(error)) from None
             raise
 
-    async def create_network_policy(self, policy: Object) -> None:
-        """Unless there is one of that name."""
-        path = f"/apis/networking.k8s.io/v1/namespaces/{policy['metadata']['namespace']}/networkpolicies"
-        try:
-            await self._call("POST", path, policy)
-        except ApiError as error:
-            if error.status != 409:
-                raise
+    async def apply_network_policy(self, policy: Object) -> None:
+        """Makes it, or makes it what it is to be."""
+        namespace = policy["metadata"]["namespace"]
+        await self._apply(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies", policy)
 
     async def apply_disruption_budget(self, budget: Object) -> None:
         """Makes it, or makes it what it is to be."""
-        metadata = budget["metadata"]
-        path = f"{_budgets(metadata['namespace'])}/{metadata['name']}"
-        await self._call("PATCH", path, budget, {"fieldManager": FIELD_MANAGER, "force": "true"}, APPLY)
+        await self._apply(_budgets(budget["metadata"]["namespace"]), budget)
 
     async def delete_disruption_budget(self, namespace: str, name: str) -> None:
         """Unless there is none."""
@@ -198,8 +201,24 @@ class ApiClient:
         body = {"metadata": {"labels": {label: value}}}
         await self._call("PATCH", pod_path(namespace, name), body, kind=MERGE)
 
-    async def create_event(self, event: Object) -> None:
-        await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+    async def create_event(self, event: Object) -> Object:
+        return await self._call("POST", _events(event["metadata"]["namespace"]), event)
+
+    async def count_event(self, namespace: str, name: str, count: int, last: str) -> bool:
+        """It has happened so many times by now, the last time then. False if there is no such event any more."""
+        body = {"count": count, "lastTimestamp": last}
+        try:
+            await self._call("PATCH", f"{_events(namespace)}/{name}", body, kind=MERGE)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def _apply(self, collection: str, thing: Object) -> None:
+        """What others have changed of the fields that it has is changed back."""
+        path, query = f"{collection}/{thing['metadata']['name']}", {"fieldManager": FIELD_MANAGER, "force": "true"}
+        await self._call("PATCH", path, thing, query, APPLY)
 
     async def _delete(self, path: str) -> None:
         """The object at that path, unless it is gone."""
@@ -221,6 +240,10 @@ class ApiClient:
 
 def _pods(pod: Object) -> str:
     return pods_path(pod["metadata"]["namespace"])
+
+
+def _events(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/events"
 
 
 def _budgets(namespace: str) -> str:

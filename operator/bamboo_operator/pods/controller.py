@@ -22,7 +22,7 @@ from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
 from bamboo_operator.pods.deletions import PodDeletions
-from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
+from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
 from bamboo_operator.pods.pools import choose_pool, fallback_pool, patience_ends
 from bamboo_operator.pods.recheck import NodeLookup, PodRechecks
@@ -76,7 +76,7 @@ class PodController:
         self._rechecks = PodRechecks(job.key[0], cluster, api)
         self._nodes = NodeLookup(cluster, api) if resumed else None
         self._joined_before: set[WorkerId] = set()
-        self._has_network_policy = not settings.network_policy
+        self._repair_at = -math.inf if settings.network_policy else math.inf  # the network policy; time.monotonic()
         self._budget: DisruptionBudgetWriter | None = None
         if settings.disruption_budgets:
             fresh = created == 0 and not resumed
@@ -95,7 +95,7 @@ class PodController:
         failed: Exception | None = None
         for part in (
             self._look_for_nodes,
-            self._create_network_policy,
+            self._apply_network_policy,
             self._update_disruption_budget,
             self._create_pods,
             self._delete_ended_pods,
@@ -140,9 +140,9 @@ class PodController:
         yield from (since + LEAVE_SECONDS for since in self._requests.removing.values())
         yield from self._deletions.deadlines(self.pods.all().values())
         yield from self._rolling.deadlines
-        yield from (self._backoff.until, self._rechecks.next())
+        yield from (self._backoff.until, self._rechecks.next(), self._repair_at)
         if self._budget is not None:
-            yield self._budget.retry_at
+            yield from self._budget.deadlines
 
     async def end(self) -> None:
         """The job trains no more; its pods are for others to delete. Raises what is in API_ERRORS."""
@@ -207,7 +207,7 @@ class PodController:
             self._joined_before, self._backoff = set(self._requests.joined), StartBackoff()
         for name, detail in self._requests.take_failed_starts():
             number = worker_number(pods.get(name) or {}) or 0
-            self._backoff = self._backoff.after(number, self.created, now, detail)
+            self._backoff = self._backoff.after(number, self.created, now, f"{name} {detail}")
         self._rolling.look(self._sight())
 
     def _sight(self) -> Sight:
@@ -225,10 +225,11 @@ class PodController:
 
     # creating
 
-    async def _create_network_policy(self) -> None:
-        if not self._has_network_policy:
-            await self._api.create_network_policy(network_policy(self._spec, self._meta))
-            self._has_network_policy = True
+    async def _apply_network_policy(self) -> None:
+        """Again and again: nobody tells that it was deleted or changed, and without it the workers' ports are open."""
+        if (now := time.monotonic()) >= self._repair_at:
+            await self._api.apply_network_policy(network_policy(self._spec, self._meta))
+            self._repair_at = now + REPAIR_SECONDS
 
     async def _update_disruption_budget(self) -> None:
         if self._budget is not None:

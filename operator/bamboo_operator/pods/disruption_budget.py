@@ -21,6 +21,7 @@ from bamboo.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
 REFUSED = (403, 404, 405, 422)  # by the operator's own rights, or by a server that has no such thing
+REPAIR_SECONDS = 60.0  # after which what somebody else may have deleted or changed is written again
 RETRY_SECONDS = 60.0  # after that; an API server that has just started forbids everything for a moment
 
 
@@ -80,6 +81,7 @@ class DisruptionBudgetWriter:
         self._written: tuple[int, Sequence[int]] | None = None
         self._known = fresh
         self._refused, self._retry_at = False, -math.inf  # time.monotonic()
+        self._repair_at = -math.inf  # of one that is there
 
     async def update(self, status: Status, spec: JobSpec, workers: Sequence[int]) -> None:
         """Brings it up to date. workers: the numbers of those that have joined and whose pods live.
@@ -94,9 +96,9 @@ class DisruptionBudgetWriter:
             await self._write(None if least is None else (least, workers), spec)
 
     @property
-    def retry_at(self) -> float:
-        """When what was refused is tried again (time.monotonic()); in the past if nothing was."""
-        return self._retry_at
+    def deadlines(self) -> tuple[float, float]:
+        """When it is written again, and what was refused is tried again (time.monotonic()); in the past if never."""
+        return self._repair_at, self._retry_at
 
     async def remove(self, spec: JobSpec) -> None:
         """The job trains no more."""
@@ -104,7 +106,9 @@ class DisruptionBudgetWriter:
         await self._write(None, spec)
 
     async def _write(self, wanted: tuple[int, Sequence[int]] | None, spec: JobSpec) -> None:
-        if time.monotonic() < self._retry_at or (self._known and wanted == self._written):
+        now = time.monotonic()
+        kept = self._known and wanted == self._written and (wanted is None or now < self._repair_at)
+        if now < self._retry_at or kept:
             return
         try:
             if wanted is None:
@@ -120,3 +124,4 @@ class DisruptionBudgetWriter:
             self._refused, self._known, self._retry_at = True, False, time.monotonic() + RETRY_SECONDS
         else:
             self._refused, self._known, self._written = False, True, wanted
+            self._repair_at = -math.inf if wanted is None else now + REPAIR_SECONDS

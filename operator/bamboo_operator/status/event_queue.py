@@ -1,24 +1,30 @@
 """The Kubernetes events of a job that are not posted yet."""
 
 from collections import deque
+from datetime import datetime
 
 from bamboo.coordinator.events import Emit
 from bamboo.kube.errors import ApiError
 from bamboo.page.history import JobHistory
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.objects import JobIdentity, utc_now
+from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.manifests.event import event
 
 MOST_UNPOSTED = 1000
 EVENTS_AT_ONCE = 20
+MOST_COUNTED = 256  # posted events that are counted on, if they happen again
 
 
 class EventQueue(deque[Emit]):
-    """record: the job's page, which shows an event at once, whatever the API server does; None if there is none yet."""
+    """record: the job's page, which shows an event at once, whatever the API server does; None if there is none yet.
+
+    posted: the name of the Kubernetes event of what was posted, and how often it has happened.
+    """
 
     def __init__(self, record: JobHistory | None = None) -> None:
         super().__init__((), MOST_UNPOSTED)
         self._record = record
+        self.posted: dict[tuple[str, str, bool], tuple[str, int]] = {}
 
     def append(self, emit: Emit) -> None:
         if self._record is not None:
@@ -31,12 +37,24 @@ async def post_events(api: ApiClient, job: JobIdentity, queue: EventQueue) -> No
     for _ in range(min(EVENTS_AT_ONCE, len(queue))):
         emit = queue[0]
         try:
-            await api.create_event(event(job, emit, utc_now()))
+            await _post(api, job, queue, emit, utc_now())
         except ApiError as error:
             if not may_be_posted_later(error):
                 _drop(queue, emit)
             raise
         _drop(queue, emit)
+
+
+async def _post(api: ApiClient, job: JobIdentity, queue: EventQueue, emit: Emit, now: datetime) -> None:
+    """What has happened before in the same words is counted there, as Kubernetes' own controllers do."""
+    key = (emit.reason, emit.message, emit.warning)
+    name, count = queue.posted.pop(key, ("", 0))
+    if not (name and await api.count_event(job.key[0], name, count + 1, api_time(now))):
+        made = await api.create_event(event(job, emit, now))
+        name, count = str((made.get("metadata") or {}).get("name") or ""), 0
+    queue.posted[key] = name, count + 1
+    if len(queue.posted) > MOST_COUNTED:
+        del queue.posted[next(iter(queue.posted))]
 
 
 def may_be_posted_later(error: ApiError) -> bool:

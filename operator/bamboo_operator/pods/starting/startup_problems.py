@@ -61,15 +61,15 @@ def startup_problems(pods: Mapping[str, Json]) -> tuple[StartupProblem, ...]:
     """
     found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name])]
     count = Counter(problem.reason for _, problem in found)
-    first = {problem.reason: problem.message for _, problem in reversed(found)}
-    told = tuple(StartupProblem(reason, _sentence(reason, count[reason], first[reason])) for reason in sorted(first))
+    first = {problem.reason: (name, problem.message) for name, problem in reversed(found)}
+    told = tuple(StartupProblem(reason, _sentence(reason, count[reason], *first[reason])) for reason in sorted(first))
     return (*told, *_held_back(pods))
 
 
-def _sentence(reason: str, count: int, message: str) -> str:
-    if reason == UNSCHEDULABLE:
-        return f"{count} worker(s) cannot be scheduled: {message}"
-    return f"{count} worker(s) cannot start: {message}"
+def _sentence(reason: str, count: int, name: str, message: str) -> str:
+    """name: of the first of them, by which its pod is found."""
+    what = "cannot be scheduled" if reason == UNSCHEDULABLE else "cannot start"
+    return f"{count} worker(s) {what}: {message} ({name}{', ...' * (count > 1)})"
 
 
 def _held_back(pods: Mapping[str, Json]) -> Iterator[StartupProblem]:
