@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bamboo.job.manifest import parse_manifest
+from bamboo.names import LABEL_JOB_UID
+from bamboo_operator.manifests.spread import spread
 from cluster.client import Json
-from cluster.handle import Cluster
+from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import spot
-from operator_jobs import digests_of_a_local_run, manifest, slowed
+from operator_jobs import TOLERATE, digests_of_a_local_run, manifest, slowed
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -80,3 +83,46 @@ def test_a_node_vanishes_with_two_workers_and_every_bit_is_as_if_it_had_not(
     assert status["restores"] == 0
     assert status["repeatedSteps"] == 0
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
+
+
+def unplaced(pods: Json) -> list[str]:
+    """Those that the scheduler has tried in vain."""
+    found = []
+    for pod in pods["items"]:
+        conditions = pod["status"].get("conditions") or ()
+        if any(c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions):
+            found.append(pod["metadata"]["name"])
+    return found
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_the_scheduler_puts_no_more_pods_on_a_node_than_it_has_room_for(
+    cluster: Cluster, namespace: str, *, empty: bool
+) -> None:
+    """Two nodes could run all of them. empty: a third one has none, and takes none, as after a taint; without it the
+    limit holds by minDomains.
+    """
+    if not empty and cluster.minor < OLDEST_SUPPORTED:
+        pytest.skip("the scheduler is older than what Bamboo supports, and does not know minDomains")
+    first, second, third = (f"{'three' if empty else 'two'}-{letter}" for letter in "abc")
+    ours = {"bamboo.dev/test": first}
+    for name in (first, second, *([third] if empty else [])):
+        node = spot(name, "zone-a")
+        cluster.add(replace(node, labels={**node.labels, **ours}))
+    if empty:
+        cluster.taint(third, "test.dev/going", effect="NoSchedule")
+    asked = spread(parse_manifest(manifest("room", 1, spread={"workersPerNode": ROOM})), namespace, 0)
+    container = {"name": "trainer", "image": "x", "command": ["sleep", "1000"]}
+    for number in range(2 * ROOM + 1):
+        spec = {"tolerations": TOLERATE, "nodeSelector": ours, "containers": [container], **asked}
+        metadata = {"name": f"room-{number}", "labels": {LABEL_JOB_UID: namespace}}
+        cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, namespace)
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    found = cluster.api.wait(
+        pods,
+        lambda found: (
+            len(unplaced(found)) == 1 and sum("nodeName" in pod["spec"] for pod in found["items"]) == 2 * ROOM
+        ),
+    )
+    placed = Counter(pod["spec"].get("nodeName") for pod in found["items"])
+    assert placed == {first: ROOM, second: ROOM, None: 1}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from bamboo.control.protocol import ReplicaSynced, WorkerReady
@@ -14,6 +15,7 @@ from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
 
+OLDEST = 29  # minor version of Kubernetes that Bamboo supports
 FOUR = {"topology": {"stages": 4, "pipelines": 1}}
 ROW = tuple((f"w{n}", True) for n in range(4))
 HALF = (*ROW[:3], ("w3", False))
@@ -51,6 +53,8 @@ def test_the_budget_leaves_as_many_workers_as_redundancy_needs(
 
 def test_the_budget_is_the_jobs_own_and_goes_with_it() -> None:
     made = disruption_budget(job(), META, 3, [0, 2, 3, 5])
+    for minor in range(OLDEST, 38):
+        assert kubernetes_validate.validate(made, f"1.{minor}", strict=True)
     assert made["metadata"]["name"] == f"bamboo-{META.uid}"
     (owned,) = made["metadata"]["ownerReferences"]
     assert (owned["kind"], owned["uid"]) == ("BambooJob", META.uid)
