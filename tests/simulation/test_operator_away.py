@@ -39,6 +39,8 @@ class Away(OperatorSimulation):
         self.edit, self.kill_at = edit, kill_at
         self.trained = -1  # the newest step that any worker knows to be committed
         self.begun_at: list[int] = []  # the first steps of trainings
+        self.made: list[str] = []  # pods, since the edit
+        self.edited = False
         self.user = User(self)
 
     async def _run(self) -> None:
@@ -62,13 +64,22 @@ class Away(OperatorSimulation):
         if self.kill_at < 0:
             await self.stop_operator()
             await asyncio.sleep(-self.kill_at)
-            self.user._edit(self.edit)
+            self.ask()
         else:
-            self.user._edit(self.edit)
+            self.ask()
             await asyncio.sleep(self.kill_at)
             await self.stop_operator()
         await asyncio.sleep(AWAY_SECONDS)
         self.start_operator()
+
+    def ask(self) -> None:
+        self.edited = True
+        self.user._edit(self.edit)
+
+    def _changed(self, what: str, thing: Object) -> None:
+        super()._changed(what, thing)
+        if what == "pods ADDED" and self.edited:
+            self.made.append(thing["metadata"]["name"])
 
     async def _look(self) -> None:
         while True:
@@ -98,6 +109,8 @@ class Suspended(Away):
         await asyncio.sleep(5.0)
         if self.job["status"]["state"] != "Suspended" or self.job["status"].get("plan"):
             raise Failure(f"it is not suspended: {self.job['status']}")
+        if self.made:
+            raise Failure(f"pods were made for a job that is to be suspended: {self.made}")
         self.user._edit(lambda spec: spec.update(suspend=False))
         await self._until(self._over, 1000.0)
         self._judge(self.user)
@@ -125,7 +138,7 @@ class SuspendedWhileTakenOver(Suspended):
         await asyncio.sleep(AWAY_SECONDS)
         self.start_operator()
         await asyncio.sleep(self.kill_at)
-        self.user._edit(self.edit)
+        self.ask()
         await self.resume()
 
 

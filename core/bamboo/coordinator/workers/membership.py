@@ -308,7 +308,7 @@ def request_workers(turn: Turn) -> None:
     state = turn.state
     if state.phase not in ("Pending", "Running", "Restoring"):
         return
-    missing = _missing(state)
+    missing = 0 if state.stopping else _missing(state)  # none begins for a job that is about to end
     if missing > 0 and turn.now >= state.ask_at:
         turn.set(requested=state.requested + missing)
         turn.do(AddWorkers(missing))
