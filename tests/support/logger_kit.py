@@ -30,7 +30,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Kept:
-    """A logger that keeps what it is given. mood: "fails", "hangs" or fine."""
+    """A logger that keeps what it is given. mood: "fails", "hangs", "closes badly" or fine."""
 
     def __init__(self) -> None:
         self.given: list[Record] = []
@@ -49,7 +49,8 @@ class Kept:
         self.given += records
 
     def close(self) -> None:
-        pass
+        if self.mood == "closes badly":
+            raise ConnectionError("no such host")
 
 
 class Store:

@@ -1,7 +1,9 @@
 """A job's history when its workers are killed: real processes, real files; no gaps and no doubles."""
 
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,12 @@ def lines():
 """
 
 
-def run(folder: Path, *options: str, **spec: Any) -> list[Record]:
+def run(folder: Path, *options: str, logger: str = LOGGER, **spec: Any) -> list[Record]:
     usual = {
         "task": gpt_task(dModel=16, context=8), "topology": {"stages": 3}, "standby": {"workers": 1},
         "training": training(STEPS, 8, 2, loggers=[OWN]),
     }  # fmt: skip
-    (folder / "own_logger.py").write_text(LOGGER)
+    (folder / "own_logger.py").write_text(logger)
     job = folder / "job.yaml"
     job.write_text(yaml.safe_dump(bamboojob("kept", **(usual | spec))))
     command = [sys.executable, "-m", "bamboo", "run", str(job), "--json", "--output", str(folder / "out"), *options]
@@ -64,7 +66,7 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
     assert reasons.count("Preempting") == 3
-    assert reasons[-1] == "Complete"
+    assert reasons[-2:] == ["Complete", "LoggersAwaited"]
     check(tmp_path / "out", records)
     logged = (tmp_path / "out" / "history" / "kept" / "logged").read_text().splitlines()
     numbers = [int(line.split()[1]) for line in logged if line.startswith("StepRecord")]
@@ -80,6 +82,57 @@ def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tm
     steps = [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
     assert steps == [(1, step) for step in range(STEPS)]
     check(tmp_path / "out", records)
+
+
+SLOW_LOGGER = """\
+import time
+
+
+class Slow:
+    def __init__(self, facts):
+        self.path = facts.folder + "/logged"
+        self.given = []
+
+    def write(self, records):
+        self.given += [str(record.step) for record in records if hasattr(record, "step")]
+
+    def close(self):
+        time.sleep(8)
+        open(self.path, "w").write(" ".join(self.given))
+
+
+def lines():
+    return Slow
+"""
+
+
+def test_the_end_waits_for_a_logger_that_needs_longer_than_workers_have_to_leave(tmp_path: Path) -> None:
+    """And says so; W&B, for one, has nothing on disk before it is closed."""
+    records = run(tmp_path, logger=SLOW_LOGGER, topology={"stages": 2}, training=training(6, 8, 2, loggers=[OWN]))
+    assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "0 1 2 3 4 5"
+    reasons = [record.reason for record in records if isinstance(record, EventRecord)]
+    assert reasons[-1] == "LoggersAwaited"
+
+
+def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "own_logger.py").write_text(SLOW_LOGGER.replace("time.sleep(8)", "time.sleep(600)"))
+    job, training_ = tmp_path / "job.yaml", training(6, 8, 2, loggers=[OWN])
+    task = gpt_task(dModel=16, context=8)
+    job.write_text(yaml.safe_dump(bamboojob("kept", task=task, topology={"stages": 2}, training=training_)))
+    command = [sys.executable, "-m", "bamboo", "run", str(job), "--output", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        watchdog = threading.Timer(280, process.kill)
+        watchdog.start()
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "LoggersAwaited" in line:
+                process.send_signal(signal.SIGINT)
+        code = process.wait()
+        watchdog.cancel()
+    assert code == 0, said
+    assert any("LoggerIncomplete" in line and "as you asked" in line for line in said), said
 
 
 @pytest.mark.slow
@@ -126,5 +179,5 @@ def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path
     assert [(record.attempt, record.step, record.samples) for record in steps] == [(1, n, 8 * n + 8) for n in range(6)]
     assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
-    assert reasons[-1] == "Complete"
+    assert reasons[-2:] == ["Complete", "LoggersAwaited"]
     assert ("CheckpointStoreNotWritable" in reasons) is (store == UNWRITABLE)

@@ -3,7 +3,7 @@
 from bamboo.control.protocol import WorkerWarning
 from bamboo.history.records import EventRecord, StepRecord
 from bamboo_trainer.worker.history import logging_threads
-from logger_kit import Kept, step, until
+from logger_kit import PATIENCE, Kept, step, until
 
 pytest_plugins = ["logger_fixtures"]
 
@@ -14,12 +14,12 @@ def test_a_logger_gets_everything_once_and_the_next_root_goes_on(store):
     first = store.threads(kept.make)
     store.add(first, step(2), EventRecord(attempt=1, time=101.0, reason="R", message="m", source="s", number=1))
     until(lambda: len(kept.given) == 4)
-    first.close()
+    first.close(PATIENCE)
     store.add(None, step(3))  # written, and given to nobody
     second = store.threads(kept.make)
     store.add(second, step(4))
     until(lambda: len(kept.given) >= 6)
-    second.close()
+    second.close(PATIENCE)
     assert [record.step for record in kept.given if isinstance(record, StepRecord)] == [0, 1, 2, 3, 4]
     assert kept.facts.job == "job"
     assert store.told == []
@@ -36,13 +36,12 @@ def test_a_logger_that_fails_is_told_once_and_gets_what_it_missed(store, monkeyp
     until(lambda: len(good.given) == 2)
     bad.mood = ""
     until(lambda: len(bad.given) == 2)
-    threads.close()
+    threads.close(PATIENCE)
     assert store.told == [WorkerWarning(reason="LoggerFailed", message="the logger l0: ConnectionError: no such host")]
 
 
 def test_a_logger_that_hangs_holds_nobody_up(store, monkeypatch):
     monkeypatch.setattr(logging_threads, "SLOW_SECONDS", 0.05)
-    monkeypatch.setattr(logging_threads, "CLOSE_SECONDS", 0.05)
     stuck = Kept()
     stuck.mood = "hangs"
     store.add(None, step(0))
@@ -50,6 +49,29 @@ def test_a_logger_that_hangs_holds_nobody_up(store, monkeypatch):
     until(lambda: store.told)
     for number in range(1, 50):
         threads.give([step(number)])
-    threads.close()
-    assert [message.reason for message in store.told] == ["LoggerFailed"]
+    threads.close(0.05)
+    assert [message.reason for message in store.told] == ["LoggerFailed", "LoggerIncomplete"]
+    assert "the logger l0 has not taken 49 steps" in store.told[1].message
     stuck.go_on.set()
+
+
+def test_the_end_tells_for_what_it_waits_and_what_is_missing_although_the_logger_has_taken_all(store):
+    """Some loggers write in a process of their own, which ends only when they are closed."""
+    kept = Kept()
+    kept.mood = "closes badly"
+    store.add(None, step(0))
+    idle = store.threads(Kept().make, begun=False)
+    idle.announce_end(7.0)
+    idle.close(PATIENCE)
+    assert store.told == [], "this worker has not written the history"
+    threads = store.threads(kept.make)
+    until(lambda: kept.given)
+    threads.announce_end(7.0)
+    threads.close(PATIENCE)
+    awaited, failed, incomplete = store.told
+    assert (awaited.reason, awaited.message) == (
+        "LoggersAwaited", "waiting up to 7 s for the logger l0 to take all of the history"
+    )  # fmt: skip
+    assert failed.reason == "LoggerFailed"
+    assert incomplete.reason == "LoggerIncomplete"
+    assert "the logger l0 has not finished" in incomplete.message

@@ -24,6 +24,8 @@ from bamboo.names import (
 from bamboo_trainer.worker.cloud_notices import wanted
 from bamboo_trainer.worker.launch.imports import lasting_imports
 
+LEAST_LOGGER_SECONDS = 5.0  # of the pod's grace period, for loggers, and for what comes after them
+
 HELP = f"""usage: python -m bamboo_trainer
 
 Runs one worker of a BambooJob until the coordinator tells it to stop. Bamboo's operator starts it; by hand it needs:
@@ -70,6 +72,7 @@ def main() -> int:
         authority=os.environ.get(ENV_CA, ""),
         metadata=metadata,
         metrics_port=metrics_port,
+        logger_seconds=max(LEAST_LOGGER_SECONDS, grace - LEAST_LOGGER_SECONDS),
         shared_log=False,
     )
     return run(

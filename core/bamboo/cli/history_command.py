@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bamboo.history.records import Record
     from bamboo.remote.session import Session, Target
 
+TO_LOGGER = "bamboo_trainer.worker.history.to_logger"
 app = typer.Typer(rich_markup_mode=None)
 
 
@@ -55,6 +56,14 @@ def history(
         bool, typer.Option("--all", help="Also steps that were repeated after going back to a checkpoint.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOGGER",
+            help="Write it into a logger instead of printing it: TYPE:KEY=VALUE,..., as type and config in a manifest.",
+            show_default=False,
+        ),
+    ] = None,
     interval: options.Interval = options.INTERVAL,
 ) -> None:
     """Show every step and every event of a job.
@@ -63,22 +72,62 @@ def history(
     --all is given. A job on the cluster is read from its object store, with this machine's credentials.
 
     Example: bamboo history run -o csv > curve.csv
+
+    With --to a history is written into a logger afterwards, for example because a run's own logger had too little time:
+    into the same run of W&B or MLflow, if it is still there.
+
+    Example: bamboo history run --to WeightsAndBiases:project=my-project
     """
     from bamboo.cli.dispatch import run, usage
     from bamboo.kube.errors import RemoteError
     from bamboo.remote.session import target as job_target
 
+    if to is not None:
+        kind, config = _logger(to)
+        if follow or every or output is not HistoryFormat.TEXT:
+            usage("--to and --follow, --all or --output: expected only --to")
+
+    def show(source: str) -> int:
+        if to is not None:
+            return _write(source, kind, config)
+        return _show(_reader(source), output, every, follow, interval)
+
     if follow and output is HistoryFormat.CSV:
         usage("--follow and --output csv: expected at most one of them")
     place = Path(source)
-    read = _reader(source) if "://" in source or place.is_dir() or place.suffix == ".jsonl" else None
-    if read is None:
+    if not ("://" in source or place.is_dir() or place.suffix == ".jsonl"):
         try:
             target = job_target(source)
         except RemoteError as error:
             usage(str(error) if place.is_file() else f"{source}: there is nothing; expected {SOURCES}")
-        run(cluster, lambda s: _of_job(s, target, lambda url: _show(_reader(url), output, every, follow, interval)))
-    raise typer.Exit(_show(read, output, every, follow, interval))
+        run(cluster, lambda s: _of_job(s, target, show))
+    raise typer.Exit(show(source))
+
+
+def _logger(text: str) -> "tuple[str, dict[str, str]]":
+    """Its type and its config. A wrong one ends the command."""
+    from bamboo.cli.dispatch import usage
+    from bamboo.job.training_spec import LoggerType
+
+    kind, _, rest = text.partition(":")
+    ready = [one.value for one in LoggerType if one is not LoggerType.CUSTOM]
+    if kind not in ready:
+        usage(f"--to {text}: expected {', '.join(ready[:-1])} or {ready[-1]}, and its config, such as :project=mine")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    for key, equals, _ in pairs:
+        if not (key.isidentifier() and equals):
+            usage(f"--to {text}: expected KEY=VALUE after the colon, separated by commas")
+    return kind, {key: value for key, _, value in pairs}
+
+
+def _write(source: str, kind: str, config: "dict[str, str]") -> int:
+    """In a process of its own, as loggers belong to the trainer."""
+    import json
+
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
+
+    arguments = json.dumps({"source": source, "type": kind, "config": config})
+    return run_trainer(TO_LOGGER, [arguments], "a logger")
 
 
 def _reader(source: str) -> "Callable[[], list[Record]]":

@@ -285,6 +285,10 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
             turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
         case "LoggerFailed":
             turn.do(Emit("LoggerFailed", text, warning=True))
+        case "LoggerIncomplete":
+            turn.do(Emit("LoggerIncomplete", text, warning=True))
+        case "LoggersAwaited":
+            turn.do(Emit("LoggersAwaited", text))
         case "CopiesNotKept":
             turn.do(Emit("CopiesNotKept", text, warning=True))
 

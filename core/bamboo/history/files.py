@@ -51,7 +51,7 @@ class HistoryFiles:
 
     def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
         """Raises ValueError if there is no such kind of URL."""
-        self._url = parse_url(url, "the URL of a history")
+        self._url, self.url = parse_url(url, "the URL of a history"), url
         self.shown = self._url.shown
         self._calls = BoundedCalls(limits)
         self._files: Files | None = None

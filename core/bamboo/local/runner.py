@@ -16,7 +16,7 @@ from typing import Any
 from bamboo.complaints import said_by, system_reason
 from bamboo.control.channel_events import Received
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import StepCommitted
+from bamboo.control.protocol import StepCommitted, WorkerWarning
 from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -54,11 +54,13 @@ from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.serving.descriptors import raise_limit
 from bamboo.storage.errors import StorageError
 from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
+from bamboo.text import one_line
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
+LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
 SAMPLE_SECONDS = 90.0  # of which the call itself may take 60
 SAMPLE = "bamboo_trainer.sample:sample"
 
@@ -144,6 +146,7 @@ class _LocalRun:
         self._driving = False
         self._interrupted = False
         self._closing = False
+        self._logging: set[WorkerId] = set()  # who lets its loggers finish, and is waited for
 
     async def run(self) -> Summary:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +159,7 @@ class _LocalRun:
                 raise_limit()
                 self._url = await self._server.start()
                 await self._drive()
-                await self._ending.wait("while the workers left", self._drain())
+                await self._ending.wait("while the workers left", self._drain(), 2 * LOGGER_SECONDS)
                 sample = await self._ending.wait("while the model's sample was made", self._sample(), SAMPLE_SECONDS)
             except asyncio.CancelledError:
                 if not self._interrupted:
@@ -181,10 +184,34 @@ class _LocalRun:
         """Lets the workers leave; those that do not are killed by close()."""
         if self._interrupted and self._task:
             self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
-        deadline = time.monotonic() + DRAIN_SECONDS
-        while self._workers.alive and (left := deadline - time.monotonic()) > 0:
+        begun = time.monotonic()
+        while alive := set(self._workers.alive):
+            self._logging &= alive
+            left = begun + (LOGGER_SECONDS if self._logging else DRAIN_SECONDS) - time.monotonic()
+            if left <= 0:
+                break
             with contextlib.suppress(TimeoutError):
-                self._handle(await asyncio.wait_for(self._events.get(), left))
+                event = await asyncio.wait_for(self._events.get(), left)
+                self._handle(event)
+                self._hear_of_loggers(event)
+        self._logging &= set(self._workers.alive)
+        if self._logging:
+            self._lacking("were not waited for any longer")
+
+    def _hear_of_loggers(self, event: Event) -> None:
+        """The job is over, and the coordinator takes nothing in any more."""
+        match event:
+            case Received(worker, WorkerWarning(reason="LoggersAwaited", message=text)):
+                self._logging.add(worker)
+                self._workers.spare(worker)
+                self._tell(Emit("LoggersAwaited", f"{worker}: {one_line(text)}; Ctrl-C ends the wait"))
+            case Received(worker, WorkerWarning(reason="LoggerIncomplete" | "LoggerFailed" as reason, message=text)):
+                self._tell(Emit(reason, f"{worker}: {one_line(text)}", True))
+
+    def _lacking(self, why: str) -> None:
+        text = f"the loggers of {', '.join(sorted(self._logging))} {why}; `bamboo history --to` writes into them"
+        self._tell(Emit("LoggerIncomplete", text, True))
+        self._logging.clear()
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -304,6 +331,10 @@ class _LocalRun:
     def _interrupt(self) -> None:
         """While training: asks for a clean end, before which the state is kept. Again, or else: ends everything now."""
         assert self._task is not None
+        if self._logging and not self._closing:  # the job is over; only this wait is
+            for worker in self._logging:
+                self._workers.kill(worker)
+            return self._lacking("were not waited for, as you asked")
         again, self._interrupted = self._interrupted, True  # also if it ends anyway: no second run shall follow
         if not self._closing and (again or not self._driving):
             self._closing = True
@@ -329,6 +360,8 @@ class _LocalRun:
 
     async def _close(self) -> None:
         self._closing = True
+        if self._logging:
+            self._lacking("were not waited for")
         self._workers.forget_kills()
         for timer in self._timers:
             timer.cancel()

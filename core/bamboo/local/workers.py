@@ -24,7 +24,7 @@ class LocalWorkers:
         self._pool, self._places = pool, LocalPlaces(per_node)
         self._removed: set[WorkerId] = set()
         self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
-        self._kills: list[asyncio.TimerHandle] = []
+        self._kills: list[tuple[WorkerId, asyncio.TimerHandle]] = []
         self.crashes: list[str] = []
 
     @property
@@ -51,11 +51,17 @@ class LocalWorkers:
 
     def kill_after(self, seconds: float, worker: WorkerId) -> None:
         """If it is still there by then."""
-        self._kills.append(asyncio.get_running_loop().call_later(seconds, self.kill, worker))
+        self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
+
+    def spare(self, worker: WorkerId) -> None:
+        """It is not killed later any more."""
+        for one, timer in self._kills:
+            if one == worker:
+                timer.cancel()
 
     def forget_kills(self) -> None:
         """Nobody is killed later any more."""
-        for timer in self._kills:
+        for _, timer in self._kills:
             timer.cancel()
 
     def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:

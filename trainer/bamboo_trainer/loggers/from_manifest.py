@@ -13,7 +13,7 @@ from bamboo_trainer.loggers.wandb import wandb
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 
-_READY: Final[Mapping[LoggerType, Callable[..., MakeLogger]]] = {
+READY: Final[Mapping[LoggerType, Callable[..., MakeLogger]]] = {
     LoggerType.TENSORBOARD: tensorboard,
     LoggerType.WEIGHTS_AND_BIASES: wandb,
     LoggerType.MLFLOW: mlflow,
@@ -30,7 +30,7 @@ def loggers_of(task: Task, training: TrainingSpec) -> dict[str, MakeLogger]:
         if spec.name in found:
             raise TaskError(f"{where}.name: the task has a logger {spec.name!r}, too")
         _refuse_secrets(spec.config, f"{where}.config")
-        make = _READY[spec.type] if spec.entrypoint is None else _imported(spec.entrypoint, where)
+        make = READY[spec.type] if spec.entrypoint is None else _imported(spec.entrypoint, where)
         found[spec.name] = _called(make, spec, where)
     return found
 

@@ -1,6 +1,7 @@
 """To a run of Weights & Biases, which everybody who writes for the job resumes."""
 
 import importlib
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,9 @@ from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, sc
 
 
 def wandb(project: str, **settings: Any) -> MakeLogger:
-    """settings: further arguments of `wandb.init`. The key comes from the environment, WANDB_API_KEY."""
+    """settings: further arguments of `wandb.init`; dir: by default the folder of the job's history. The key comes from
+    the environment, WANDB_API_KEY.
+    """
     return partial(_WeightsAndBiases, {"project": project, **settings})
 
 
@@ -22,7 +25,8 @@ class _WeightsAndBiases(Logger):
             module: Any = importlib.import_module("wandb")
         except ImportError:
             raise ValueError("wandb is not installed: pip install 'bamboo-trainer[wandb]'") from None
-        self._run: Any = module.init(**{"name": facts.job, "id": facts.run, "resume": "allow", **settings})
+        place = {"dir": facts.folder} if facts.folder and not os.environ.get("WANDB_DIR") else {}
+        self._run: Any = module.init(**{"name": facts.job, "id": facts.run, "resume": "allow", **place, **settings})
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:

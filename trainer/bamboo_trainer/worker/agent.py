@@ -89,6 +89,7 @@ LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
 LATE_SECONDS = 0.02  # after which what nobody waits for is told between two pieces of work
 HISTORY_SECONDS = 2.0  # for what happened last
+LOGGER_SECONDS = 60.0  # for loggers at the end, to take what is left
 
 
 class ClosingObserver(Observer, Protocol):
@@ -101,7 +102,8 @@ class WorkerSettings:
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
     signed the coordinator's certificate; "" for those that this machine trusts. metadata: the cloud's endpoint that is
-    watched for notices, if any. metrics_port: of its own metrics. shared_log: others write to the same file.
+    watched for notices, if any. metrics_port: of its own metrics. logger_seconds:
+    that loggers have at the end. shared_log: others write to the same file.
     """
 
     host: str = "127.0.0.1"
@@ -109,6 +111,7 @@ class WorkerSettings:
     authority: str = ""
     metadata: Wanted | None = None
     metrics_port: int | None = None
+    logger_seconds: float = LOGGER_SECONDS
     shared_log: bool = True
 
 
@@ -134,7 +137,7 @@ class WorkerAgent:
         host = settings.host
         self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
         self.inside = CurrentInstruction(observer, time.monotonic)
-        self.grace = settings.grace
+        self.grace, self.logger_seconds = settings.grace, settings.logger_seconds
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
         self.traffic = TrafficMeter()
@@ -180,7 +183,7 @@ class WorkerAgent:
             self._fail(failure_reason(error), failure_message(error))
         finally:
             if self.history:
-                self.history.close(HISTORY_SECONDS)
+                self.history.close(HISTORY_SECONDS, self.logger_seconds)
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
             self.observer.close()
@@ -257,6 +260,8 @@ class WorkerAgent:
                 self.control.send(message)
             case Stop(discard=given_up):
                 self.weights.discard(given_up)
+                if self.history:
+                    self.history.announce_end(self.logger_seconds)
                 self.control.send(Bye())
                 self.exit_code = EXIT_DRAINED
             case Refused(reason=reason, message=text):

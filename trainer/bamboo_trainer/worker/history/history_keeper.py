@@ -107,15 +107,20 @@ class HistoryKeeper:
                 return
         callback()
 
-    def close(self, seconds: float) -> None:
-        """Writes what is left, if that takes no longer."""
+    def announce_end(self, logger_seconds: float) -> None:
+        """Tells for what the end will wait, if it is for something."""
+        if self._loggers is not None:
+            self._loggers.announce_end(logger_seconds)
+
+    def close(self, seconds: float, logger_seconds: float = 0.0) -> None:
+        """Writes what is left, if that takes no longer; loggers have their own time."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(seconds)
         if self._loggers is not None:
-            self._loggers.close()
+            self._loggers.close(logger_seconds)
 
     # in the thread of its own
 

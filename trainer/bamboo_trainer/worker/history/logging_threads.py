@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 MOST_WAITING: Final = 20_000  # records; a logger that is further behind goes without the oldest
 AGAIN_SECONDS: Final = 10.0  # after a failure
 SLOW_SECONDS: Final = 60.0  # in which a logger should have taken what it was given
-CLOSE_SECONDS: Final = 5.0
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +64,7 @@ class LoggingThreads:
     def __init__(
         self, loggers: Mapping[str, MakeLogger], facts: LoggerFacts, url: str, tell: Callable[[Message], None]
     ) -> None:
+        self._tell = tell
         self._threads = [_LoggingThread(name, make, facts, url, tell) for name, make in loggers.items()]
 
     def begin(self) -> None:
@@ -77,20 +77,31 @@ class LoggingThreads:
         for thread in self._threads:
             thread.give(records)
 
-    def close(self) -> None:
-        """At the worker's end: what waits is still given if that takes no longer than CLOSE_SECONDS."""
-        until = time.monotonic() + CLOSE_SECONDS
+    def announce_end(self, seconds: float) -> None:
+        """Tells that the end waits for those that have been given something, and for how long at most."""
+        if names := [thread.name for thread in self._threads if thread.begun]:
+            who = "the logger" if len(names) == 1 else "the loggers"
+            text = f"waiting up to {seconds:g} s for {who} {', '.join(names)} to take all of the history"
+            self._tell(WorkerWarning(reason="LoggersAwaited", message=text[:MOST_TEXT]))
+
+    def close(self, seconds: float) -> None:
+        """At the worker's end: what waits is still given if that takes no longer. What is missing is told."""
+        until = time.monotonic() + seconds
         for thread in self._threads:
             thread.end()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+            if missing := thread.missing():
+                text = f"the logger {thread.name} {missing}; `bamboo history --to` writes the history into it"
+                logger.warning("%s", text)
+                self._tell(WorkerWarning(reason="LoggerIncomplete", message=text[:MOST_TEXT]))
 
 
 class _LoggingThread:
     def __init__(
         self, name: str, make: MakeLogger, facts: LoggerFacts, url: str, tell: Callable[[Message], None]
     ) -> None:
-        self._name, self._make, self._facts, self._tell = name, make, facts, tell
+        self.name, self._make, self._facts, self._tell = name, make, facts, tell
         self._files = HistoryFiles(url)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque(maxlen=MOST_WAITING)
@@ -99,10 +110,23 @@ class _LoggingThread:
         self._logger: Logger | None = None
         self._reached: Reached | None = None
         self._ended = self._troubled = False
+        self._whole = False  # it has ended, and its logger has taken and closed everything
+
+    @property
+    def begun(self) -> bool:
+        return self._thread is not None
+
+    def missing(self) -> str:
+        """What it has not done, in words, after its end or instead of it; "" if it has done all."""
+        if self._thread is None or self._whole:
+            return ""
+        with self._changed:
+            steps = sum(isinstance(record, StepRecord) for record in self._waiting)
+        return f"has not taken {steps} steps" if steps else "has not finished, and may lack the last steps"
 
     def begin(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"logger-{self._name}", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"logger-{self.name}", daemon=True)
             self._thread.start()
 
     def give(self, records: Sequence[Record]) -> None:
@@ -142,7 +166,7 @@ class _LoggingThread:
             finally:
                 watch.cancel()
             if ended:
-                self._close()
+                self._whole = self._close() and not self._waiting and self._reached is not None
                 return
 
     def _write(self, given: Sequence[Record]) -> None:
@@ -163,20 +187,22 @@ class _LoggingThread:
             while self._waiting and reached.has(self._waiting[0]):
                 self._waiting.popleft()
 
-    def _close(self) -> None:
+    def _close(self) -> bool:
         if self._logger is not None:
             try:
                 self._logger.close()
             except Exception as error:
                 self._trouble(f"{type(error).__name__}: {error}")
+                return False
+        return True
 
     @property
     def _file(self) -> str:
-        return f"logger-{self._name}.json"
+        return f"logger-{self.name}.json"
 
     def _trouble(self, message: str) -> None:
         """Said once, until it works again."""
-        logger.warning("the logger %s fails: %s", self._name, message)
+        logger.warning("the logger %s fails: %s", self.name, message)
         if not self._troubled:
             self._troubled = True
-            self._tell(WorkerWarning(reason="LoggerFailed", message=f"the logger {self._name}: {message}"[:MOST_TEXT]))
+            self._tell(WorkerWarning(reason="LoggerFailed", message=f"the logger {self.name}: {message}"[:MOST_TEXT]))

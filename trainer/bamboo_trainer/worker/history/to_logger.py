@@ -1,0 +1,71 @@
+"""`bamboo history --to`: a history that is there is written into a logger."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bamboo.complaints import complain, complaint_of
+from bamboo.history.files import find
+from bamboo.history.merge import merged, newest
+from bamboo.history.records import Record, StepRecord, from_lines
+from bamboo.names import EXIT_FAILED, EXIT_OK
+from bamboo_trainer.loggers.from_manifest import READY
+from bamboo_trainer.loggers.interface import LoggerFacts, MakeLogger
+from bamboo_trainer.worker.history.logging_threads import facts_of
+
+logger = logging.getLogger(__name__)
+
+
+def write(source: str, make: MakeLogger) -> int:
+    """All of it, each step as it was done last. How many steps there are. The run is the one that the job's own logger
+    writes. Raises what the logger does, HistoryError, StorageError, ValueError.
+    """
+    records, facts = _read(source)
+    target = make(facts)
+    try:
+        target.write(records)
+    finally:
+        target.close()
+    return sum(isinstance(record, StepRecord) for record in records)
+
+
+def _read(source: str) -> tuple[list[Record], LoggerFacts]:
+    if "://" not in source and source.endswith(".jsonl"):
+        path = Path(source).absolute()
+        return newest(merged(from_lines(path.read_bytes(), source))), _facts_beside(path)
+    files = find(source)
+    return newest(merged(files.read_all())), _facts(files.url)
+
+
+def _facts_beside(path: Path) -> LoggerFacts:
+    """Of the history whose file a run has written at its end, if that is still there."""
+    try:
+        return _facts(find(str(path.parent)).url)
+    except ValueError:
+        return facts_of(path.stem, str(path.parent))
+
+
+def _facts(url: str) -> LoggerFacts:
+    """url: of a job's history, which ends with the job's name."""
+    place = url if "://" in url else Path(url).absolute().as_uri()
+    return facts_of(place.rstrip("/").rsplit("/", 1)[-1], place)
+
+
+def main(arguments: Mapping[str, Any]) -> int:
+    """type, config: of the logger, as in a manifest. source: a history."""
+    make: Callable[..., MakeLogger] = READY[arguments["type"]]
+    try:
+        steps = write(arguments["source"], make(**arguments["config"]))
+    except Exception as error:  # whatever a logger raises
+        logger.debug("the history was not written", exc_info=True)
+        complain(complaint_of(error, f"while the history was written to {arguments['type']}"))
+        return EXIT_FAILED
+    print(f"{steps} steps written to {arguments['type']}")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
