@@ -34,7 +34,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.given: list[Record] = []
-        self.mood = ""
+        self.mood, self.closed = "", 0
         self.go_on = threading.Event()
 
     def make(self, facts) -> "Kept":
@@ -49,6 +49,7 @@ class Kept:
         self.given += records
 
     def close(self) -> None:
+        self.closed += 1
         if self.mood == "closes badly":
             raise ConnectionError("no such host")
 

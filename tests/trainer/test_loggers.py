@@ -5,7 +5,7 @@ import pytest
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.manifest_warnings import warnings
 from bamboo_trainer.loggers import mlflow, tensorboard, wandb
-from logger_kit import step, until
+from logger_kit import PATIENCE, step, until
 from manifest_kit import bamboojob, training
 
 pytest_plugins = ["logger_fixtures"]
@@ -18,7 +18,7 @@ def test_a_library_that_is_missing_is_told(store, monkeypatch, make, name):
     store.add(None, step(0))
     threads = store.threads(make("x"))
     until(lambda: store.told)
-    threads.close()
+    threads.close(PATIENCE)
     assert f"{name} is not installed: pip install 'bamboo-trainer[{name}]'" in store.told[0].message
 
 

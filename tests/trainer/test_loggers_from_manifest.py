@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo_trainer.tasks.task_errors import TaskError
-from logger_kit import Kept, named, step, until
+from logger_kit import PATIENCE, Kept, named, step, until
 
 pytest_plugins = ["logger_fixtures"]
 
@@ -34,7 +34,7 @@ def test_a_manifest_names_loggers_beside_those_of_the_task(store):
     threads = store.threads(found["mine"])
     store.add(threads, step(0))
     until(lambda: kept.given == [step(0)])
-    threads.close()
+    threads.close(PATIENCE)
     assert config == {"channel": "c"}
 
 

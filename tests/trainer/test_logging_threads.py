@@ -75,3 +75,46 @@ def test_the_end_tells_for_what_it_waits_and_what_is_missing_although_the_logger
     assert failed.reason == "LoggerFailed"
     assert incomplete.reason == "LoggerIncomplete"
     assert "the logger l0 has not finished" in incomplete.message
+
+
+def test_who_is_the_root_no_longer_leaves_the_logger_to_the_next_one_and_may_come_back(store):
+    """Two loggers that write into one run at the same time would take each other's place in it."""
+    first, second = Kept(), Kept()
+    store.add(None, step(0))
+    mine, other = store.threads(first.make), store.threads(second.make, begun=False)
+    until(lambda: first.given)
+    mine.retire()
+    until(lambda: first.closed)
+    store.add(None, step(1))
+    other.begin()
+    until(lambda: second.given)
+    other.retire()
+    until(lambda: second.closed)
+    store.add(None, step(2))
+    mine.begin()
+    mine.announce_end(7.0)
+    mine.close(PATIENCE)
+    other.announce_end(7.0)
+    other.close(PATIENCE)
+    assert [record.step for record in first.given] == [0, 2]
+    assert [record.step for record in second.given] == [1]
+    assert [message.reason for message in store.told] == ["LoggersAwaited"], "only the root is waited for"
+
+
+def test_one_that_begins_anew_waits_for_the_one_before_it_and_says_so(store, monkeypatch):
+    monkeypatch.setattr(logging_threads, "SLOW_SECONDS", 0.05)
+    kept = Kept()
+    kept.mood = "hangs"
+    store.add(None, step(0))
+    threads = store.threads(kept.make)
+    until(lambda: store.told)
+    threads.retire()
+    threads.begin()
+    until(lambda: len(store.told) == 2)
+    assert "the one before it has not ended" in store.told[1].message
+    kept.mood = ""
+    kept.go_on.set()
+    until(lambda: kept.closed)
+    store.add(threads, step(1))
+    threads.close(PATIENCE)
+    assert [record.step for record in kept.given] == [0, 1]

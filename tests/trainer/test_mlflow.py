@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo_trainer.loggers import mlflow
-from logger_kit import step
+from logger_kit import PATIENCE, step
 
 pytest_plugins = ["logger_fixtures"]
 
@@ -17,7 +17,7 @@ def test_a_run_of_mlflow_in_a_folder(store, monkeypatch, tmp_path):
         threads = store.threads(mlflow("experiment", uri), begun=False)
         store.add(None, step(number))
         threads.begin()
-        threads.close()
+        threads.close(PATIENCE)
     client = tracking.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("experiment").experiment_id])
     assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "loss")) == [0, 1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bamboo_trainer.loggers import wandb
-from logger_kit import step, until
+from logger_kit import PATIENCE, step, until
 
 pytest_plugins = ["logger_fixtures"]
 
@@ -19,6 +19,6 @@ def test_a_run_of_weights_and_biases_without_a_network(store, monkeypatch, tmp_p
     threads = store.threads(partial(wandb("project")))
     store.add(threads, step(0), step(1))
     until(lambda: (Path(store.url) / "logger-l0.json").exists())
-    threads.close()
+    threads.close(PATIENCE)
     assert list(tmp_path.rglob("run-*.wandb"))
     assert store.told == []

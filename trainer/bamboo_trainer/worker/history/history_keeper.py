@@ -46,6 +46,7 @@ class HistoryKeeper:
         self._records: list[Record] = []  # in that file
         self._waiting: list[tuple[float, Callable[[], None]]] = []
         self._urgent = self._closed = self._troubled = False
+        self._parted = False  # it was the root, and then was not; its loggers have not been told of that yet
         self._thread: threading.Thread | None = None
 
     # in the engine's thread
@@ -69,6 +70,7 @@ class HistoryKeeper:
             if plan.moved:
                 self._buffer.moved(plan.origin)
             if not leads:
+                self._parted = self._parted or self._term is not None
                 self._term = None
                 self._hurry()  # for those who wait
             elif self._term is None or self._term[0] != plan.origin:
@@ -143,6 +145,9 @@ class HistoryKeeper:
     def _flush(self, last: bool) -> None:
         with self._changed:
             term, informed = self._term, self._informed
+            parted, self._parted = self._parted, False
+        if parted and self._loggers is not None:
+            self._loggers.retire()
         if term is None or not (informed or last):
             return  # which attempt this is, and what is missing, is known when all others have told
         if self._ready != term:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 20_000  # records; a logger that is further behind goes without the oldest
 AGAIN_SECONDS: Final = 10.0  # after a failure
+POLL_SECONDS: Final = 0.5  # while one waits for the one before it
 SLOW_SECONDS: Final = 60.0  # in which a logger should have taken what it was given
 
 
@@ -64,13 +65,23 @@ class LoggingThreads:
     def __init__(
         self, loggers: Mapping[str, MakeLogger], facts: LoggerFacts, url: str, tell: Callable[[Message], None]
     ) -> None:
-        self._tell = tell
-        self._threads = [_LoggingThread(name, make, facts, url, tell) for name, make in loggers.items()]
+        self._loggers, self._facts, self._url, self._tell = loggers, facts, url, tell
+        self._threads: list[_LoggingThread] = []  # while this worker is the root
+        self._retired: dict[str, _LoggingThread] = {}  # by name: the last one that was told to leave
 
     def begin(self) -> None:
         """This worker is the root; what is in the history and was not given is given first."""
+        if not self._threads:
+            for name, make in self._loggers.items():
+                before = self._retired.get(name)
+                self._threads.append(_LoggingThread(name, make, self._facts, self._url, self._tell, before))
+
+    def retire(self) -> None:
+        """This worker is the root no longer: another one's loggers go on, and two must not write into the same run."""
         for thread in self._threads:
-            thread.begin()
+            thread.retire()
+            self._retired[thread.name] = thread
+        self._threads = []
 
     def give(self, records: Sequence[Record]) -> None:
         """These are in the history now."""
@@ -79,16 +90,20 @@ class LoggingThreads:
 
     def announce_end(self, seconds: float) -> None:
         """Tells that the end waits for those that have been given something, and for how long at most."""
-        if names := [thread.name for thread in self._threads if thread.begun]:
+        if names := [thread.name for thread in self._threads]:
             who = "the logger" if len(names) == 1 else "the loggers"
             text = f"waiting up to {seconds:g} s for {who} {', '.join(names)} to take all of the history"
             self._tell(WorkerWarning(reason="LoggersAwaited", message=text[:MOST_TEXT]))
 
     def close(self, seconds: float) -> None:
-        """At the worker's end: what waits is still given if that takes no longer. What is missing is told."""
+        """At the worker's end: what waits is still given if that takes no longer. What is missing is told. Those of an
+        earlier time as the root may close within that time, too.
+        """
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.end()
+        for thread in self._retired.values():
+            thread.join(max(0.0, until - time.monotonic()))
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
             if missing := thread.missing():
@@ -98,36 +113,36 @@ class LoggingThreads:
 
 
 class _LoggingThread:
+    """before: the one that had that name, which has to be gone before this one reads how far it has come."""
+
     def __init__(
-        self, name: str, make: MakeLogger, facts: LoggerFacts, url: str, tell: Callable[[Message], None]
+        self,
+        name: str,
+        make: MakeLogger,
+        facts: LoggerFacts,
+        url: str,
+        tell: Callable[[Message], None],
+        before: "_LoggingThread | None",
     ) -> None:
         self.name, self._make, self._facts, self._tell = name, make, facts, tell
         self._files = HistoryFiles(url)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque(maxlen=MOST_WAITING)
-        self._thread: threading.Thread | None = None
-        self._watch: threading.Timer | None = None
         self._logger: Logger | None = None
         self._reached: Reached | None = None
-        self._ended = self._troubled = False
+        self._ended = self._retired = self._troubled = False
         self._whole = False  # it has ended, and its logger has taken and closed everything
-
-    @property
-    def begun(self) -> bool:
-        return self._thread is not None
+        self._before = before
+        self._thread = threading.Thread(target=self._run, name=f"logger-{name}", daemon=True)
+        self._thread.start()
 
     def missing(self) -> str:
         """What it has not done, in words, after its end or instead of it; "" if it has done all."""
-        if self._thread is None or self._whole:
+        if self._whole:
             return ""
         with self._changed:
             steps = sum(isinstance(record, StepRecord) for record in self._waiting)
         return f"has not taken {steps} steps" if steps else "has not finished, and may lack the last steps"
-
-    def begin(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"logger-{self.name}", daemon=True)
-            self._thread.start()
 
     def give(self, records: Sequence[Record]) -> None:
         with self._changed:
@@ -139,17 +154,31 @@ class _LoggingThread:
             self._ended = True
             self._changed.notify_all()
 
-    def join(self, seconds: float) -> None:
-        if self._thread is not None:
-            self._thread.join(seconds)
+    def retire(self) -> None:
+        """It ends after what it is doing, and leaves to another root what waits."""
+        with self._changed:
+            self._retired = self._ended = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> bool:
+        """Waits that long; has it gone?"""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     # in the thread
 
     def _run(self) -> None:
+        if self._before is not None and not self._outlive(self._before):
+            return
+        self._before = None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._ended or self._reached is None)
-                given, ended = list(self._waiting), self._ended
+                given, ended, retired = list(self._waiting), self._ended, self._retired
+            if retired:
+                self._whole = self._close()
+                return
             watch = threading.Timer(SLOW_SECONDS, self._trouble, [f"it has not answered for {SLOW_SECONDS:g} s"])
             watch.daemon = True
             watch.start()
@@ -168,6 +197,17 @@ class _LoggingThread:
             if ended:
                 self._whole = self._close() and not self._waiting and self._reached is not None
                 return
+
+    def _outlive(self, before: "_LoggingThread") -> bool:
+        """Waits until that one has gone; False if this one's own time is over first."""
+        since = time.monotonic()
+        while not before.join(POLL_SECONDS):
+            if time.monotonic() > since + SLOW_SECONDS:
+                self._trouble(f"the one before it has not ended for {SLOW_SECONDS:g} s")
+            with self._changed:
+                if self._ended:
+                    return False
+        return True
 
     def _write(self, given: Sequence[Record]) -> None:
         reached = self._reached
