@@ -1,6 +1,7 @@
 """How long a store is waited for."""
 
 import threading
+import time
 
 import pytest
 
@@ -28,6 +29,22 @@ def test_a_store_that_hangs_is_left_after_a_while():
     save(patient, 20)
     store._calls._limits = IMPATIENT
     assert states(store) == [(20, "Complete")]
+
+
+def test_a_call_that_returns_leaves_no_thread():
+    """Not even one that is about to end: what it has to leave behind itself takes a while here."""
+    kept = threading.local()
+
+    class Slow:
+        def __del__(self):
+            time.sleep(0.2)
+
+    def function():
+        kept.slow = Slow()  # removed when the thread ends, after the function has returned
+        return threading.current_thread()
+
+    thread = BoundedCalls(StoreLimits()).call("cannot do it", function)
+    assert not thread.is_alive()
 
 
 def test_more_time_is_given_for_more_bytes_and_pauses_grow():

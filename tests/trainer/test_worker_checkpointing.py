@@ -67,6 +67,12 @@ class Worker:
         self.part.find(protocol.FindCheckpoint(number=1, bad=bad, own=own))
         return self.hear()
 
+    def settle(self) -> None:
+        """Returns when all is done that has been asked for: the store is tried after the first answer."""
+        self.part.find(protocol.FindCheckpoint(number=2))
+        while not isinstance(self.hear(), protocol.CheckpointFound):
+            pass
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -238,6 +244,7 @@ def test_no_thread_is_left(tmp_path: Path, folder: Path) -> None:
     worker = Worker(folder)
     worker.part.close()
     worker.find()
+    worker.settle()
     assert [thread.name for thread in set(threading.enumerate()) - before] == ["checkpoints"]
     worker.part.close()
     assert not set(threading.enumerate()) - before
@@ -279,6 +286,7 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, f
         said = worker.hear()
     assert "no space left" in said.message
     assert worker.find().checkpoint == at(1), "it is what is asked for next, when what is left has been removed"
+    worker.settle()
     assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
     worker.part.close()
     other.part.close()
@@ -295,6 +303,7 @@ def test_who_hears_that_a_checkpoint_is_given_up_writes_no_more_of_it_and_remove
         worker.hear()
     worker.part.drop([at(2)])
     assert worker.find().checkpoint == at(1)
+    worker.settle()
     assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
     worker.part.drop([at(1)])
     assert worker.find().checkpoint == at(1), "a complete one stays, whatever is said"

@@ -16,6 +16,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 AT_ONCE: Final = 8  # calls of `at_once`
 MOST_HANGING: Final = 8
+END_SECONDS: Final = 5.0  # for a thread that has its result, and nothing to do but to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class MissingFile(Exception):
 
 
 class BoundedCalls:
-    """May be used by several threads at once. `call` runs the function in a thread of its own.
+    """May be used by several threads at once. `call` runs the function in a thread of its own, which has ended when the
+    call returns.
 
     One that does not return in time is left to itself: it ends when the store answers, or with the process. With
     MOST_HANGING of them, calls fail at once.
@@ -80,25 +82,24 @@ class BoundedCalls:
             if self._hanging >= MOST_HANGING:
                 return _Outcome(error=_Hangs(f"{self._hanging} calls to the store have not returned"))
         outcome = _Outcome()
-        done = threading.Event()
-        thread = threading.Thread(target=self._run, args=(function, outcome, done), name="store", daemon=True)
+        thread = threading.Thread(target=self._run, args=(function, outcome), name="store", daemon=True)
         thread.start()
-        if done.wait(seconds):
-            return outcome
+        thread.join(seconds)
         with self._lock:
-            if done.is_set():
-                return outcome
-            outcome.abandoned = True
-            self._hanging += 1
-        return _Outcome(error=TimeoutError(f"nothing within {seconds:.0f} s"))
+            if not outcome.done:
+                outcome.abandoned = True
+                self._hanging += 1
+                return _Outcome(error=TimeoutError(f"nothing within {seconds:.0f} s"))
+        thread.join(END_SECONDS)
+        return outcome
 
-    def _run(self, function: Callable[[], Any], outcome: "_Outcome", done: threading.Event) -> None:
+    def _run(self, function: Callable[[], Any], outcome: "_Outcome") -> None:
         try:
             outcome.value = function()
         except BaseException as error:
             outcome.error = error
         with self._lock:
-            done.set()
+            outcome.done = True
             if outcome.abandoned:
                 self._hanging -= 1
 
@@ -138,6 +139,7 @@ class _Hangs(Exception):
 class _Outcome:
     value: Any = None
     error: BaseException | None = None
+    done: bool = False  # or abandoned, whichever comes first
     abandoned: bool = False
 
 
