@@ -86,7 +86,7 @@ def test_a_busy_api_server_is_asked_again(tmp_path: Path) -> None:
         (["--on", "cluster", "--verify"], "--verify: cannot be combined with --on cluster"),
         (["--on", "cluster", "--seed", "0"], "--seed: cannot be combined with --on cluster"),
         (["--namespace", "x"], "--namespace: cannot be combined with --on here"),
-        (["--no-load"], "--no-load: cannot be combined with --on here"),
+        (["--load"], "--load: cannot be combined with --on here"),
     ],
 )
 def test_flags_of_the_other_place_are_refused(tmp_path: Path, flags: list[str], said: str) -> None:
