@@ -18,7 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from bamboo.history.files import find  # noqa: E402
-from bamboo.history.merge import curve, merged  # noqa: E402
-from bamboo.history.records import StepRecord  # noqa: E402
+from bamboo.history.merge import curve, merged, newest  # noqa: E402
+from bamboo.history.records import EvaluationRecord, StepRecord  # noqa: E402
 from chromium_kit import MISSING, browser, chromium  # noqa: E402
 
 KILLS: Final = 12
@@ -204,8 +204,10 @@ def steps(folder: Path, name: str) -> list[StepRecord]:
         return []  # nothing is written yet
 
 
-def evaluations(records: Sequence[StepRecord]) -> list[tuple[int, float]]:
-    return [(r.step, value) for r in records if (value := r.evaluation.get("loss")) is not None]
+def evaluations(folder: Path, name: str) -> list[tuple[int, float]]:
+    records = newest(merged(find(str(folder / name)).read_all()))
+    found = [(r.step, r.metrics.get("loss")) for r in records if isinstance(r, EvaluationRecord)]
+    return [(step, loss) for step, loss in found if loss is not None]
 
 
 def digest(summary: dict[str, Any]) -> str:
@@ -220,7 +222,7 @@ def report(folder: Path) -> None:
         records = steps(folder, name)
         say(
             f"{name}: {summary['committed']} steps in {summary['seconds']:.0f} s, loss {records[0].loss} -> "
-            f"{[r for r in records if r.trained][-1].loss}, evaluation {evaluations(records)[-1][1]}, "
+            f"{records[-1].loss}, evaluation {evaluations(folder, name)[-1][1]}, "
             f"preemptions {summary['preemptions']}, takeovers {len(summary['takeovers'])}, "
             f"restores {summary['restores']}, repeated steps {summary['repeated_steps']}, state {digest(summary)[:16]}"
         )
@@ -228,9 +230,8 @@ def report(folder: Path) -> None:
         if pauses:
             say(f"  pauses from {pauses[0]:.1f} to {pauses[-1]:.1f} s, median {pauses[len(pauses) // 2]:.1f} s")
     both = [steps(folder, name) for name in RUNS]
-    same = [(a.loss, a.evaluation, a.gradient_norm) for a in both[0]] == [
-        (b.loss, b.evaluation, b.gradient_norm) for b in both[1]
-    ]
+    same = [(a.loss, a.gradient_norm) for a in both[0]] == [(b.loss, b.gradient_norm) for b in both[1]]
+    same = same and evaluations(folder, RUNS[0]) == evaluations(folder, RUNS[1])
     say(f"losses, gradient norms and evaluations of all steps are the same numbers: {'yes' if same else 'NO'}")
     if not same or len({digest(summary) for summary in summaries.values()}) > 1:
         sys.exit("the runs differ")
@@ -259,12 +260,12 @@ def drawing(folder: Path, size: Size) -> str:
         parts.append(f'<path d="M{x(step):.1f} 20V{height - bottom}" stroke="#c33" stroke-dasharray="2 4"/>')
         parts.append(f'<text x="{x(step):.1f}" y="14" text-anchor="middle" fill="#c33">{stage}</text>')
     for name, thick in (("disturbed", 7), ("undisturbed", 1.6)):
-        line = " ".join(f"{x(r.step):.1f},{y(r.loss):.1f}" for r in curves[name] if r.trained and r.loss is not None)
+        line = " ".join(f"{x(r.step):.1f},{y(r.loss):.1f}" for r in curves[name] if r.loss is not None)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[name]}" stroke-width="{thick}"/>')
     for name, radius in (("disturbed", 6.5), ("undisturbed", 3)):
         parts += [
             f'<circle cx="{x(step):.1f}" cy="{y(loss):.1f}" r="{radius}" fill="{COLOURS[name]}"/>'
-            for step, loss in evaluations(curves[name])
+            for step, loss in evaluations(folder, name)
         ]
     for row, (name, said) in enumerate(
         (("undisturbed", "undisturbed"), ("disturbed", f"with {KILLS} workers killed (behind it)"))

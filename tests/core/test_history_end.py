@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import StepCommitted
+from bamboo.control.protocol import Evaluated, StepCommitted
 from bamboo.coordinator.events import Emit
 from bamboo.history.files import HistoryFiles
-from bamboo.history.records import EventRecord, GapRecord, Record, StepRecord, from_lines
+from bamboo.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord, from_lines
 from bamboo.local import history_end
 from bamboo.local.history_end import StepsHeard, end_history
 from bamboo.storage.errors import StorageError
@@ -46,26 +46,26 @@ def shown(records: list[Record]) -> list[tuple[int, ...]]:
     [
         ((), []),
         ((3, 4, 5), []),
-        ((5, 6, 7), [(2, 6), (2, 7)]),
-        ((0, 1, 2, 3, 4, 3, 4, 5, 6), [(2, 6)]),
-        ((8, 9), [(2, 8), (2, 9), (2, 6, 7)]),
+        ((5, 6, 7), [(2, 7), (2, 8)]),
+        ((0, 1, 2, 3, 4, 3, 4, 5, 6), [(2, 7)]),
+        ((8, 9), [(2, 9), (2, 10), (2, 7, 8)]),
     ],
 )
 def test_steps_that_the_store_has_not_got_are_those_behind_its_last_one(
     kept: Path, numbers: tuple[int, ...], found: list[tuple[int, ...]]
 ) -> None:
-    """The store's last one is step 5 of attempt 2."""
+    """The store's last one is step 6 of attempt 2; workers count from 0 among themselves."""
     assert shown(heard(*numbers).beyond(HistoryFiles(str(kept / "history" / "job")).read_all())) == found
 
 
 def test_without_a_store_a_run_counts_its_attempts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(heard(0, 1, 2, 1, 2).beyond([])) == [(1, 0), (1, 1), (1, 2), (2, 1), (2, 2)]
+    assert shown(heard(0, 1, 2, 1, 2).beyond([])) == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
     monkeypatch.setattr(history_end, "MOST_STEPS", 2)
     steps = heard()
     steps._steps = type(steps._steps)(maxlen=2)
     for step in heard(0, 1, 2)._steps:
         steps._steps.append(step)
-    assert shown(steps.beyond([])) == [(1, 1), (1, 2), (1, 0, 0)]
+    assert shown(steps.beyond([])) == [(1, 2), (1, 3), (1, 1, 1)]
 
 
 def test_the_output_has_a_history_whatever_becomes_of_the_store(tmp_path: Path) -> None:
@@ -75,10 +75,20 @@ def test_the_output_has_a_history_whatever_becomes_of_the_store(tmp_path: Path) 
     with pytest.raises(StorageError, match="Not a directory"):
         end_history(str(tmp_path / "file" / "history"), feed.rest(), heard(0, 1, 2), tmp_path)
     records = from_lines((tmp_path / "history.jsonl").read_bytes(), "history.jsonl")
-    assert shown(records) == [(1, 0), (1, 1), (1, 2)]
+    assert shown(records) == [(1, 1), (1, 2), (1, 3)]
     assert [one.reason for one in records if isinstance(one, EventRecord)] == ["Complete"]
 
 
 def test_a_run_of_which_nothing_is_known_writes_no_history(tmp_path: Path) -> None:
     end_history(str(tmp_path / "history"), HistoryFeed("z", lambda: 1.0).rest(), heard(), tmp_path)
     assert not (tmp_path / "history.jsonl").exists()
+
+
+def test_the_evaluation_of_the_last_state_is_there_without_a_store() -> None:
+    steps = heard(0, 1, 2)
+    for _ in range(2):  # a new root repeats it
+        steps.evaluated(Evaluated(step=3, metrics={"x": 0.5}), 9010.0)
+    evaluation = EvaluationRecord(attempt=1, step=3, time=9010.0, metrics={"x": 0.5})
+    assert steps.beyond([])[-1] == evaluation
+    assert steps.beyond(steps.beyond([])[:-1]) == [evaluation]
+    assert steps.beyond(steps.beyond([])) == []

@@ -5,10 +5,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.history.files import find
+from bamboo.history.files import HistoryFile, HistoryFiles, find
 from bamboo.history.merge import curve, merged, newest, to_csv
-from bamboo.history.records import EventRecord, GapRecord, StepRecord
-from history_kit import event, shown, step
+from bamboo.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord, to_lines
+from history_kit import FROM_ZERO, evaluated, event, shown, step
 
 pytest_plugins = ["history_fixtures"]
 
@@ -16,15 +16,15 @@ pytest_plugins = ["history_fixtures"]
 def test_each_record_is_there_once_and_in_order(kept):
     records = merged(find(str(kept)).read_all())
     steps = [(r.attempt, r.step) for r in records if isinstance(r, StepRecord)]
-    assert steps == [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (2, 5)]
+    assert steps == [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (2, 4), (2, 5), (2, 6)]
     assert [r.number for r in records if isinstance(r, EventRecord)] == [1, 2]
-    assert records[1] == event(1, 1000.5)
+    assert records[1] == event(1, 1001.5)
     assert records[2].loss == 0.5, "what was written first stays"
 
 
 def test_the_curve_has_each_step_as_it_was_done_last(kept):
     records = curve(find(str(kept)).read_all())
-    assert [(r.attempt, r.step) for r in records] == [(1, 0), (1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
+    assert [(r.attempt, r.step) for r in records] == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5))
@@ -34,8 +34,8 @@ def test_a_curve_has_no_doubles_and_no_gaps_whatever_was_repeated(attempts):
     for number, (first, count) in enumerate(attempts, 1):
         begin = min(first, reached)
         reached = begin + count
-        records += [step(s, number) for s in range(begin, reached)]
-    assert [r.step for r in curve(records)] == list(range(reached))
+        records += [step(s, number) for s in range(begin + 1, reached + 1)]
+    assert [r.step for r in curve(records)] == list(range(1, reached + 1))
 
 
 def gaps(records):
@@ -43,24 +43,24 @@ def gaps(records):
 
 
 def test_what_is_missing_is_told_whether_or_not_its_writer_has_told_it():
-    told = GapRecord(attempt=1, time=1002.0, first=2, last=5, message="m")
-    records = merged([*map(step, (0, 1, 6, 9)), told, step(12, 2)])
-    assert gaps(records) == [(1, 2, 5), (1, 7, 8), (2, 10, 11)]
+    told = GapRecord(attempt=1, time=1003.0, first=3, last=6, message="m")
+    records = merged([*map(step, (1, 2, 7, 10)), told, step(13, 2)])
+    assert gaps(records) == [(1, 3, 6), (1, 8, 9), (2, 11, 12)]
     assert merged(records) == records, "what is told need not be told again"
-    filled = merged([*records, *map(step, (3, 7, 8))])  # by a writer that was only thought to be lost
-    assert gaps(filled) == [(1, 2, 2), (1, 4, 5), (2, 10, 11)]
-    again = merged([*filled, *(step(s, 2) for s in range(4, 12))])
-    assert gaps(newest(again)) == [(1, 2, 2)], "what was done later is not missing"
-    assert gaps(merged([step(3)])) == [(1, 0, 2)]
+    filled = merged([*records, *map(step, (4, 8, 9))])  # by a writer that was only thought to be lost
+    assert gaps(filled) == [(1, 3, 3), (1, 5, 6), (2, 11, 12)]
+    again = merged([*filled, *(step(s, 2) for s in range(5, 13))])
+    assert gaps(newest(again)) == [(1, 3, 3)], "what was done later is not missing"
+    assert gaps(merged([step(4)])) == [(1, 1, 3)]
 
 
-@given(st.lists(st.sets(st.integers(0, 12), min_size=1), min_size=1, max_size=4))
+@given(st.lists(st.sets(st.integers(1, 13), min_size=1), min_size=1, max_size=4))
 def test_each_step_is_there_once_or_in_one_gap(attempts):
     records = merged([step(s, number) for number, steps in enumerate(attempts, 1) for s in steps])
     seen = newest(records)
     there = [record.step for record in seen if isinstance(record, StepRecord)]
     missing = [s for _, first, last in gaps(seen) for s in range(first, last + 1)]
-    assert sorted(set(there) | set(missing)) == list(range(max(there) + 1))
+    assert sorted(set(there) | set(missing)) == list(range(1, max(there) + 1))
     assert len(there) == len(set(there))
     assert not set(there) & set(missing)
 
@@ -69,14 +69,61 @@ def test_a_history_is_printed_as_lines_json_and_csv(kept, tmp_path):
     lines = shown(kept).splitlines()
     assert len(lines) == 8
     assert "Happened: no 1" in lines[1]
-    assert lines[-1].endswith("step 5, loss not finite, gradient norm 0.5, a b 2.0, skipped, attempt 2")
+    assert lines[-1].endswith("step 6, loss not finite, gradient norm 0.5, a b 2.0, skipped, attempt 2")
     assert len(shown(kept, "--all").splitlines()) == 10
     assert [json.loads(line)["kind"] for line in shown(kept, "-o", "json").splitlines()].count("step") == 6
     table = shown(kept, "-o", "csv").splitlines()
     assert table[0].startswith("attempt,step,time,loss,")
     assert table[0].endswith(",skipped,a b")
-    assert table[-1] == "2,5,2005.0,,0.5,,,,,,,True,2.0"
+    assert table[-1] == "2,6,2006.0,,0.5,,,,,,,True,2.0"
     whole = tmp_path / "history.jsonl"
     whole.write_text(shown(kept, "--all", "-o", "json"))
     assert shown(whole) == shown(kept)
     assert to_csv([]) == table[0].removesuffix(",a b") + "\n"
+
+
+def test_an_evaluation_is_of_the_state_after_its_step_and_shown_as_it_was_done_last():
+    first = [*map(step, (1, 2)), evaluated(2, x=0.5), *map(step, (3, 4)), evaluated(4, x=0.4)]
+    again = [evaluated(2, 2, x=0.5), step(3, 2), step(4, 2), evaluated(4, 2, x=0.25)]
+    records = merged([*reversed(first), *reversed(again)])
+    assert records == [*first, *again], "each behind its step"
+    assert newest(records) == [*map(step, (1, 2)), *again]
+    table = [line.split(",") for line in to_csv(newest(records)).splitlines()]
+    assert table[0][-1] == "evaluation x"
+    assert [(row[1], row[-1]) for row in table[1:]] == [("1", ""), ("2", "0.5"), ("3", ""), ("4", "0.25")]
+    assert [record.step for record in curve(records)] == [1, 2, 3, 4]
+    gone_back_before = [*first, *(step(s, 2) for s in (2, 3, 4, 5))]
+    assert [r for r in newest(merged(gone_back_before)) if isinstance(r, EvaluationRecord)] == []
+
+
+def test_an_evaluation_of_the_state_that_the_job_began_with_has_a_line_of_its_own():
+    table = to_csv([evaluated(0, x=2.0), step(1)]).splitlines()
+    assert [line.split(",")[1] for line in table[1:]] == ["0", "1"]
+    assert table[1].endswith(",2.0")
+
+
+def test_a_history_is_shown_with_its_evaluations(tmp_path):
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(to_lines([step(1), step(2), evaluated(2, x=0.5)]))
+    assert [line.split("  ", 1)[1] for line in shown(path).splitlines()] == [
+        "step 1, loss 1.0, gradient norm 0.5", "step 2, loss 0.5, gradient norm 0.5", "after step 2, evaluation x 0.5"
+    ]  # fmt: skip
+
+
+def test_the_files_of_older_and_newer_writers_are_one_history(tmp_path):
+    """A job whose workers were those of an older Bamboo, which counted from 0, until it went on after an upgrade."""
+    (tmp_path / "000001-0000000001-000000.jsonl").write_bytes(FROM_ZERO)
+    HistoryFiles(str(tmp_path)).write(HistoryFile(1, 5, 0), [step(3), step(4), evaluated(4, x=0.25)])
+    text = [line.split("  ", 1)[1] for line in shown(tmp_path).splitlines()]
+    assert text == [
+        "step 1, loss 1.0, gradient norm 0.5", "step 2, loss 0.5, gradient norm 0.5", "after step 2, evaluation x 0.5",
+        "step 3, loss 0.333333, gradient norm 0.5", "step 4, loss 0.25, gradient norm 0.5",
+        "after step 4, evaluation x 0.25",
+    ]  # fmt: skip
+    table = [line.split(",") for line in shown(tmp_path, "-o", "csv").splitlines()]
+    assert [(row[1], row[3], row[-1]) for row in table[1:]] == [
+        ("1", "1.0", ""), ("2", "0.5", "0.5"), ("3", "0.3333333333333333", ""), ("4", "0.25", "0.25")
+    ]  # fmt: skip
+    lines = [json.loads(line) for line in shown(tmp_path, "-o", "json").splitlines()]
+    assert lines[0] == {"kind": "history", "version": 2}
+    assert [line["step"] for line in lines[1:]] == [1, 2, 2, 3, 4, 4]

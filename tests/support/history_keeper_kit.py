@@ -107,4 +107,5 @@ class Job:
 
 
 def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]:
-    return [(attempt, step) for step in range(since, count)]
+    """Attempt and step of so many steps, without those up to `since`."""
+    return [(attempt, step) for step in range(since + 1, count + 1)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bamboo.history.files import HistoryFile, HistoryFiles
-from bamboo.history.records import Record, StepRecord
+from bamboo.history.records import EvaluationRecord, Record, StepRecord
 from bamboo.job.manifest import parse_manifest
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
@@ -20,6 +20,11 @@ def step(number: int, attempt: int = 1, **more) -> StepRecord:
     return StepRecord(
         attempt=attempt, step=number, time=100.0 + number, loss=1.0 / (number + attempt), gradient_norm=0.5, **more
     )
+
+
+def evaluated(number: int, **metrics) -> EvaluationRecord:
+    """Of the state after that step."""
+    return EvaluationRecord(attempt=1, step=number, time=100.5 + number, metrics=metrics)
 
 
 def until(condition: Callable[[], object]) -> None:

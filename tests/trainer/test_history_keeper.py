@@ -18,7 +18,7 @@ def test_a_step_has_what_was_measured(job):
     job.train_and_write(3)
     record = merged(HistoryFiles(job.url).read_all())[2]
     assert record == StepRecord(
-        attempt=1, step=2, time=record.time, loss=1 / 3, gradient_norm=1.0, learning_rate=0.1, seconds=0.5, samples=12,
+        attempt=1, step=3, time=record.time, loss=1 / 3, gradient_norm=1.0, learning_rate=0.1, seconds=0.5, samples=12,
         samples_per_second=8.0, tokens=96, tokens_per_second=64.0,
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_what_all_who_knew_it_took_with_them_is_told_as_a_gap(job):
     job.train_and_write(3)
     records = merged(HistoryFiles(job.url).read_all())
     gaps = [(gap.first, gap.last) for gap in records if isinstance(gap, GapRecord)]
-    assert gaps == [(2, 4)]
+    assert gaps == [(3, 5)]
     assert job.raw() == [*first(2), *first(12, since=5)]
     job.join("d")
     job.tell_newcomer("d")
@@ -139,11 +139,11 @@ def test_going_back_begins_another_attempt(job):
     job.go_back(4, 5)
     job.lead("b", 5)
     job.train_and_write(2)
-    assert job.raw() == [*first(6), (2, 4), (2, 5)]
+    assert job.raw() == [*first(6), (2, 5), (2, 6)]
     job.go_back(6, 7)
     job.lead("b", 7, moved=True)
     job.train_and_write(1)
-    assert job.raw()[-1] == (2, 6), "layers that were split anew are no new attempt"
+    assert job.raw()[-1] == (2, 7), "layers that were split anew are no new attempt"
 
 
 def test_what_was_done_before_going_back_is_written_by_who_comes_after(job):
@@ -153,7 +153,7 @@ def test_what_was_done_before_going_back_is_written_by_who_comes_after(job):
     job.go_back(4, 5)
     job.lead("b", 5)
     job.train_and_write(2)
-    assert sorted(job.raw()) == [*first(6), (2, 4), (2, 5)]
+    assert sorted(job.raw()) == [*first(6), (2, 5), (2, 6)]
 
 
 def test_who_joins_when_the_job_goes_back_is_told_which_attempt_the_rest_belongs_to(job):
@@ -168,7 +168,7 @@ def test_who_joins_when_the_job_goes_back_is_told_which_attempt_the_rest_belongs
     for records in left.unwritten():
         job.keepers["c"].heard(records)  # late
     job.train_and_write(1)
-    assert sorted(job.raw()) == [*first(7), (2, 5), (2, 6)]
+    assert sorted(job.raw()) == [*first(7), (2, 6), (2, 7)]
 
 
 def events(*numbers: int) -> HistoryEvents:

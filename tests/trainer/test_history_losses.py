@@ -86,13 +86,13 @@ class Life:
             self.commit()
 
     def commit(self, deaf: tuple[str, ...] = ()) -> None:
-        self.lost.discard(self.job.step)
+        self.lost.discard(self.job.step + 1)
         self.job.train(1, losing=deaf)
         self.known[self.newest()[-1]] = set(self.job.keepers) - set(deaf)
 
     def newest(self) -> list[Step]:
         """Of which who joins is told by commits."""
-        return [(step, commit.history.at) for step, commit in self.job.newest if commit.history]
+        return [(step + 1, commit.history.at) for step, commit in self.job.newest if commit.history]
 
     def train_for_some(self, number: int) -> None:
         """The root is lost while it tells of a commit: only one other worker hears of it, or none, and then the step is
@@ -176,5 +176,5 @@ def test_each_step_is_there_or_told_as_missing(life):
         seen = newest(merged(job.records()))
     there = [record.step for record in seen if isinstance(record, StepRecord)]
     missing = [s for gap in seen if isinstance(gap, GapRecord) for s in range(gap.first, gap.last + 1)]
-    assert sorted([*there, *missing]) == list(range(job.job.step))
+    assert sorted([*there, *missing]) == list(range(1, job.job.step + 1))
     assert set(missing) <= job.lost

@@ -12,7 +12,7 @@ import yaml
 
 from bamboo.history.files import find
 from bamboo.history.merge import curve, merged
-from bamboo.history.records import EventRecord, Record, StepRecord, from_lines
+from bamboo.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, from_lines
 from manifest_kit import bamboojob, gpt_task, training
 
 STEPS = 24
@@ -62,7 +62,7 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     """The owner of the root cell is killed twice, without notice, in the middle of a step; once another worker is."""
     records = run(tmp_path, "--preempt", "at:6:0", "--preempt", "at:12:0", "--preempt", "at:17:1")
     steps = [record for record in records if isinstance(record, StepRecord)]
-    assert [(record.attempt, record.step) for record in steps] == [(1, step) for step in range(STEPS)]
+    assert [(record.attempt, record.step) for record in steps] == [(1, step) for step in range(1, STEPS + 1)]
     assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
     assert reasons.count("Preempting") == 3
@@ -70,7 +70,7 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     check(tmp_path / "out", records)
     logged = (tmp_path / "out" / "history" / "kept" / "logged").read_text().splitlines()
     numbers = [int(line.split()[1]) for line in logged if line.startswith("StepRecord")]
-    assert sorted(set(numbers)) == list(range(STEPS)), "the manifest's logger has every step, whoever was the root"
+    assert sorted(set(numbers)) == list(range(1, STEPS + 1)), "the logger has every step, whoever was the root"
 
 
 def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_history_is_whole_although_all_who_heard_its_first_steps_are_killed(tm
     usual = {"topology": {"stages": 2}, "training": training(STEPS, 8, 2), "standby": {"workers": 0}}
     records = run(tmp_path, "--preempt", "at:6:1", "--preempt", "at:14:0", **usual)
     steps = [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
-    assert steps == [(1, step) for step in range(STEPS)]
+    assert steps == [(1, step) for step in range(1, STEPS + 1)]
     check(tmp_path / "out", records)
 
 
@@ -109,7 +109,7 @@ def lines():
 def test_the_end_waits_for_a_logger_that_needs_longer_than_workers_have_to_leave(tmp_path: Path) -> None:
     """And says so; W&B, for one, has nothing on disk before it is closed."""
     records = run(tmp_path, logger=SLOW_LOGGER, topology={"stages": 2}, training=training(6, 8, 2, loggers=[OWN]))
-    assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "0 1 2 3 4 5"
+    assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "1 2 3 4 5 6"
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
     assert reasons[-1] == "LoggersAwaited"
 
@@ -148,7 +148,7 @@ def test_a_job_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
     for attempt in range(1, newest + 1):
         done = [record.step for record in steps if record.attempt == attempt]
         assert done == list(range(done[0], done[0] + len(done)))
-    assert [record.step for record in curve(records)] == list(range(STEPS))
+    assert [record.step for record in curve(records)] == list(range(1, STEPS + 1))
     check(tmp_path / "checkpoints", records)
 
 
@@ -175,9 +175,43 @@ def test_the_output_has_the_history_of_every_step_whatever_the_store_is(tmp_path
         (tmp_path / store).mkdir()
         (tmp_path / store / "history").touch()
     records = run(tmp_path, *(["--checkpoints", url] if url else []), training=training(6, 8, 2))
-    steps = [record for record in records if isinstance(record, StepRecord) and record.trained]
-    assert [(record.attempt, record.step, record.samples) for record in steps] == [(1, n, 8 * n + 8) for n in range(6)]
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    assert [(record.attempt, record.step, record.samples) for record in steps] == [(1, n, 8 * n) for n in range(1, 7)]
     assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
     assert reasons[-1] == "Complete", "nothing is waited for where there is no logger"
     assert ("CheckpointStoreNotWritable" in reasons) is (store == UNWRITABLE)
+
+
+OLD = b"""\
+{"kind":"step","attempt":1,"step":0,"time":1001.0,"loss":9.0,"gradient_norm":0.5,"evaluation":{},"trained":true}
+{"kind":"step","attempt":1,"step":1,"time":1002.0,"loss":8.0,"gradient_norm":0.5,"evaluation":{},"trained":true}
+"""
+
+
+def test_one_number_of_a_step_wherever_a_person_sees_it_also_behind_an_older_bamboos_history(tmp_path: Path) -> None:
+    """An earlier run, whose history counts from 0, has left no checkpoint; this one is another attempt."""
+    kept = tmp_path / "out" / "history" / "kept"
+    kept.mkdir(parents=True)
+    (kept / "000001-0000000001-000000.jsonl").write_bytes(OLD)
+    trained = training(6, 8, 2, loggers=[OWN], evaluation={"everySteps": 3, "metric": "accuracy"})
+    task = {"entrypoint": "bamboo_trainer.models.gpt2:build", "config": {"size": "tiny", "evaluation": {"samples": 4}}}
+    records = run(tmp_path, task=task, topology={"stages": 2}, training=trained)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    assert [(record.attempt, record.step) for record in steps] == [
+        *((1, n) for n in (1, 2)),
+        *((2, n) for n in range(1, 7)),
+    ]
+    evaluated = [record for record in records if isinstance(record, EvaluationRecord)]
+    assert [(record.attempt, record.step) for record in evaluated] == [(2, 3), (2, 6)]
+    assert all(record.loss and record.gradient_norm and record.samples for record in steps[2:])
+    events = [record.message for record in records if isinstance(record, EventRecord) and record.reason == "Evaluated"]
+    assert [message.split(":")[0] for message in events] == ["after step 3", "after step 6"]
+    logged = (kept / "logged").read_text().splitlines()
+    assert [line for line in logged if not line.startswith("EventRecord")] == [
+        "StepRecord 1", "StepRecord 2", *(f"StepRecord {n}" for n in (1, 2, 3)), "EvaluationRecord 3",
+        *(f"StepRecord {n}" for n in (4, 5, 6)), "EvaluationRecord 6",
+    ]  # fmt: skip
+    new = [file for file in kept.glob("*.jsonl") if not file.name.startswith("000001-0000000001")]
+    assert new
+    assert all(file.read_bytes().startswith(BEGINNING) for file in new)

@@ -1,9 +1,11 @@
 """Loggers wait in threads of their own, and nobody waits for them."""
 
+from pathlib import Path
+
 from bamboo.control.protocol import WorkerWarning
 from bamboo.history.records import EventRecord, StepRecord
 from bamboo_trainer.worker.history import logging_threads
-from logger_kit import PATIENCE, Kept, step, until
+from logger_kit import PATIENCE, Kept, evaluated, step, until
 
 pytest_plugins = ["logger_fixtures"]
 
@@ -118,3 +120,16 @@ def test_one_that_begins_anew_waits_for_the_one_before_it_and_says_so(store, mon
     store.add(threads, step(1))
     threads.close(PATIENCE)
     assert [record.step for record in kept.given] == [0, 1]
+
+
+def test_a_logger_goes_on_where_that_of_a_bamboo_that_counted_from_0_has_come_to(store):
+    """It was given steps 0 and 1, which are 1 and 2 now, and the evaluation of the state after one step."""
+    Path(store.url).mkdir()
+    (Path(store.url) / "logger-l0.json").write_bytes(b'{"attempt":1,"step":1,"events":{"s":1}}')
+    kept = Kept()
+    happened = EventRecord(attempt=1, time=101.0, reason="R", message="m", source="s", number=1)
+    store.add(None, step(1), evaluated(1, x=0.5), step(2), happened, evaluated(2, x=0.25), step(3))
+    for _ in range(2):  # what it writes itself is of the newest version
+        threads = store.threads(kept.make)
+        threads.close(PATIENCE)
+        assert kept.given == [evaluated(2, x=0.25), step(3)]

@@ -166,9 +166,10 @@ def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, 
     from bamboo.history.merge import merged, newest, to_csv
     from bamboo.history.records import HistoryError
     from bamboo.storage.errors import StorageError
-    from bamboo.terminal.history_lines import json_line, line
+    from bamboo.terminal.history_lines import first_json_line, json_line, line
 
     told: set[object] = set()
+    begun = form is not HistoryFormat.JSON
     while True:
         try:
             records = merged(read())
@@ -180,6 +181,9 @@ def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, 
         if form is HistoryFormat.CSV:
             sys.stdout.write(to_csv(records))
             return EXIT_OK
+        if not begun:
+            print(first_json_line(), flush=True)
+            begun = True
         for record in records:
             key = _key(record)
             if key not in told:
@@ -192,11 +196,11 @@ def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, 
 
 def _key(record: "Record") -> object:
     """What is the same record when the history is read again."""
-    from bamboo.history.records import EventRecord, StepRecord
+    from bamboo.history.records import EvaluationRecord, EventRecord, StepRecord
 
     match record:
-        case StepRecord():
-            return record.attempt, record.step
+        case StepRecord() | EvaluationRecord():
+            return type(record), record.attempt, record.step
         case EventRecord():
             return record.source, record.number
     return record.attempt, record.first, record.last

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from bamboo.history.gaps import NOT_RECORDED, Range, holes, joined, without
-from bamboo.history.records import EventRecord, GapRecord, Record, StepRecord
+from bamboo.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
 
 COLUMNS = (
     "attempt", "step", "time", "loss", "gradient_norm", "learning_rate", "seconds", "samples", "samples_per_second",
@@ -23,39 +23,52 @@ def merged(records: Iterable[Record]) -> list[Record]:
     told of.
     """
     steps: dict[tuple[int, int], StepRecord] = {}
+    evaluations: dict[tuple[int, int], EvaluationRecord] = {}
     events: dict[tuple[str, int], EventRecord] = {}
     told: list[GapRecord] = []
     for record in records:
         match record:
             case StepRecord():
                 steps.setdefault((record.attempt, record.step), record)
+            case EvaluationRecord():
+                evaluations.setdefault((record.attempt, record.step), record)
             case EventRecord():
                 events.setdefault((record.source, record.number), record)
             case GapRecord():
                 told.append(record)
-    in_order = sorted(steps.values(), key=lambda record: (record.attempt, record.step))
-    gaps = _gaps(in_order, told)
+    gaps = _gaps([steps[key] for key in sorted(steps)], told)
     others: list[EventRecord | GapRecord] = sorted([*events.values(), *gaps], key=lambda record: record.time)
-    return _woven(in_order, others)
+    return _woven(sorted([*steps.values(), *evaluations.values()], key=_place), others)
+
+
+def _place(record: StepRecord | EvaluationRecord) -> tuple[int, int, bool]:
+    """An evaluation comes behind the step whose state it is of."""
+    return record.attempt, record.step, isinstance(record, EvaluationRecord)
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
-    """Of what `merged` gives, what a reader of the curve wants to see: each step as it was done last, all events, and
-    the gaps that the curve has.
+    """Of what `merged` gives, what a reader of the curve wants to see: each step and each evaluation as it was done
+    last, all events, and the gaps that the curve has.
     """
     records = list(records)
     last = {record.step: id(record) for record in curve(records)}
     begun: dict[int, int] = {}  # the first step of each attempt
+    evaluated: dict[int, int] = {}  # the newest attempt that has evaluated the state after a step
     for record in records:
         if isinstance(record, StepRecord):
             begun[record.attempt] = min(record.step, begun.get(record.attempt, record.step))
+        elif isinstance(record, EvaluationRecord):
+            evaluated[record.step] = max(record.attempt, evaluated.get(record.step, 0))
     seen: list[Record] = []
     for record in records:
         match record:
             case StepRecord():
                 seen += [record] if last.get(record.step) == id(record) else []
+            case EvaluationRecord():
+                done_again = record.step >= min(_begun_later(begun, record.attempt), default=record.step + 1)
+                seen += [] if done_again or evaluated[record.step] > record.attempt else [record]
             case GapRecord():
-                later = [step for attempt, step in begun.items() if attempt > record.attempt]
+                later = _begun_later(begun, record.attempt)
                 end = min([record.last, *(step - 1 for step in later)])  # what comes then has been done again
                 left = without((record.first, end), last) if record.first <= end else []
                 seen += [msgspec.structs.replace(record, first=one, last=other) for one, other in left]
@@ -64,12 +77,17 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return seen
 
 
+def _begun_later(begun: Mapping[int, int], attempt: int) -> list[int]:
+    """The first steps of the attempts after that one."""
+    return [step for one, step in begun.items() if one > attempt]
+
+
 def _gaps(steps: Sequence[StepRecord], told: Sequence[GapRecord]) -> list[GapRecord]:
     """Of each attempt, what is told and not there, and what is not there between its steps and before them."""
     present: dict[int, dict[int, float]] = {}
     for record in steps:
         present.setdefault(record.attempt, {})[record.step] = record.time
-    since = 0  # the attempt before has come so far
+    since = 1  # the attempt before has come so far
     gaps: list[GapRecord] = []
     for attempt in sorted({*present, *(gap.attempt for gap in told)}):
         there = present.get(attempt, {})
@@ -91,7 +109,7 @@ def _gap(attempt: int, missing: Range, there: Mapping[int, float], told: Sequenc
     return GapRecord(attempt=attempt, time=there[last + 1], first=first, last=last, message=NOT_RECORDED)
 
 
-def _woven(steps: Sequence[StepRecord], others: Sequence[EventRecord | GapRecord]) -> list[Record]:
+def _woven(steps: Sequence[StepRecord | EvaluationRecord], others: Sequence[EventRecord | GapRecord]) -> list[Record]:
     """Steps stay in their order; each of the others comes before the first step that is later."""
     woven: list[Record] = []
     waiting = list(reversed(others))
@@ -104,7 +122,7 @@ def _woven(steps: Sequence[StepRecord], others: Sequence[EventRecord | GapRecord
 
 def curve(records: Iterable[Record]) -> list[StepRecord]:
     """Each step once: as the newest attempt that has come to it did it. What an attempt has repeated takes the place of
-    all that the attempts before it had done from its first step on. An evaluation of the last state comes behind them.
+    all that the attempts before it had done from its first step on.
     """
     found: dict[int, StepRecord] = {}
     attempt = 0
@@ -119,15 +137,38 @@ def curve(records: Iterable[Record]) -> list[StepRecord]:
 
 
 def to_csv(records: Iterable[Record]) -> str:
-    """The steps as a table; a column for each metric, and for each of an evaluation."""
+    """The steps as a table; a column for each metric, and for each of an evaluation of the state after the step."""
+    records = list(records)
     steps = [record for record in records if isinstance(record, StepRecord)]
+    of_step = _evaluations(steps, [record for record in records if isinstance(record, EvaluationRecord)])
     metrics = sorted({name for record in steps for name in record.metrics})
-    evaluated = sorted({name for record in steps for name in record.evaluation})
+    evaluated = sorted({name for record in of_step.values() for name in record.metrics})
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*COLUMNS, *metrics, *(f"evaluation {name}" for name in evaluated)])
+    rows: list[tuple[StepRecord | EvaluationRecord, list[object]]] = []
     for record in steps:
-        values = [getattr(record, name) for name in COLUMNS]
-        values += [record.metrics.get(name) for name in metrics] + [record.evaluation.get(name) for name in evaluated]
+        found = of_step.pop((record.attempt, record.step), None)
+        values = [getattr(record, name) for name in COLUMNS] + [record.metrics.get(name) for name in metrics]
+        rows.append((record, values + [found and found.metrics.get(name) for name in evaluated]))
+    for alone in of_step.values():  # of the state that a job began with
+        values = [getattr(alone, name, None) for name in COLUMNS] + [None for _ in metrics]
+        rows.append((alone, values + [alone.metrics.get(name) for name in evaluated]))
+    for _, values in sorted(rows, key=lambda row: _place(row[0])) if of_step else rows:
         writer.writerow(["" if value is None else value for value in values])
     return out.getvalue()
+
+
+def _evaluations(
+    steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
+) -> dict[tuple[int, int], EvaluationRecord]:
+    """By attempt and step. What an attempt evaluated before its first step belongs to the step that the attempt before
+    it has done, unless that has one of its own.
+    """
+    there = {(record.attempt, record.step) for record in steps}
+    found = {(record.attempt, record.step): record for record in evaluations}
+    for attempt, step in [key for key in found if key not in there]:
+        before = max((one for one, other in there if other == step and one < attempt), default=0)
+        if before and (before, step) not in found:
+            found[before, step] = found.pop((attempt, step))
+    return found

@@ -1,10 +1,15 @@
-"""The lines of a history: steps, events, and what is missing. Anything may be added to them later."""
+"""The lines of a history: steps, evaluations, events, and what is missing. Anything may be added to them later.
 
-from collections.abc import Iterable
-from typing import Annotated
+The first line of a file says of which version the others are. Files without one are of version 1: they count steps from
+0, and a step has the evaluation of the state before it. They are read as if they were of the newest version.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final
 
 import msgspec
 
+VERSION: Final = 2
 MOST_METRICS = 200
 Metrics = Annotated[dict[str, float | None], msgspec.Meta(max_length=MOST_METRICS)]
 
@@ -16,11 +21,11 @@ class HistoryError(ValueError):
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
     """A committed step. attempt: 1 for the job's first beginning, more each time it has begun anew from a checkpoint.
 
-    time: when it was committed, seconds since 1970. seconds: since the step before; None if that is not known. samples,
-    tokens: of all steps up to this one; tokens: None if the data set does not say how many a sample has. loss,
-    gradient_norm: None if they are not finite. gradient_norm: before clipping. skipped: the model was left as it was.
-    metrics: further numbers, by name; None if not finite. evaluation: the same of the state before this step, if it was
-    evaluated. trained: False of the state after the last step, of which there is an evaluation and nothing else.
+    step: so many are committed with this one, so the first one is step 1, and what a checkpoint of that step has is the
+    state after it. time: when it was committed, seconds since 1970. seconds: since the step before; None if that is not
+    known. samples, tokens: of all steps up to this one; tokens: None if the data set does not say how many a sample
+    has. loss, gradient_norm: None if they are not finite. gradient_norm: before clipping. skipped: the model was left
+    as it was. metrics: further numbers, by name; None if not finite.
     """
 
     attempt: int
@@ -36,8 +41,15 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     tokens_per_second: float | None = None
     skipped: bool = False
     metrics: Metrics = msgspec.field(default_factory=dict)
-    evaluation: Metrics = msgspec.field(default_factory=dict)
-    trained: bool = True
+
+
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
+    """What an evaluation of the state after that step came to; 0: of the state that the job began with."""
+
+    attempt: int
+    step: int
+    time: float
+    metrics: Metrics
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True, tag="event", tag_field="kind"):
@@ -62,22 +74,77 @@ class GapRecord(msgspec.Struct, frozen=True, kw_only=True, tag="gap", tag_field=
     message: str
 
 
-Record = StepRecord | EventRecord | GapRecord
-_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+class _Beginning(msgspec.Struct, frozen=True, tag="history", tag_field="kind"):
+    """The first line of a file."""
+
+    version: int
+
+
+class _StepFromZero(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
+    """As version 1 has it. evaluation: of the state before the step. trained: False of what had an evaluation only."""
+
+    attempt: int
+    step: int
+    time: float
+    loss: float | None
+    gradient_norm: float | None
+    learning_rate: float | None = None
+    seconds: float | None = None
+    samples: int | None = None
+    samples_per_second: float | None = None
+    tokens: int | None = None
+    tokens_per_second: float | None = None
+    skipped: bool = False
+    metrics: Metrics = msgspec.field(default_factory=dict)
+    evaluation: Metrics = msgspec.field(default_factory=dict)
+    trained: bool = True
+
+
+Record = StepRecord | EvaluationRecord | EventRecord | GapRecord
+_decoder: msgspec.json.Decoder[Record | _Beginning] = msgspec.json.Decoder(Record | _Beginning)
+_first_decoder: msgspec.json.Decoder[_StepFromZero | EventRecord | GapRecord | _Beginning] = msgspec.json.Decoder(
+    _StepFromZero | EventRecord | GapRecord | _Beginning
+)
 _encoder = msgspec.json.Encoder()
+BEGINNING: Final = _encoder.encode(_Beginning(VERSION)) + b"\n"
 
 
 def to_lines(records: Iterable[Record]) -> bytes:
-    """JSON, one record a line."""
-    return b"".join(_encoder.encode(record) + b"\n" for record in records)
+    """A whole file: JSON, one record a line."""
+    return BEGINNING + b"".join(to_line(record) for record in records)
+
+
+def to_line(record: Record) -> bytes:
+    return _encoder.encode(record) + b"\n"
 
 
 def from_lines(data: bytes, name: str) -> list[Record]:
-    """Raises HistoryError naming the line. name: of the file."""
+    """Of a file of any version, as the newest one has them. Raises HistoryError naming the line. name: of the file."""
     records: list[Record] = []
+    version = 1
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            records.append(_decoder.decode(line))
+            found = _decoder.decode(line) if version > 1 else _first_decoder.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
             raise HistoryError(f"{name} line {number} is no record of a history: {error}") from None
+        match found:
+            case _Beginning():
+                version = found.version
+                if not 1 <= version <= VERSION:
+                    raise HistoryError(f"{name} is of version {version}; this version of Bamboo knows 1 to {VERSION}")
+            case _StepFromZero():
+                records += _counted(found)
+            case GapRecord() if version == 1:
+                records.append(msgspec.structs.replace(found, first=found.first + 1, last=found.last + 1))
+            case _:
+                records.append(found)
     return records
+
+
+def _counted(old: _StepFromZero) -> Iterator[Record]:
+    """The evaluation was of the state after as many steps as version 1 gave as the number of the one that followed."""
+    if old.evaluation:
+        yield EvaluationRecord(attempt=old.attempt, step=old.step, time=old.time, metrics=old.evaluation)
+    if old.trained:
+        known = {name: getattr(old, name) for name in StepRecord.__struct_fields__}
+        yield StepRecord(**(known | {"step": old.step + 1}))

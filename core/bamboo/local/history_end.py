@@ -7,10 +7,18 @@ from typing import Final
 
 from msgspec import structs
 
-from bamboo.control.protocol import HistoryEvents, StepCommitted
+from bamboo.control.protocol import Evaluated, HistoryEvents, StepCommitted
 from bamboo.history.files import LAST_EPOCH, HistoryFile, HistoryFiles
 from bamboo.history.merge import merged
-from bamboo.history.records import EventRecord, GapRecord, HistoryError, Record, StepRecord, to_lines
+from bamboo.history.records import (
+    EvaluationRecord,
+    EventRecord,
+    GapRecord,
+    HistoryError,
+    Record,
+    StepRecord,
+    to_lines,
+)
 from bamboo.storage.errors import StorageError
 
 FILE: Final = "history.jsonl"
@@ -26,23 +34,41 @@ class StepsHeard:
     def __init__(self, batch: int) -> None:
         self._batch = batch
         self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
+        self._evaluations: deque[EvaluationRecord] = deque(maxlen=MOST_STEPS)
         self._attempt = 1  # counted from the beginning of the run
 
     def committed(self, said: StepCommitted, time: float) -> None:
         """time: seconds since 1970."""
-        if self._steps and said.step <= self._steps[-1].step:
+        step = said.step + 1
+        if self._steps and step <= self._steps[-1].step:
             self._attempt += 1
         record = StepRecord(
-            attempt=self._attempt, step=said.step, time=time, loss=said.loss, gradient_norm=said.gradient_norm,
-            learning_rate=said.learning_rate, seconds=said.seconds or None, samples=(said.step + 1) * self._batch,
+            attempt=self._attempt, step=step, time=time, loss=said.loss, gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate, seconds=said.seconds or None, samples=step * self._batch,
             skipped=said.skipped, metrics=said.metrics,
         )  # fmt: skip
         self._steps.append(record)
 
+    def evaluated(self, said: Evaluated, time: float) -> None:
+        """time: seconds since 1970. A new root repeats what the one before it may not have told."""
+        if not any((one.attempt, one.step) == (self._attempt, said.step) for one in self._evaluations):
+            self._evaluations.append(
+                EvaluationRecord(attempt=self._attempt, step=said.step, time=time, metrics=said.metrics)
+            )
+
     def beyond(self, kept: Sequence[Record]) -> list[Record]:
-        """The steps that are not in there, behind the last one that is; what is missing between them is told."""
-        there = [(record.attempt, record.step) for record in kept if isinstance(record, StepRecord)]
-        newest, last = max(there, default=(0, -1))
+        """What is not in there, behind the last step that is; what is missing between them is told."""
+        newest, last = max(_steps_in(kept), default=(0, 0))
+        known = {one.step for one in kept if isinstance(one, EvaluationRecord) and one.attempt == newest}
+        evaluations = [
+            structs.replace(one, attempt=newest or one.attempt)
+            for one in self._evaluations
+            if not newest or (one.attempt == self._attempt and one.step >= last and one.step not in known)
+        ]
+        return [*self._steps_beyond(newest, last), *evaluations]
+
+    def _steps_beyond(self, newest: int, last: int) -> list[Record]:
+        """newest: the attempt that has come furthest, 0 for none. last: its last step."""
         steps = [
             _in_attempt(step, newest or step.attempt)
             for step in self._steps
@@ -51,11 +77,15 @@ class StepsHeard:
         if not steps:
             return []
         first = steps[0]
-        expected = last + 1 if newest else first.step if len(self._steps) < MOST_STEPS else 0
+        expected = last + 1 if newest else first.step if len(self._steps) < MOST_STEPS else 1
         if first.step <= expected:
             return [*steps]
         gap = GapRecord(attempt=first.attempt, time=first.time, first=expected, last=first.step - 1, message=UNWRITTEN)
         return [gap, *steps]
+
+
+def _steps_in(records: Sequence[Record]) -> list[tuple[int, int]]:
+    return [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
 
 
 def _in_attempt(step: StepRecord, attempt: int) -> StepRecord:

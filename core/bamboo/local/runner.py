@@ -16,7 +16,7 @@ from typing import Any
 from bamboo.complaints import said_by, system_reason
 from bamboo.control.channel_events import Received
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import StepCommitted, WorkerWarning
+from bamboo.control.protocol import Evaluated, StepCommitted, WorkerWarning
 from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -232,6 +232,8 @@ class _LocalRun:
         if isinstance(committed, StepCommitted):
             self._ended = time.monotonic()
             self._steps.committed(committed, time.time())
+        elif isinstance(committed, Evaluated):
+            self._steps.evaluated(committed, time.time())
         if isinstance(committed, StepCommitted) or isinstance(event, Tick):
             self._preempt_due(now, self._state.step)
             self._view.status(status(self._state, now))

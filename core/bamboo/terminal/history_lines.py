@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 
-from bamboo.history.records import EventRecord, Record, StepRecord, to_lines
+from bamboo.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, to_line
 from bamboo.text import printable
 
 
@@ -11,14 +11,14 @@ def line(record: Record) -> str:
     match record:
         case StepRecord():
             return _step(record)
+        case EvaluationRecord():
+            return printable(f"{_clock(record.time)}  after step {record.step}, {_evaluated(record)}")
         case EventRecord():
             return printable(f"{_clock(record.time)}  {record.reason}: {record.message}")
     return f"{_clock(record.time)}  steps {record.first} to {record.last} are missing: {record.message}"
 
 
 def _step(record: StepRecord) -> str:
-    if not record.trained:
-        return printable(f"{_clock(record.time)}  after step {record.step}, {_evaluated(record)}")
     parts = [f"step {record.step}", f"loss {_number(record.loss)}", f"gradient norm {_number(record.gradient_norm)}"]
     if record.learning_rate is not None:
         parts.append(f"rate {record.learning_rate:.3g}")
@@ -29,18 +29,23 @@ def _step(record: StepRecord) -> str:
     elif record.samples_per_second is not None:
         parts.append(f"{record.samples_per_second:.1f} samples/s")
     parts += [f"{name} {_number(value)}" for name, value in sorted(record.metrics.items())]
-    parts += [_evaluated(record)] if record.evaluation else []
     parts += ["skipped"] if record.skipped else []
     parts += [f"attempt {record.attempt}"] if record.attempt > 1 else []
     return printable(f"{_clock(record.time)}  {', '.join(parts)}")
 
 
-def _evaluated(record: StepRecord) -> str:
-    return ", ".join(f"evaluation {name} {_number(value)}" for name, value in sorted(record.evaluation.items()))
+def _evaluated(record: EvaluationRecord) -> str:
+    said = ", ".join(f"evaluation {name} {_number(value)}" for name, value in sorted(record.metrics.items()))
+    return f"{said}, attempt {record.attempt}" if record.attempt > 1 else said
+
+
+def first_json_line() -> str:
+    """Of which version the others are."""
+    return BEGINNING.decode().rstrip("\n")
 
 
 def json_line(record: Record) -> str:
-    return to_lines([record]).decode().rstrip("\n")
+    return to_line(record).decode().rstrip("\n")
 
 
 def _number(value: float | None) -> str:

@@ -1,10 +1,10 @@
 """What a logger is: something that takes the records of a job's history."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bamboo.history.records import Record, StepRecord
+from bamboo.history.records import EvaluationRecord, Record, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,17 @@ class Logger(Protocol):
 MakeLogger = Callable[[LoggerFacts], Logger]
 
 
-def scalars(record: StepRecord) -> dict[str, float]:
-    """The numbers of a step by name, those that are known."""
+def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
+    """The numbers of a step, or of an evaluation of the state after it, by name; those that are known."""
+    if isinstance(record, EvaluationRecord):
+        return _known({f"evaluation/{name}": value for name, value in record.metrics.items()})
     found = {
         "loss": record.loss, "gradient_norm": record.gradient_norm, "learning_rate": record.learning_rate,
         "seconds": record.seconds, "samples": record.samples, "samples_per_second": record.samples_per_second,
         "tokens": record.tokens, "tokens_per_second": record.tokens_per_second,
     }  # fmt: skip
-    found |= record.metrics
-    found |= {f"evaluation/{name}": value for name, value in record.evaluation.items()}
-    known = {name: float(value) for name, value in found.items() if value is not None}
-    return known if record.trained else {name: v for name, v in known.items() if name.startswith("evaluation/")}
+    return _known(found | record.metrics)
+
+
+def _known(found: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in found.items() if value is not None}

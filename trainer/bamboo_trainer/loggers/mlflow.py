@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from bamboo.history.records import Record, StepRecord
+from bamboo.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 TAG: Final = "bamboo.run"
@@ -35,7 +35,7 @@ class _MlFlow(Logger):
         metrics = [
             self._entities.Metric(name, value, int(record.time * 1000), record.step)
             for record in records
-            if isinstance(record, StepRecord)
+            if isinstance(record, StepRecord | EvaluationRecord)
             for name, value in scalars(record).items()
         ]
         for start in range(0, len(metrics), AT_ONCE):

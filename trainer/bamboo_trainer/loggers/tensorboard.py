@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from bamboo.history.records import EventRecord, Record, StepRecord
+from bamboo.history.records import EvaluationRecord, EventRecord, Record, StepRecord
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 
@@ -32,7 +32,11 @@ class _TensorBoard(Logger):
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
             if isinstance(record, StepRecord):
-                self._write_step(record)
+                self._begin_anew(record.step, record.step)
+                self._write_scalars(record)
+            elif isinstance(record, EvaluationRecord):
+                self._begin_anew(record.step, record.step + 1)  # the step itself stays
+                self._write_scalars(record)
             elif isinstance(record, EventRecord) and self._writer is not None:
                 self._writer.add_text("events", f"{record.reason}: {record.message}", self._step, record.time)
         if self._writer is not None:
@@ -42,10 +46,13 @@ class _TensorBoard(Logger):
         if self._writer is not None:
             self._writer.close()
 
-    def _write_step(self, record: StepRecord) -> None:
-        if self._writer is None or record.step < self._step:
+    def _begin_anew(self, step: int, forgotten: int) -> None:
+        """If that step is before what was written. forgotten: what was written of it and of later ones."""
+        if self._writer is None or step < self._step:
             self.close()
-            self._writer = self._open(self._folder, purge_step=record.step)
-        self._step = record.step
+            self._writer = self._open(self._folder, purge_step=forgotten)
+        self._step = step
+
+    def _write_scalars(self, record: StepRecord | EvaluationRecord) -> None:
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record.step, record.time)

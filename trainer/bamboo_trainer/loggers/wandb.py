@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from bamboo.history.records import EventRecord, Record, StepRecord
+from bamboo.history.records import EvaluationRecord, EventRecord, Record, StepRecord
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 
@@ -30,7 +30,7 @@ class _WeightsAndBiases(Logger):
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            if isinstance(record, StepRecord):
+            if isinstance(record, StepRecord | EvaluationRecord):
                 self._run.log({**scalars(record), "attempt": record.attempt}, step=record.step)
             elif isinstance(record, EventRecord) and record.warning:
                 self._run.summary["last_warning"] = f"{record.reason}: {record.message}"

@@ -14,7 +14,7 @@ import torch
 from bamboo.control.evaluations import EarlyStop
 from bamboo.control.protocol import MOST_METRICS
 from bamboo.control.verification import Result
-from bamboo.history.records import StepRecord
+from bamboo.history.records import EvaluationRecord, StepRecord
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.transport.frames import BOUNDARY, Again, Frame, FrameKind
@@ -101,7 +101,7 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a commit says for the job's history. attempt: of the job, as the history counts them; 0: not known yet.
 
-    written: steps of this origin below it, and all of earlier ones, are in the history. at: when the root committed,
+    written: steps of this origin up to it, and all of earlier ones, are in the history. at: when the root committed,
     seconds since 1970; seconds: since its commit before; 0: not known. rate: the learning rate; None: not known.
     """
 
@@ -197,7 +197,7 @@ class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     names: dict[str, str]
 
 
-Unwritten = list[tuple[int, StepRecord]]  # by origin
+Unwritten = list[tuple[int, StepRecord | EvaluationRecord]]  # by origin
 
 
 class PayloadForm(NamedTuple):

@@ -1,14 +1,14 @@
 """What a worker knows of the job's history, and how much of it is written. Pure but for its own state."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from bamboo.control.protocol import HistoryEvents
 from bamboo.history.gaps import NOT_RECORDED, holes, without
-from bamboo.history.records import EventRecord, GapRecord, Record, StepRecord
+from bamboo.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
 
 MOST_KEPT: Final = 10_000  # steps, and as many events; of more, the oldest are given up
@@ -25,9 +25,11 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryBuffer:
     """Steps by (origin, step), until they are known to be written. attempt: 0 while it is not known.
 
-    All steps of an origin from its first one on are written, or told as a gap, below a certain step, which only grows.
-    That step is what the root tells with each commit, and only what is below it is forgotten: a root that joined late
-    may have written steps 801 to 900, and is not to say that so are 1 to 800, which others know.
+    Steps are counted as in the history: after step 1 one is committed. All steps of an origin from its first one on are
+    written, or told as a gap, up to a certain step, which only grows. That step is what the root tells with each
+    commit, and only what is not beyond it is forgotten: a root that joined late may have written steps 801 to 900, and
+    is not to say that so are 1 to 800, which others know. The evaluation of the state after a step comes with the
+    commit of the next one, and is written with it.
 
     It has no lock: who shares it has one.
     """
@@ -35,35 +37,36 @@ class HistoryBuffer:
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
         self._steps: dict[tuple[int, int], StepRecord] = {}
+        self._evaluations: dict[tuple[int, int], EvaluationRecord] = {}
         self._events: dict[tuple[str, int], EventRecord] = {}
         self._attempts: dict[int, int] = {}  # by origin
         self._before: dict[int, int] = {}  # by origin: the one whose attempt it goes on with
-        self._first: dict[int, int] = {}  # by origin: the step that it began with
-        self._written: dict[int, int] = {}  # by origin: steps below
+        self._first: dict[int, int] = {}  # by origin: the step after which it began
+        self._written: dict[int, int] = {}  # by origin: steps up to that one
         self._beyond: dict[tuple[int, int], float] = {}  # attempt, step: time of what is written above all that
         self._told_gaps: list[tuple[int, int, int]] = []  # the same of gaps: attempt, first, last
-        self._known: dict[tuple[int, float], None] = {}  # step and time of records that are in the history
+        self._known: dict[tuple[type, int, float], None] = {}  # kind, step and time of what is in the history
         self._known_events: dict[str, int] = {}  # by source: the newest that is
 
     # what happens
 
     def began(self, origin: int, first: int) -> None:
-        """The workers' states of that origin began with that step."""
+        """The workers' states of that origin began after that step."""
         self._first.setdefault(origin, first)
 
-    def committed(self, origin: int, step: int, commit: Commit) -> None:
+    def committed(self, origin: int, done: int, commit: Commit) -> None:
+        """done: so many steps were committed before."""
         if commit.history is None:
             return
         self._learn(origin, commit.history)
-        if step >= self._below(origin):
-            self._keep(origin, self._record(step, commit, commit.history))
+        for record in self._records(done, commit, commit.history):
+            self._keep(origin, record)
 
     def heard(self, records: Unwritten) -> None:
         for origin, record in records:
             if record.attempt:
                 self._know(origin, record.attempt)
-            if record.step >= self._below(origin):
-                self._keep(origin, record)
+            self._keep(origin, record)
 
     def happened(self, message: HistoryEvents) -> None:
         for event in message.events:
@@ -84,19 +87,19 @@ class HistoryBuffer:
 
     # what is known
 
-    def written_below(self, origin: int) -> int:
-        """Steps of that origin below it, and all of those before it, are known to be written. 0: nothing is."""
+    def written_up_to(self, origin: int) -> int:
+        """Steps of that origin up to it, and all of those before it, are known to be written. 0: nothing is."""
         return self._written.get(origin, 0)
 
-    def unread_below(self, origin: int) -> int:
-        """Files of the history that have steps below it, and those before them, tell that origin's root nothing."""
-        return min([self._below(origin), *(step for _, step in self._steps)])
+    def unread_up_to(self, origin: int) -> int:
+        """Files of the history that have steps up to it, and those before them, tell that origin's root nothing."""
+        return min([self._up_to(origin), *(step - 1 for _, step in self._steps)])
 
     def unwritten(self) -> list[Unwritten]:
         """In pieces; with the attempt, as far as it is known."""
-        told = [
+        told: Unwritten = [
             (origin, msgspec.structs.replace(record, attempt=self.attempt(origin)))
-            for (origin, _), record in sorted(self._steps.items())
+            for origin, record in self._in_order()
         ]
         return [told[at : at + TOLD_AT_ONCE] for at in range(0, len(told), TOLD_AT_ONCE)]
 
@@ -130,7 +133,7 @@ class HistoryBuffer:
         """Origins before it of which something is to be written, and of which nobody has told which attempt they are,
         in order; one for each attempt.
         """
-        waiting = sorted({one for one, _ in self._steps if one < origin and not self.attempt(one)})
+        waiting = sorted({one for one, _ in self._in_order() if one < origin and not self.attempt(one)})
         return [one for one in waiting if self._before.get(one) not in waiting and one not in self._line(origin)]
 
     def _line(self, origin: int) -> set[int]:
@@ -148,7 +151,7 @@ class HistoryBuffer:
         now = self.attempt(origin)
         steps = [
             _of(record, self._of_origin(one, origin))
-            for (one, _), record in sorted(self._steps.items())
+            for one, record in self._in_order()
             if one <= origin  # a later one has begun while this one was written
         ]
         gaps = self._gaps(origin) if informed else []
@@ -160,12 +163,15 @@ class HistoryBuffer:
         Who tells of them once more, as it has not heard that, is not listened to.
         """
         events: dict[str, int] = {}
-        self._known |= {(record.step, record.time): None for record in records if isinstance(record, StepRecord)}
+        self._known |= {_kind(record): None for record in records if isinstance(record, StepRecord | EvaluationRecord)}
         for old in list(self._known)[: max(0, len(self._known) - MOST_KEPT)]:
             del self._known[old]
         steps = {(record.attempt, record.step): record.time for record in records if isinstance(record, StepRecord)}
         for key in [key for key in self._steps if (self._of_origin(key[0], origin), key[1]) in steps]:
             del self._steps[key]
+        evaluated = {(record.attempt, record.step) for record in records if isinstance(record, EvaluationRecord)}
+        for key in [key for key in self._evaluations if (self._of_origin(key[0], origin), key[1]) in evaluated]:
+            del self._evaluations[key]
         for record in records:
             if isinstance(record, EventRecord):
                 self._events.pop((record.source, record.number), None)
@@ -176,24 +182,32 @@ class HistoryBuffer:
         self._advance(origin)
         return events
 
-    def _below(self, origin: int) -> int:
+    def _in_order(self) -> list[tuple[int, StepRecord | EvaluationRecord]]:
+        """By origin and step; an evaluation behind the step whose state it is of, and before the one it came with."""
+        found: list[tuple[tuple[int, int], StepRecord | EvaluationRecord]] = []
+        found += self._steps.items()
+        found += self._evaluations.items()
+        found.sort(key=lambda item: (*item[0], isinstance(item[1], EvaluationRecord)))
+        return [(origin, record) for (origin, _), record in found]
+
+    def _up_to(self, origin: int) -> int:
         return self._written.get(origin, self._first.get(origin, 0))
 
     def _advance(self, origin: int) -> None:
         """Everything that follows on what is written without a break is so, too."""
-        attempt, below = self.attempt(origin), self._below(origin)
+        attempt, last = self.attempt(origin), self._up_to(origin)
         while True:
-            if (attempt, below) in self._beyond:
-                below += 1
+            if (attempt, last + 1) in self._beyond:
+                last += 1
                 continue
-            ends = [last for one, first, last in self._told_gaps if one == attempt and first <= below <= last]
+            ends = [end for one, first, end in self._told_gaps if one == attempt and first <= last + 1 <= end]
             if not ends:
                 break
-            below = max(ends) + 1
-        if below > self._below(origin):
-            self._written[origin] = below
-        self._beyond = {key: time for key, time in self._beyond.items() if key >= (attempt, below)}
-        self._told_gaps = [gap for gap in self._told_gaps if (gap[0], gap[2]) >= (attempt, below)]
+            last = max(ends)
+        if last > self._up_to(origin):
+            self._written[origin] = last
+        self._beyond = {key: time for key, time in self._beyond.items() if key > (attempt, last)}
+        self._told_gaps = [gap for gap in self._told_gaps if (gap[0], gap[2]) > (attempt, last)]
 
     def _gaps(self, origin: int) -> list[Record]:
         """What nobody knows of that origin although a later step is known."""
@@ -203,7 +217,7 @@ class HistoryBuffer:
         told = [step for one, first, last in self._told_gaps if one == attempt for step in range(first, last + 1)]
         return [
             GapRecord(attempt=attempt, time=known[last + 1], first=first, last=last, message=NOT_RECORDED)
-            for missing in holes(known, self._below(origin))
+            for missing in holes(known, self._up_to(origin) + 1)
             for first, last in without(missing, told)
         ]
 
@@ -223,39 +237,60 @@ class HistoryBuffer:
     def _learn(self, origin: int, mark: HistoryMark) -> None:
         if mark.attempt:
             self._know(origin, mark.attempt)
-        if mark.written > self._below(origin):
+        if mark.written > self._up_to(origin):
             self._written[origin] = mark.written
-            for key in [key for key in self._steps if key < (origin, mark.written)]:
+            for key in [key for key in self._steps if key <= (origin, mark.written)]:
                 del self._steps[key]
+            for key in [key for key in self._evaluations if key < (origin, mark.written)]:
+                del self._evaluations[key]
             self._advance(origin)
 
-    def _keep(self, origin: int, record: StepRecord) -> None:
-        if (record.step, record.time) not in self._known:
-            self._steps.setdefault((origin, record.step), record)
-        if len(self._steps) > MOST_KEPT:
-            del self._steps[min(self._steps)]  # a gap, if nobody else knows it
+    def _keep(self, origin: int, record: StepRecord | EvaluationRecord) -> None:
+        if _kind(record) in self._known:
+            return
+        match record:
+            case StepRecord():
+                if record.step > self._up_to(origin):
+                    self._steps.setdefault((origin, record.step), record)
+                if len(self._steps) > MOST_KEPT:
+                    del self._steps[min(self._steps)]  # a gap, if nobody else knows it
+            case EvaluationRecord():
+                if record.step >= self._up_to(origin):  # the commit that it came with is beyond
+                    self._evaluations.setdefault((origin, record.step), record)
+                if len(self._evaluations) > MOST_KEPT:
+                    del self._evaluations[min(self._evaluations)]
 
-    def _record(self, step: int, commit: Commit, mark: HistoryMark) -> StepRecord:
-        rates, trained = self._rates, commit.microbatches > 0
-        seconds, done = mark.seconds or None if trained else None, step + trained
+    def _records(self, done: int, commit: Commit, mark: HistoryMark) -> Iterator[StepRecord | EvaluationRecord]:
+        """done: so many steps were committed before."""
+        if commit.evaluation:
+            yield EvaluationRecord(attempt=0, step=done, time=mark.at, metrics=_finite_ones(commit.evaluation))
+        if not commit.microbatches:
+            return  # the job is over, and has told how good its last state is
+        rates, step, seconds = self._rates, done + 1, mark.seconds or None
         tokens = None if rates.tokens is None else rates.tokens * rates.batch
-        return StepRecord(
+        yield StepRecord(
             attempt=0,
             step=step,
             time=mark.at,
-            loss=_finite(commit.loss) if trained else None,
-            gradient_norm=_finite(commit.norm) if trained else None,
-            learning_rate=mark.rate if trained else None,
+            loss=_finite(commit.loss),
+            gradient_norm=_finite(commit.norm),
+            learning_rate=mark.rate,
             seconds=seconds,
-            samples=done * rates.batch,
+            samples=step * rates.batch,
             samples_per_second=rates.batch / seconds if seconds else None,
-            tokens=None if tokens is None else done * tokens,
+            tokens=None if tokens is None else step * tokens,
             tokens_per_second=tokens / seconds if tokens and seconds else None,
             skipped=commit.skipped,
-            metrics={name: _finite(value) for name, value in commit.metrics.items()},
-            evaluation={name: _finite(value) for name, value in commit.evaluation.items()},
-            trained=trained,
+            metrics=_finite_ones(commit.metrics),
         )
+
+
+def _kind(record: StepRecord | EvaluationRecord) -> tuple[type, int, float]:
+    return type(record), record.step, record.time
+
+
+def _finite_ones(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _finite(value) for name, value in numbers.items()}
 
 
 def _finite(number: float) -> float | None:

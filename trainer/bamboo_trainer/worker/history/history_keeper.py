@@ -53,12 +53,13 @@ class HistoryKeeper:
 
     def mark(self, origin: int, seconds: float, rate: float | None) -> HistoryMark:
         with self._changed:
-            attempt, written = self._buffer.attempt(origin), self._buffer.written_below(origin)
+            attempt, written = self._buffer.attempt(origin), self._buffer.written_up_to(origin)
         return HistoryMark(attempt=attempt, written=written, at=time.time(), seconds=seconds, rate=rate)
 
-    def committed(self, origin: int, step: int, commit: Commit) -> None:
+    def committed(self, origin: int, done: int, commit: Commit) -> None:
+        """done: so many steps were committed before."""
         with self._changed:
-            self._buffer.committed(origin, step, commit)
+            self._buffer.committed(origin, done, commit)
             if commit.history is not None and commit.history.attempt:
                 self._announced.add(origin)
             if commit.checkpoint is not None:
@@ -197,12 +198,12 @@ class HistoryKeeper:
     def _unmarked(self, origin: int, files: Sequence[HistoryFile]) -> list[Record]:
         """What is in the last of these files, back to what commits have told as written."""
         with self._changed:
-            below = self._buffer.unread_below(origin)
+            last = self._buffer.unread_up_to(origin)
         found: list[Record] = []
         for file in reversed(files):
             records = self._files.read(file)
             found = [*records, *found]
-            if any(isinstance(record, StepRecord) and record.step < below for record in records):
+            if any(isinstance(record, StepRecord) and record.step <= last for record in records):
                 break
         return found
 

@@ -16,7 +16,7 @@ import msgspec
 from bamboo.control.protocol import MOST_TEXT, Message, WorkerWarning
 from bamboo.history.files import HistoryFiles
 from bamboo.history.merge import merged
-from bamboo.history.records import EventRecord, Record, StepRecord
+from bamboo.history.records import EvaluationRecord, EventRecord, Record, StepRecord
 from bamboo.storage.url import parse_url
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger
 
@@ -25,32 +25,49 @@ logger = logging.getLogger(__name__)
 MOST_WAITING: Final = 20_000  # records; a logger that is further behind goes without the oldest
 AGAIN_SECONDS: Final = 10.0  # after a failure
 POLL_SECONDS: Final = 0.5  # while one waits for the one before it
+VERSION: Final = 2  # of `Reached`
 SLOW_SECONDS: Final = 60.0  # in which a logger should have taken what it was given
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """What a logger has been given: steps up to this one, and of each source the events up to that number."""
+    """What a logger has been given: steps up to this one, evaluations up to that (attempt, step), and of each source
+    the events up to that number. version: 1 had counted steps from 0, and had an evaluation in the step after it.
+    """
 
     attempt: int = 0
-    step: int = -1
+    step: int = 0
+    evaluated: tuple[int, int] = (0, -1)
     events: dict[str, int] = {}
+    version: int = 1
 
     def has(self, record: Record) -> bool:
         match record:
             case StepRecord():
                 return (record.attempt, record.step) <= (self.attempt, self.step)
+            case EvaluationRecord():
+                return (record.attempt, record.step) <= self.evaluated
             case EventRecord():
                 return record.number <= self.events.get(record.source, 0)
         return (record.attempt, record.last) <= (self.attempt, self.step)
 
     def after(self, records: Sequence[Record]) -> "Reached":
-        attempt, step, events = self.attempt, self.step, dict(self.events)
+        attempt, step, evaluated, events = self.attempt, self.step, self.evaluated, dict(self.events)
         for record in records:
             if isinstance(record, StepRecord):
                 attempt, step = max((attempt, step), (record.attempt, record.step))
+            elif isinstance(record, EvaluationRecord):
+                evaluated = max(evaluated, (record.attempt, record.step))
             elif isinstance(record, EventRecord):
                 events[record.source] = max(record.number, events.get(record.source, 0))
-        return Reached(attempt=attempt, step=step, events=events)
+        return Reached(attempt=attempt, step=step, evaluated=evaluated, events=events, version=VERSION)
+
+
+def reached(data: bytes) -> Reached:
+    """As it was written, by any version; of nothing: that nothing was given."""
+    found = msgspec.json.decode(data, type=Reached) if data else Reached(version=VERSION)
+    if found.version > 1:
+        return found
+    return msgspec.structs.replace(found, step=found.step + 1, evaluated=(found.attempt, found.step), version=VERSION)
 
 
 def facts_of(job: str, url: str) -> LoggerFacts:
@@ -210,21 +227,20 @@ class _LoggingThread:
         return True
 
     def _write(self, given: Sequence[Record]) -> None:
-        reached = self._reached
-        if reached is None:  # this is the beginning, or nothing has worked yet
-            found = self._files.read_bytes(self._file)
-            reached = msgspec.json.decode(found, type=Reached) if found else Reached()
+        before = self._reached
+        if before is None:  # this is the beginning, or nothing has worked yet
+            before = reached(self._files.read_bytes(self._file))
             given = merged([*self._files.read_all(), *given])
-        new = [record for record in given if not reached.has(record)]
+        new, after = [record for record in given if not before.has(record)], before
         if self._logger is None:
             self._logger = self._make(self._facts)
         if new:
             self._logger.write(new)
-            reached = reached.after(new)
-            self._files.write_bytes(self._file, msgspec.json.encode(reached))
-        self._reached, self._troubled = reached, False
+            after = before.after(new)
+            self._files.write_bytes(self._file, msgspec.json.encode(after))
+        self._reached, self._troubled = after, False
         with self._changed:
-            while self._waiting and reached.has(self._waiting[0]):
+            while self._waiting and after.has(self._waiting[0]):
                 self._waiting.popleft()
 
     def _close(self) -> bool:
