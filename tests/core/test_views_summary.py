@@ -18,7 +18,7 @@ def test_the_summary_as_text_and_json() -> None:
     summary = replace(
         summarize("job", STATUS, finish, batch=8, seconds=2.0),
         sample="hello\nworld\x1b[2J",
-        crashes=tuple(f"w{n}" for n in range(7)),
+        crashes=tuple(f"w{n} was killed" for n in (10, 3, 2, 0, 1, 4, 12)),
     )
     text = to_text(summary)
     assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
@@ -27,7 +27,7 @@ def test_the_summary_as_text_and_json() -> None:
     assert "\n  most memory: w1 with 3.0 MiB (log 3.0 MiB, optimizer 1.5 KiB)\n" in text
     assert "\n  most sent in a step: w0 with 4.0 MiB (sync 4.0 MiB, activation 1.5 KiB)\n" in text
     assert "    | world·[2J" in text
-    assert "failed workers: w0, w1, w2, w3, w4 and 2 more" in text
+    assert "failed workers: w0, w1, w2, w3, w4 and 2 more was killed" in text
     document = json.loads(to_json(summary, bit_equal=True))
     assert document["takeovers"][0]["pause_steps"] == pytest.approx(0.5)
     assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)

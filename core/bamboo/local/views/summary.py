@@ -198,12 +198,15 @@ def to_text(summary: Summary) -> str:
 
 
 def _crashes(crashes: Sequence[str]) -> str:
-    """Those that ended alike together: w0, w1 exited with code 1; w2 was killed by SIGSEGV."""
+    """Those that ended alike together, in the order of their numbers: w0, w1 exited with code 1; w2 was killed by
+    SIGSEGV.
+    """
     alike: dict[str, list[str]] = {}
     for worker, _, how in (crash.partition(" ") for crash in crashes):
         alike.setdefault(how, []).append(worker)
     told = []
-    for how, workers in list(alike.items())[:SHOWN_CRASHES]:
+    for how, alike_ones in list(alike.items())[:SHOWN_CRASHES]:
+        workers = sorted(alike_ones, key=lambda worker: (len(worker), worker))
         more = f" and {len(workers) - SHOWN_CRASHES} more" if len(workers) > SHOWN_CRASHES else ""
         told.append(f"{', '.join(workers[:SHOWN_CRASHES])}{more} {how}")
     left = sum(len(workers) for workers in list(alike.values())[SHOWN_CRASHES:])
