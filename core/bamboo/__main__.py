@@ -1,34 +1,42 @@
 """The `bamboo` command, also as kubectl's plugin. It imports the rest late, so that Ctrl-C is quiet from the start."""
 
-import sys
+import contextlib
+from collections.abc import Iterator
 
-from bamboo.names import EXIT_INTERRUPTED
+from bamboo import stop_signals
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Before and after the command nothing is open."""
+    try:
+        stop_signals.end_at_once()
+        yield
+    finally:
+        stop_signals.end_at_once()
 
 
 def main() -> None:
-    try:
+    with _quiet():
         from bamboo.cli import commands
 
         commands.main()
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
 
 
 def kubectl() -> None:
     """`kubectl bamboo ...`, which runs kubectl-bamboo."""
-    try:
+    with _quiet():
         from bamboo.cli.cluster import kubectl_plugin
 
         kubectl_plugin.main()
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
 
 
 def kubectl_complete() -> None:
     """What kubectl runs to complete `kubectl bamboo ...`."""
-    from bamboo.cli.cluster import kubectl_plugin
+    with _quiet():
+        from bamboo.cli.cluster import kubectl_plugin
 
-    kubectl_plugin.complete()
+        kubectl_plugin.complete()
 
 
 if __name__ == "__main__":

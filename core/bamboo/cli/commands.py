@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 from dataclasses import asdict
 from enum import StrEnum
@@ -12,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from bamboo import standard_streams
+from bamboo import standard_streams, stop_signals
 from bamboo.cli import checkpoint_commands, options
 from bamboo.cli.cluster.cluster_commands import app as cluster_commands
 from bamboo.cli.cluster.rollout_commands import rollouts
@@ -27,7 +26,7 @@ from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.yaml_file import read_manifest_source
-from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(
@@ -68,8 +67,7 @@ def main(commands: typer.Typer = app, called: str = "bamboo") -> None:
 
     called: what the user types; commands: what may follow.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
+    stop_signals.end_by_exception()
     standard_streams.prepare()
     if complete_variable(called) in os.environ:
         complete(commands, called)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bamboo import loop_signals
 from bamboo.complaints import said_by, system_reason
 from bamboo.control.channel_events import Received
 from bamboo.control.history_feed import HistoryFeed
@@ -43,7 +44,6 @@ from bamboo.local.output_folder import WEIGHTS, tidy
 from bamboo.local.pool import Pool, PoolError
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
-from bamboo.local.stop_signals import stop_signals
 from bamboo.local.trace_files import merge_traces
 from bamboo.local.views.summary import Summary, summarize
 from bamboo.local.views.worker_log import LogFollower
@@ -152,7 +152,7 @@ class _LocalRun:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._task = asyncio.current_task()
         sample = None
-        with stop_signals(self._interrupt):
+        with loop_signals.taken(self._interrupt):
             try:
                 self._view.start(self._request)
                 await self._pool.open()

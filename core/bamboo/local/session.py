@@ -1,10 +1,8 @@
 """What `bamboo run` does once its flags are understood: one run, perhaps a second one to compare, and what is said."""
 
-import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
@@ -13,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bamboo import loop_signals
 from bamboo.complaints import complain
 from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
@@ -21,7 +20,6 @@ from bamboo.local.closing import Closing
 from bamboo.local.output_folder import OutputInUse, only_run_in
 from bamboo.local.pool import PoolError
 from bamboo.local.runner import RunOptions, run_job
-from bamboo.local.stop_signals import STOP_SIGNALS
 from bamboo.local.views.metrics_view import MetricsError, MetricsView
 from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
@@ -107,12 +105,7 @@ def _grid(spec: JobSpec) -> str:
 
 
 def _run(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
-    """A signal that comes while the loop is being made or closed waits: asyncio would be caught half-way."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        return asyncio.run(_shown(spec, manifest, options, report))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return loop_signals.run(lambda: _shown(spec, manifest, options, report))
 
 
 async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:

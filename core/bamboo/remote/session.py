@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from bamboo import loop_signals
 from bamboo.complaints import complain, said_by
 from bamboo.job.fields import ManifestError
 from bamboo.job.yaml_file import load_document
@@ -25,7 +26,6 @@ from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo.text import printable
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_SECONDS = 60.0  # a command that watches outlasts an API server that is away for that long
 PIPE_WIDTH = 400  # where there is no terminal, nothing is cut to a width
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -80,33 +80,20 @@ def run(
         namespace = namespace or access.namespace
         if not NAME.fullmatch(namespace):
             raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
-        return asyncio.run(_run(access, namespace, command, quiet))
+        return loop_signals.run_until_stopped(lambda: _run(access, namespace, command, quiet))
     except RemoteError as error:
         complain(printable(said_by(error)))
         return error.code
     except BrokenPipeError:  # such as: bamboo logs JOB | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return EXIT_INTERRUPTED
 
 
 async def _run(access: Access, namespace: str, command: Command, quiet: bool) -> int:
-    async def work() -> int:
-        async with KubeApi(access) as api:
-            return await command(Session(api, namespace, quiet=quiet))
-
-    task = asyncio.create_task(work())
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
+    async with KubeApi(access) as api:
+        return await command(Session(api, namespace, quiet=quiet))
 
 
 def target(given: str) -> Target:
@@ -164,7 +151,7 @@ class Declined(RemoteError):
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Asyncio's own handling of Ctrl-C waits until the loop runs again, which it does not while a person thinks."""
+    """Ctrl-C is otherwise taken by the loop, which does not run while a person thinks."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+from bamboo import loop_signals
 from bamboo.kube import kubeconfig
 from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import RemoteError
@@ -15,8 +16,8 @@ def job_names(incomplete: str, namespace: str | None, context: str | None, path:
     """Those that begin so; none if the cluster does not answer at once."""
     try:
         access = _silent(kubeconfig.load(path, context))
-        found = asyncio.run(_names(access, namespace or access.namespace))
-    except (RemoteError, TimeoutError):
+        found = loop_signals.run_until_stopped(lambda: _names(access, namespace or access.namespace))
+    except (RemoteError, TimeoutError, asyncio.CancelledError):
         return []
     return sorted(name for name in found if name.startswith(incomplete))[:MOST]
 

@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bamboo import loop_signals, stop_signals
 from bamboo.complaints import complain
 from bamboo.local.pool import Pool, PoolError
 from bamboo.local.scratch import scratch_folder
-from bamboo.names import EXIT_FAILED
+from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED
 from bamboo.text import one_line
 
 NEEDED = ("bamboo_trainer", "torch")
@@ -28,16 +29,23 @@ def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
     if missing := missing_packages():
         complain(f"{what} needs {missing}, not installed here")
         return EXIT_FAILED
-    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
+    process = None
     try:
+        with stop_signals.held():  # else one that comes while it is started would leave it behind
+            process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
         return process.wait()
     finally:  # a signal to this process
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def ask_trainer(
@@ -45,9 +53,13 @@ def ask_trainer(
 ) -> dict[str, Any]:
     """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take.
 
-    Raises PoolError, which begins with what has failed and ends with what the process said last.
+    Raises PoolError, which begins with what has failed and ends with what the process said last; SystemExit if a signal
+    has ended it.
     """
-    return asyncio.run(_ask(function, arguments, folders, seconds, failed))
+    try:
+        return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, seconds, failed))
+    except asyncio.CancelledError:
+        sys.exit(EXIT_INTERRUPTED)
 
 
 async def _ask(
