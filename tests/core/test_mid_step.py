@@ -41,7 +41,7 @@ def test_a_place_that_is_missed_is_struck_later() -> None:
 
 
 def test_workers_ask_in_the_steps_of_the_schedule() -> None:
-    assert steps_of(parse(["random:1", "at:9:1", "at:3", "at:9:0:notice"])) == (3, 9)
+    assert steps_of(parse(["random:1", "at:10:1", "at:4", "at:10:0:notice"])) == (3, 9)
 
 
 def asking_worker(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: list[int]) -> int:

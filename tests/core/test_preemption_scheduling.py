@@ -19,10 +19,10 @@ STATUS = Status(
 @pytest.mark.parametrize(
     ("text", "entry"),
     [
-        ("at:3", AtStep(step=3)),
-        ("at:3:1", AtStep(step=3, stage=1)),
-        ("at:0:notice", AtStep(step=0, notice=True)),
-        ("at:3:2:notice", AtStep(step=3, stage=2, notice=True)),
+        ("at:4", AtStep(step=3)),
+        ("at:4:1", AtStep(step=3, stage=1)),
+        ("at:1:notice", AtStep(step=0, notice=True)),
+        ("at:4:2:notice", AtStep(step=3, stage=2, notice=True)),
     ],
 )
 def test_at_is_parsed(text: str, entry: AtStep) -> None:
@@ -39,6 +39,7 @@ def test_at_is_parsed(text: str, entry: AtStep) -> None:
         ("random:nan", "must be finite"),
         ("at", "STEP must be a whole number"),
         ("at:-1", "STEP must be a whole number"),
+        ("at:0", "STEP must be 1 or more: the first step is step 1"),
         ("at:1:x", "STAGE must be a whole number"),
         ("at:1:2:3", r"expected at:STEP\[:STAGE\]"),
         ("trace:", "FILE is missing"),
@@ -103,7 +104,7 @@ def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:
 
 
 def test_a_step_is_due_once_even_if_it_was_skipped() -> None:
-    schedule = parse(["none", "at:5:1:notice"])
+    schedule = parse(["none", "at:6:1:notice"])
     assert due(schedule, 4, 0.0) == ((), schedule)
     actions, schedule = due(schedule, 7, 0.0)
     assert [(a.stage, a.notice) for a in actions] == [(1, True)]
@@ -123,11 +124,11 @@ def test_random_preemptions_have_the_rate_and_follow_the_seed() -> None:
     assert due(parse(["random:0"]), 0, 1e9)[0] == ()
 
 
-@pytest.mark.parametrize("text", ["at:10", "at:3:2"])
+@pytest.mark.parametrize("text", ["at:11", "at:3:2"])
 def test_what_can_never_happen_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         check(parse([text]), steps=10, stages=2)
-    check(parse(["at:9:1", "random:1"]), steps=10, stages=2)
+    check(parse(["at:10:1", "random:1"]), steps=10, stages=2)
 
 
 def test_the_victim_is_of_the_stage_and_alive() -> None:

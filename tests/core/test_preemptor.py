@@ -13,20 +13,20 @@ def due(preemptor: Preemptor, step: int, alive: set[str] = ALIVE, shown: Status 
 
 
 def test_an_owner_is_taken_after_half_of_its_instructions_of_the_step() -> None:
-    preemptor = Preemptor(parse(["at:3:1"]), microbatches=4)
+    preemptor = Preemptor(parse(["at:4:1"]), microbatches=4)
     assert preemptor.gate == (3,)
     assert due(preemptor, 3) == []
     for _ in range(4):
         preemptor.begins("w1", 3)
         assert due(preemptor, 3) == []
     preemptor.begins("w1", 3)
-    assert due(preemptor, 3) == [Strike(worker="w1", notice=False, where=", in the middle of step 3")]
+    assert due(preemptor, 3) == [Strike(worker="w1", notice=False, where=", in the middle of step 4")]
     assert preemptor.was_taken("w1")
     assert due(preemptor, 4) == []
 
 
 def test_another_worker_is_taken_if_the_one_that_was_aimed_at_is_gone() -> None:
-    preemptor = Preemptor(parse(["at:3"]), microbatches=4)
+    preemptor = Preemptor(parse(["at:4"]), microbatches=4)
     assert due(preemptor, 3) == []
     [strike] = due(preemptor, 4, alive=set())
     assert isinstance(strike, Strike)
@@ -34,16 +34,16 @@ def test_another_worker_is_taken_if_the_one_that_was_aimed_at_is_gone() -> None:
 
 
 def test_nobody_is_taken_twice_by_a_schedule() -> None:
-    preemptor = Preemptor(parse(["at:3:1"]), microbatches=4)
+    preemptor = Preemptor(parse(["at:4:1"]), microbatches=4)
     assert list(preemptor.take("w1", notice=True)) == [Strike(worker="w1", notice=True)]
     assert due(preemptor, 3) == [NobodyToTake()]
 
 
 def test_a_worker_is_taken_with_those_on_its_node() -> None:
-    preemptor = Preemptor(parse(["at:3:1"]), microbatches=4, lost_with=lambda worker: ["w0"] if worker == "w1" else [])
+    preemptor = Preemptor(parse(["at:4:1"]), microbatches=4, lost_with=lambda worker: ["w0"] if worker == "w1" else [])
     strikes = [one for step in (3, 4) for one in due(preemptor, step)]
     assert strikes == [
-        Strike(worker="w1", notice=False, where=", in the middle of step 3"),
+        Strike(worker="w1", notice=False, where=", in the middle of step 4"),
         Strike(worker="w0", notice=False, where=", with w1's node"),
     ]
     assert preemptor.was_taken("w0")

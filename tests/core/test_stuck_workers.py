@@ -160,7 +160,7 @@ def test_a_worker_says_how_long_it_has_been_inside_an_instruction() -> None:
     assert inside.now() == ("", 0.0)
     inside.started("Forward", Cell(1, 2), 7, 3)
     now[0] = 15.0
-    assert inside.now() == ("inside Forward for stage 2 of pipeline 1, step 7, microbatch 3", 5.0)
+    assert inside.now() == ("inside Forward for stage 2 of pipeline 1, step 8, microbatch 3", 5.0)
     inside.finished("Forward", Cell(1, 2), 7, 3)
     assert inside.now() == ("", 0.0)
     inside.started("Rehearsal", Cell(1, 2), 7, 3)

@@ -57,7 +57,7 @@ def test_a_worker_writes_its_waits_and_what_they_were_for(tmp_path: Path) -> Non
         ("Backward", None),
         ("Wait", None),  # up to the new plan; the file is closed before it is known what for
     ]
-    assert spans[5]["args"] == {"for": "Backward", "pipeline": 0, "stage": 1, "step": 3, "microbatch": 2}
+    assert spans[5]["args"] == {"for": "Backward", "pipeline": 0, "stage": 1, "step": 4, "microbatch": 2}
     check_disjoint(spans)
 
 

@@ -29,7 +29,7 @@ def done(one: OneEngine, *names: str) -> list[tuple[str, int]]:
 def test_forwards_are_run_in_the_programs_order_however_their_inputs_come() -> None:
     one = OneEngine("w1", PLAN)
     assert one.work() == []
-    assert one.engine.waits_for() == "ACTIVATION for stage 1 of pipeline 0, step 0, microbatch 0"
+    assert one.engine.waits_for() == "ACTIVATION for stage 1 of pipeline 0, step 1, microbatch 0"
     one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=1)
     assert one.work() == []
     one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=0)
@@ -37,7 +37,7 @@ def test_forwards_are_run_in_the_programs_order_however_their_inputs_come() -> N
     assert [sent for sent in one.sent() if sent[1] is FrameKind.ACTIVATION] == [
         ("w2", FrameKind.ACTIVATION, 0), ("w2", FrameKind.ACTIVATION, 1),
     ]  # fmt: skip
-    assert one.engine.waits_for() == "GRADIENT for stage 1 of pipeline 0, step 0, microbatch 0"
+    assert one.engine.waits_for() == "GRADIENT for stage 1 of pipeline 0, step 1, microbatch 0"
 
 
 def committed(epoch: int = PLAN.epoch) -> Commit:
@@ -51,7 +51,7 @@ def test_the_last_stage_goes_back_at_once_and_reports_to_the_root() -> None:
     each = [(name, m) for m in range(8) for name in ("Forward", "Backward")]
     assert ran == [*each, ("SyncReplicas", 0), ("ReportReady", 0)]
     assert ("w0", FrameKind.READY, 0) in one.sent()
-    assert one.engine.waits_for() == "the commit of step 0"
+    assert one.engine.waits_for() == "the commit of step 1"
 
 
 def test_a_step_is_not_reported_before_the_replica_has_the_state_that_it_began_with() -> None:

@@ -263,7 +263,7 @@ def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason(
     assert job.finish is not None
     assert job.finish.reason == "TooManySkippedSteps"
     assert job.finish.message == (
-        "the gradient of step 4 is not a finite number with losses scaled by 16384; more than 4 steps in a row had to "
+        "the gradient of step 5 is not a finite number with losses scaled by 16384; more than 4 steps in a row had to "
         "be skipped"
     )
     told = [emit for emit in job.emitted if emit.reason == "StepSkipped"]

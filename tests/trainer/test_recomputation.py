@@ -154,7 +154,7 @@ class Fickle(Pair):
 
 def test_a_layer_that_cannot_be_repeated_is_told_by_name() -> None:
     task = small_task(layers=(Fickle, Last), checkpointed=(0,))
-    with pytest.raises(TaskError, match="the backward of layers 0 to 1, at step 0, microbatch 0, raised KeyError"):
+    with pytest.raises(TaskError, match="the backward of layers 0 to 1, at step 1, microbatch 0, raised KeyError"):
         one_step(chain(task, [(0, 2)]), 0)
 
 

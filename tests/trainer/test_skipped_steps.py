@@ -133,7 +133,7 @@ def test_by_default_the_job_ends(kind: str, reason: str) -> None:
     assert job.finish is not None
     assert job.finish.reason == reason
     step = plainly(kind)[0][0]
-    assert job.finish.message == f"the {kind} of step {step} is not a finite number"
+    assert job.finish.message == f"the {kind} of step {step + 1} is not a finite number"
 
 
 def hopeless(config: Mapping[str, Any]) -> Task:

@@ -84,9 +84,9 @@ PARTS: dict[str, tuple[Task, str]] = {
     "optimizer": (small_task(optimizer=fall), "task.optimizer"),
     "optimizer's step": (
         small_task(optimizer=lambda named: Optimizer([p for _, p in named], lr=0.1)),
-        "the optimizer (Optimizer), in step 0,",
+        "the optimizer (Optimizer), in step 1,",
     ),
-    "learning rate": (small_task(learning_rate=fall), "task.learning_rate, asked for step 0,"),
+    "learning rate": (small_task(learning_rate=fall), "task.learning_rate(0)"),
 }
 
 

@@ -41,8 +41,8 @@ _Preempt = Annotated[
     list[str] | None,
     typer.Option(
         metavar="WHEN",
-        help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice] (in the middle of that step),"
-        " trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast) or none."
+        help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice] (in the middle of that step;"
+        " the first one is 1), trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast) or none."
         " May be given several times.",
     ),
 ]

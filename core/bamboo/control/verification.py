@@ -37,7 +37,9 @@ class Result(StrEnum):
 
 
 class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which forward, or which of what followed from it. device: on which of the worker's devices, if it has several."""
+    """Which forward, or which of what followed from it. step: so many were committed before it. device: on which of the
+    worker's devices, if it has several.
+    """
 
     kind: ClassVar[str] = "forward"
 
@@ -57,12 +59,11 @@ class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.step
 
     def __str__(self) -> str:
-        (d, s), step, microbatch = self.cell, self.step, self.microbatch
+        (d, s), step, microbatch = self.cell, self.step + 1, self.microbatch
         if self.result is Result.GRADIENT:
             return f"the gradient in step {step} of stage {s} of pipeline {d}"
-        return (
-            f"the {_IN_WORDS[self.result.value]} of microbatch {microbatch} in step {step} on stage {s} of pipeline {d}"
-        )
+        what = _IN_WORDS[self.result.value]
+        return f"the {what} of microbatch {microbatch} in step {step} on stage {s} of pipeline {d}"
 
 
 class ForwardDiffers(Message, frozen=True):

@@ -126,7 +126,8 @@ class Takeover:
     """A finished takeover as the user sees it, in milliseconds by phase.
 
     decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan; reform_ms: from the plan's
-    arrival until it is in force at the new owner; recompute_ms: until the lost work is repeated.
+    arrival until it is in force at the new owner; recompute_ms: until the lost work is repeated. step: the one in which
+    it came; after it so many are committed.
     """
 
     epoch: int

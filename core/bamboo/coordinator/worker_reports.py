@@ -182,7 +182,7 @@ def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:
 
 
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
-    said = f"of step {message.step} is not a finite number"
+    said = f"of step {message.step + 1} is not a finite number"
     if message.loss is None:
         turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss {said}")
     else:
@@ -199,7 +199,7 @@ def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
     limit, scale = state.spec.training.max_consecutive_skips, message.metrics.get(protocol.LOSS_SCALE)
     overflow = message.loss is not None and scale is not None
     shown = f"{scale:.0f}" if scale and scale >= 1 else f"{scale}"
-    why = f"the {'loss' if message.loss is None else 'gradient'} of step {step} is not a finite number"
+    why = f"the {'loss' if message.loss is None else 'gradient'} of step {step + 1} is not a finite number"
     why += f" with losses scaled by {shown}" if overflow else ""
     turn.do(Emit("StepSkipped", f"{why}, so it leaves the model as it was ({in_a_row} in a row)", warning=not overflow))
     if in_a_row > limit:
@@ -234,7 +234,7 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
         return
     taken = Takeover(
         epoch=recovery.epoch, victim=victim, worker=worker, pipeline=cell.pipeline, stage=cell.stage,
-        step=message.step, notice=recovery.notice, decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
+        step=message.step + 1, notice=recovery.notice, decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
         reform_ms=_milliseconds(message.reform_ms), recompute_ms=_milliseconds(message.recompute_ms),
         forwards=message.forwards, backwards=message.backwards, reused=message.reused,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Final
 
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 
-EARLY: Final = (5, 11, 19, 29, 37)  # steps in which every stage is checked
+EARLY: Final = (5, 11, 19, 29, 37)  # so many steps are committed when every stage is checked
 INTERVALS: Final = (17, 31, 61, 127, 251)  # steps between two checks of a stage, later
 MICROBATCHES: Final = 240  # of a pipeline, at least, for each that is computed again
 

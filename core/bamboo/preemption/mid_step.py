@@ -13,7 +13,9 @@ from bamboo.preemption.scheduling import Preemption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MidStepPreemption:
-    """Take that worker once it has done `after` forwards and backwards of the step."""
+    """Take that worker once it has done `after` forwards and backwards of the step, before which so many were
+    committed.
+    """
 
     worker: WorkerId
     action: Preemption
@@ -22,7 +24,7 @@ class MidStepPreemption:
 
     @property
     def where(self) -> str:
-        return f", in the middle of step {self.step}"
+        return f", in the middle of step {self.step + 1}"
 
 
 class MidStepPreemptions:

@@ -2,7 +2,7 @@
 
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
-    at:STEP[:STAGE][:notice]    once, in the middle of that step (see bamboo.preemption.mid_step)
+    at:STEP[:STAGE][:notice]    once, in the middle of that step, the first one being 1 (see bamboo.preemption.mid_step)
     trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); a removal takes a random worker
 
 Random choices are functions of the seed and of a running number, so that a run can be repeated.
@@ -28,7 +28,7 @@ TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 class Preemption:
     """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates.
 
-    step: it comes in the middle of that step; None: at once.
+    step: it comes in the middle of the step before which so many are committed; None: at once.
     """
 
     pick: float
@@ -39,6 +39,8 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
+    """step: so many are committed before it; a person's number of it is one more."""
+
     step: int
     stage: int | None = None
     notice: bool = False
@@ -99,9 +101,9 @@ def check(schedule: Schedule, *, steps: int, stages: int) -> None:
     for entry in schedule.entries:
         if isinstance(entry, AtStep):
             if entry.stage is not None and entry.stage >= stages:
-                raise ValueError(f"--preempt at:{entry.step}:{entry.stage}: the job has stages 0 to {stages - 1}")
+                raise ValueError(f"--preempt at:{entry.step + 1}:{entry.stage}: the job has stages 0 to {stages - 1}")
             if entry.step >= steps:
-                raise ValueError(f"--preempt at:{entry.step}: the job has steps 0 to {steps - 1}")
+                raise ValueError(f"--preempt at:{entry.step + 1}: the job has steps 1 to {steps}")
 
 
 def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ...], Schedule]:
@@ -189,7 +191,10 @@ def _at_step(text: str) -> AtStep:
     if len(parts) > 2:
         raise ValueError("expected at:STEP[:STAGE][:notice]")
     stage = _whole(parts[1], "STAGE") if len(parts) == 2 else None
-    return AtStep(step=_whole(parts[0], "STEP"), stage=stage, notice=notice)
+    step = _whole(parts[0], "STEP")
+    if not step:
+        raise ValueError("STEP must be 1 or more: the first step is step 1")
+    return AtStep(step=step - 1, stage=stage, notice=notice)
 
 
 def _trace(text: str, read: Callable[[str], str]) -> AtTimes:

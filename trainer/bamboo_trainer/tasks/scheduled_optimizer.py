@@ -52,11 +52,11 @@ class ScheduledOptimizer:
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version. Raises TaskError if it is none."""
-        with in_task(f"task.learning_rate, asked for step {version},"):
+        with in_task(f"task.learning_rate({version})"):
             rate = float(self._learning_rate(version))
         if not (math.isfinite(rate) and rate >= 0):
             raise TaskError(
-                f"task.learning_rate returned {rate} for step {version}, expected a finite number that is not negative"
+                f"task.learning_rate({version}) returned {rate}, expected a finite number that is not negative"
             )
         return rate
 
@@ -65,7 +65,7 @@ class ScheduledOptimizer:
         found: dict[str, Value] = {RATE: self.learning_rate(version)}
         if self.inner is not None:
             for name, schedule in self._schedules.items():
-                with in_task(f"task.schedules[{name!r}], asked for step {version},"):
+                with in_task(f"task.schedules[{name!r}]({version})"):
                     value = schedule(version)
                 found[name] = _checked(name, value, self.inner.defaults[name], version)
         return found
@@ -76,7 +76,7 @@ class ScheduledOptimizer:
             return
         for name, value in self.settings(version).items():
             self._set(name, value)
-        with in_task(f"the optimizer ({type(self.inner).__name__}), in step {version},"):
+        with in_task(f"the optimizer ({type(self.inner).__name__}), in step {version + 1},"):
             self.inner.step()
 
     def _set(self, name: str, value: Value) -> None:
@@ -141,7 +141,7 @@ def _checked(name: str, value: object, default: object, version: int) -> Value:
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))
     if len(numbers) != len(values) or len(numbers) != (wanted or 1):
         expected = f"{wanted} finite numbers" if wanted else "a finite number"
-        raise TaskError(f"task.schedules[{name!r}] returned {value!r} for step {version}, expected {expected}")
+        raise TaskError(f"task.schedules[{name!r}]({version}) returned {value!r}, expected {expected}")
     return numbers if wanted else numbers[0]
 
 

@@ -21,7 +21,7 @@ class Begun(NamedTuple):
 
     def __str__(self) -> str:
         where = f"stage {self.cell.stage} of pipeline {self.cell.pipeline}"
-        return f"inside {self.name} for {where}, step {self.step}, microbatch {self.microbatch}"
+        return f"inside {self.name} for {where}, step {self.step + 1}, microbatch {self.microbatch}"
 
 
 class CurrentInstruction:

@@ -54,7 +54,7 @@ class TraceFile:
 
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         now, thread = time.monotonic(), self._thread(cell)
-        args = {"pipeline": cell.pipeline, "stage": cell.stage, "step": step, "microbatch": microbatch}
+        args = {"pipeline": cell.pipeline, "stage": cell.stage, "step": step + 1, "microbatch": microbatch}
         if name not in IN_ADVANCE:
             self._write_waits(thread, {"for": name, **args})
         self._write("X", name, name, thread, self._started, dur=_micros(now - self._started), args=args)
@@ -79,7 +79,7 @@ class TraceFile:
     def _take_over(self, name: str, now: float, cell: Cell, **facts: Any) -> None:
         """An instant when it is over, and both of its phases: up to the plan being applied, and from then on."""
         thread, applied = self._thread(cell), now - facts["recompute_ms"] / 1e3
-        args = {"pipeline": cell.pipeline, "stage": cell.stage, **facts}
+        args = {"pipeline": cell.pipeline, "stage": cell.stage, **facts, "step": facts["step"] + 1}
         self._write("i", name, name, thread, now, s="p", args=args)
         phases = {"Reform": (applied - facts["reform_ms"] / 1e3, applied), "Recompute": (applied, now)}
         for phase, (begin, end) in phases.items():

@@ -103,7 +103,7 @@ def resplit_plan(
     if keeps_its_seats(plan, {peer.worker for peer in staying}, {peer.worker for peer in live}, grid):
         begun, stages = msgspec.structs.replace(begun, pipelines=plan.pipelines), beginning.stages
     step, moved = beginning.state.step, beginning.moved
-    told = f"the layers are split anew before step {step}" if moved else f"going back again to the state of step {step}"
+    told = f"the layers are split anew after step {step}" if moved else f"going back again to the state of step {step}"
     stages = stages or balanced(begun, spec, work)
     return _changed(
         begun, stages=stages, device_layers=device_layers(spec, stages, work.costs), moved=moved,

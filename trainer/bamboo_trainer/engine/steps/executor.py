@@ -373,12 +373,12 @@ class Executor:
                 return f"the last gradients of {cell_step.cell} from {cell_step.predecessor}"
             if cell_step.next is None or cell_step.layout is None:
                 waits = not cell_step.finished and cell_step.step <= self._last
-                return f"the commit of step {cell_step.step}" if waits else "the others to finish"
+                return f"the commit of step {cell_step.step + 1}" if waits else "the others to finish"
             missing = cell_step.lacking(cell_step.done + 1)
             if missing:
                 kind, d, s, step, m, _ = missing[0]
                 which = "bucket" if kind in REDUCED else "microbatch"
-                return f"{kind.name} for stage {s} of pipeline {d}, step {step}, {which} {m}"
+                return f"{kind.name} for stage {s} of pipeline {d}, step {step + 1}, {which} {m}"
             if isinstance(cell_step.next, ReportReady):
                 return f"a replica of stage {cell_step.cell.stage} of pipeline {cell_step.cell.pipeline}"
         return "a part"

@@ -172,7 +172,7 @@ class SpotChecks:
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            logger.warning(WARNING, place[0], place[1])
+            logger.warning(WARNING, place[0], place[1] + 1)
             self._schedule, self._asked = None, {}
         self._observer.finished("SpotCheck", *place)
 
@@ -186,24 +186,25 @@ class SpotChecks:
         cell, step, microbatch = frame.address.cell, frame.address.step, frame.address.microbatch
         again = compute_again(stage, frame)
         what = differing(stage, theirs, mine)
-        where = f"{what} in step {step}, microbatch {microbatch}"
+        place = f"in step {step + 1}, microbatch {microbatch}"
         if anew is not None and anew != theirs and theirs == mine == again:
             raise NotDeterministic(
-                f"{differing(stage, theirs, anew)} is not deterministic: in step {step}, microbatch {microbatch}, "
+                f"{differing(stage, theirs, anew)} is not deterministic: {place}, "
                 f"other bits come out when {self._noted(stage)} is as it was built, as on a worker that takes over"
             )
         if again == theirs:  # this worker was wrong once, and nothing has used it
-            logger.warning("%s came to other bits here than on %s, and to the same ones when repeated", where, owner)
+            said = "%s %s came to other bits here than on %s, and to the same ones when repeated"
+            logger.warning(said, what, place, owner)
             return
         if self._sums.active and owner != worker and (result := compared_result(theirs, mine)):
-            place, name = ForwardPlace(cell, step, microbatch, result=result), SUMS[result]
-            found = Difference(place, owner, getattr(theirs, name), getattr(mine, name))
+            forward, name = ForwardPlace(cell, step, microbatch, result=result), SUMS[result]
+            found = Difference(forward, owner, getattr(theirs, name), getattr(mine, name))
             self._sums.report(found, getattr(again, name))
             return
         whose = f"{owner} came to" if owner != worker else "it came to at first"
         steady = "the same when it repeated it" if again == mine else "others whenever it repeated it"
         raise NotDeterministic(
-            f"{what} is not deterministic: in step {step}, microbatch {microbatch}, {worker} came to other bits than "
+            f"{what} is not deterministic: {place}, {worker} came to other bits than "
             f"{whose}, and to {steady}; {CAUSES}, the process or the worker; or a worker whose memory or processor "
             "gives wrong bits"
         )

@@ -95,7 +95,7 @@ class BackwardRunner:
         return list(zip([p for p, _ in reached], self._bring([g for _, g in reached]), strict=True))
 
     def _doing(self, place: tuple[int, int]) -> str:
-        return f"the backward of {self._named}, at step {place[0]}, microbatch {place[1]},"
+        return f"the backward of {self._named}, at step {place[0] + 1}, microbatch {place[1]},"
 
     def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[Tensor, Tensor]], leaves: Parts) -> bool:
         """Compute the gradients of the inputs alone, if this microbatch's backward can be split."""

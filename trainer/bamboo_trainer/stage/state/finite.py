@@ -79,7 +79,7 @@ class FiniteState:
                 if bool(torch.isnan(tensor).any()):
                     slot, _, key = name.partition(":")[2].rpartition(":")
                     of = layer_state.in_words(self._layers, f"parameter:{slot}")
-                    raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version - 1}")
+                    raise TaskError(f"{self._who()} remembers NaN as {key!r} of {of} after step {version}")
 
     def _name_parameter(self, step: int) -> None:
         """The norm of what is large may be infinite though no number is, so each is looked at."""
@@ -90,7 +90,7 @@ class FiniteState:
                 of = layer_state.in_words(self._layers, f"parameter:{slot.name}")
                 rate = self._optimizer.learning_rate(step)
                 raise TaskError(
-                    f"{self._who()} left numbers in {of} that are not finite, in step {step} (rate {rate:g})"
+                    f"{self._who()} left numbers in {of} that are not finite, in step {step + 1} (rate {rate:g})"
                 )
 
     def _who(self) -> str:

@@ -82,9 +82,9 @@ class OptimizerTrial:
             if what := self._differing(slot, twin):
                 raise NotDeterministic(
                     f"the optimizer ({type(self._optimizer.inner).__name__}) came to other bits of {what} in step "
-                    f"{version} than one that was built anew over parameters of layer {_layer(slot)} alone, with the "
-                    "same state: it has to treat every parameter by itself, and to keep all that it remembers in its "
-                    "state, since each stage and each worker that takes one over builds its own"
+                    f"{version + 1} than one that was built anew over parameters of layer {_layer(slot)} alone, with "
+                    "the same state: it has to treat every parameter by itself, and to keep all that it remembers in "
+                    "its state, since each stage and each worker that takes one over builds its own"
                 )
 
     def _differing(self, slot: Slot, twin: Slot) -> str:

@@ -49,7 +49,7 @@ class StrikeGate:
             self._channel.sendall(b"%d\n" % step)
             answered = bool(self._channel.recv(1))
         except OSError as error:
-            logger.warning("nobody answered before step %d went on: %s", step, error)
+            logger.warning("nobody answered before step %d went on: %s", step + 1, error)
             answered = False
         if not answered:  # a late answer must not be taken for the next question's
             self._steps = frozenset()
