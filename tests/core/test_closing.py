@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from folders import TASK_PATH
 from manifest_kit import bamboojob, training
 
 LONG = 600.0
+TINY = bamboojob(
+    "tiny",
+    task={"entrypoint": "bamboo_trainer.models.mlp:build"},
+    training=training(3, 4, 2),
+    topology={"stages": 2},
+)
 
 
 async def test_what_goes_wrong_keeps_nothing_else_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +101,7 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     if disturbed is then_hangs:
         monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
         monkeypatch.setattr(runner, "SAMPLE_SECONDS", 2.0)
+        monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)
     run = runner._LocalRun
     for kind, name in ((run, "_drain"), (run, "_sample"), (ControlServer, "stop"), (LocalPage, "stop")):
         monkeypatch.setattr(kind, name, disturbed(getattr(kind, name)))
@@ -109,14 +117,8 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
         raise OSError
 
     monkeypatch.setattr(PlainView, "stop", stop)
-    manifest = bamboojob(
-        "tiny",
-        task={"entrypoint": "bamboo_trainer.models.mlp:build"},
-        training=training(3, 4, 2),
-        topology={"stages": 2},
-    )
     output = tmp_path / "out"
-    code = train(parse_manifest(manifest), manifest, RunOptions(output=output), ReportOptions(page=0), verify=False)
+    code = train(parse_manifest(TINY), TINY, RunOptions(output=output), ReportOptions(page=0), verify=False)
     out, err = capfd.readouterr()
     assert (code, "complete" in out.lower()) == (0, True), out + err
     assert {file.name for file in output.iterdir()} >= {"weights", "history.jsonl", "page.html"}
@@ -130,3 +132,20 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     ):
         assert f"bamboo: {doing}: {what}" in err
     assert "bamboo: while the view was closed: OSError; how the job ended does not depend on it" in err
+
+
+def test_ctrl_c_while_the_sample_is_made_ends_only_that(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The job is complete, and stays so."""
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+
+    async def interrupted(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(LONG)
+
+    monkeypatch.setattr(Pool, "call", interrupted)
+    code = train(parse_manifest(TINY), TINY, RunOptions(), ReportOptions(), verify=False)
+    out, err = capfd.readouterr()
+    assert (code, err) == (0, "")
+    assert "SampleFailed: it was not waited for, as you asked" in out

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bamboo import patience
 from bamboo.local.pool import Pool, PoolError, exit_detail
 from folders import TASK_PATH
 
@@ -341,8 +342,72 @@ async def test_a_launcher_that_ends_just_when_it_is_given_up_is_closed(
 async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bamboo.local.pool.LAUNCHER", "no_such_launcher")
     pool = Pool(lambda worker, code: None, tmp_path / "log")
-    with pytest.raises(PoolError, match=r"did not start: .*No module named no_such_launcher"):
+    with pytest.raises(PoolError, match=r"did not start: it exited with code 1: .*No module named no_such_launcher"):
         await pool.open()
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch, quiet: float) -> None:
+    """Looks often, and has much time for what is slow and works, so that a busy machine fails no test."""
+    for name, value in {"READY_SECONDS": 0.3, "PROGRESS_SECONDS": 0.05, "TOLD_SECONDS": (0.2, 0.4)}.items():
+        monkeypatch.setattr(f"bamboo.local.pool.{name}", value)
+    monkeypatch.setattr(patience, "QUIET_SECONDS", quiet)
+    monkeypatch.setattr(patience, "TIMES", 1000)
+
+
+async def test_a_launcher_that_starts_slowly_is_waited_for_and_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(monkeypatch, SECONDS)
+    monkeypatch.setenv("PYTHONPATH", f"{TASK_PATH}:{tmp_path}")
+    (tmp_path / "slowly.py").write_text("import time\nfor n in range(20):\n    time.sleep(0.05)\n")
+    told: list[str] = []
+    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=["slowly"], on_wait=told.append)
+    await pool.open("--bare")
+    await pool.close()
+    assert len(told) >= 2
+    said = (
+        r"the launcher of workers has been starting for \d s, .* on a processor .*: it imports slowly; Ctrl-C ends it"
+    )
+    assert re.fullmatch(said, told[1])
+
+
+async def test_a_launcher_that_does_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient(monkeypatch, 0.5)
+    monkeypatch.setenv("PYTHONPATH", f"{TASK_PATH}:{tmp_path}")
+    (tmp_path / "stopped.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=["stopped"])
+    said = r"did not start within \d+ s: it has done nothing for .* when it imported stopped: it printed nothing"
+    with pytest.raises(PoolError, match=said):
+        await pool.open("--bare")
+    assert pool._process is None, "it has been reaped"
+
+
+def do_slowly() -> str:
+    for _ in range(20):
+        time.sleep(0.05)
+    return "done"
+
+
+def do_nothing() -> None:
+    time.sleep(LONG)
+
+
+def do_for_ever() -> None:
+    while True:
+        pass
+
+
+async def test_a_call_has_its_time_of_a_processor_and_more_while_it_works(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _ = pool
+    impatient(monkeypatch, SECONDS)
+    assert await pool.call(f"{__name__}:do_slowly", {}, 0.3) == "done"
+    with pytest.raises(PoolError, match=r"do_for_ever did not return within \d+ s: it has taken .* of processor time"):
+        await pool.call(f"{__name__}:do_for_ever", {}, 0.3)
+    impatient(monkeypatch, 0.5)
+    with pytest.raises(PoolError, match=r"do_nothing did not return within \d+ s: it has done nothing for"):
+        await pool.call(f"{__name__}:do_nothing", {}, 0.3)
 
 
 def test_the_launcher_survives_nonsense_and_ends_with_its_input() -> None:

@@ -16,15 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bamboo.coordinator.awake_clock import AwakeClock
 from bamboo.names import ENV_LAUNCH
 from bamboo.orphans import Orphans, adopt, carries, children
+from bamboo.patience import Effort, WaitSoFar, effort_of
 from bamboo.planning.plan import WorkerId
 from bamboo.text import one_line, shortened
 
 logger = logging.getLogger(__name__)
 
 LAUNCHER = "bamboo_trainer.worker.launch.launcher"
-READY_SECONDS = 120.0  # importing torch from a cold disk
+READY_SECONDS = 120.0  # importing torch from a cold disk; see patience, also for calls
+PROGRESS_SECONDS = 1.0  # between two looks at what a process does that is waited for
+TOLD_SECONDS = (10.0, 30.0, 60.0)  # of waiting, after which that is told; then every minute
 CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
 LOOK_SECONDS = 0.05  # at what a killed launcher has left
 LINE_BYTES = 64 << 20
@@ -41,6 +45,7 @@ class Pool:
 
     on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
     forward or backward of one of these steps; it waits until `proceed`.
+    on_wait: called in the loop with a sentence now and then while the launcher, or a call, takes long.
     log: the file that gets everything the workers print. imports: modules to be loaded before forking.
     folders: where a task's modules are looked for first, in this order; not those of Bamboo and of what it imports.
     scratch: an existing folder for temporary files, the workers' too. The caller removes it after close(); if this
@@ -56,9 +61,11 @@ class Pool:
         folders: Sequence[Path] = (),
         scratch: Path | None = None,
         on_ask: Callable[[WorkerId, int], None] | None = None,
+        on_wait: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._on_exit = on_exit
         self._on_ask = on_ask or (lambda worker, step: self.proceed(worker))
+        self._on_wait = on_wait
         self._log = log
         self._imports, self._folders = imports, folders
         self._scratch = scratch
@@ -70,6 +77,8 @@ class Pool:
         self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
         self._crashed: dict[WorkerId, str] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._callees: dict[int, int] = {}  # the process of each call
+        self._importing = ""  # by the launcher, before it is ready
         self._number = 0
         self._mark = secrets.token_hex(8)  # of all descendants of the launcher
 
@@ -106,11 +115,50 @@ class Pool:
                 process_group=0,  # a Ctrl-C is for this process, which then ends the workers in order
             )
         self._reader = asyncio.create_task(self._read(self._process))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), READY_SECONDS)
-        if not self._ready.is_set() or not self._running():
+        if problem := await self._not_ready(self._process):
             await self.close()
-            raise PoolError(f"the launcher of workers did not start: {self.tail() or 'it printed nothing'}")
+            raise PoolError(f"the launcher of workers did not start{problem}: {self.tail() or 'it printed nothing'}")
+
+    async def _not_ready(self, process: asyncio.subprocess.Process) -> str:
+        """Waits until the launcher is ready; why it is not, if it is not."""
+        ready = asyncio.ensure_future(self._ready.wait())
+        try:
+            await self._outlast(ready, READY_SECONDS, lambda: process.pid, self._starting)
+        except _GivenUp as error:
+            importing = f" when it imported {self._importing}" if self._importing else ""
+            return f" within {error.progress.waited:.0f} s: {error.why}{importing}"
+        finally:
+            ready.cancel()
+        if self._running():
+            return ""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+        return f": it {exit_detail(process.returncode)}" if process.returncode is not None else ": it has ended"
+
+    def _starting(self, progress: WaitSoFar) -> str:
+        importing = f": it imports {self._importing}" if self._importing else ""
+        return f"the launcher of workers has been starting for {progress.told()}{importing}"
+
+    async def _outlast(
+        self,
+        done: asyncio.Future[Any],
+        seconds: float,
+        pid: Callable[[], int | None],
+        text: Callable[[WaitSoFar], str],
+    ) -> None:
+        """Returns when it is done. Raises _GivenUp if the process that is to do it has had its time."""
+        clock = AwakeClock(longest=2 * PROGRESS_SECONDS)
+        progress, before, told = WaitSoFar(), clock(), 0
+        while not (await asyncio.wait([done], timeout=PROGRESS_SECONDS))[0]:
+            now, process = clock(), pid()
+            progress = progress.after(now - before, effort_of(process) if process is not None else Effort())
+            before = now
+            if why := progress.exceeds(seconds):
+                raise _GivenUp(progress, why)
+            due = TOLD_SECONDS[told] if told < len(TOLD_SECONDS) else 60.0 * (told - len(TOLD_SECONDS) + 2)
+            if progress.waited >= due:
+                told += 1
+                self._on_wait(f"{text(progress)}; Ctrl-C ends it")
 
     def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
         """Forks a worker; PoolError if the launcher is gone. gate: the steps in which it asks before it goes on."""
@@ -134,17 +182,27 @@ class Pool:
             os.kill(pid, number)
 
     async def call(self, function: str, arguments: Mapping[str, Any], seconds: float = 60.0) -> Any:
-        """What "module:function" returns in a process of its own. Raises PoolError."""
+        """What "module:function" returns in a process of its own. Raises PoolError.
+
+        seconds: its time, on a machine that is not busy with other things; it is waited for longer while it works.
+        """
         self._number += 1
         number, future = self._number, asyncio.get_running_loop().create_future()
         self._calls[number] = future
         try:
             self._tell(op="call", id=number, function=function, arguments=arguments)
-            return await asyncio.wait_for(future, seconds)
-        except TimeoutError:
-            raise PoolError(f"{function} did not return within {seconds:g} s") from None
+            await self._outlast(
+                future,
+                seconds,
+                lambda: self._callees.get(number),
+                lambda p: f"{function} has been running for {p.told()}",
+            )
+            return future.result()
+        except _GivenUp as error:
+            raise PoolError(f"{function} did not return within {error.progress.waited:.0f} s: {error.why}") from None
         finally:
             del self._calls[number]
+            self._callees.pop(number, None)
 
     async def close(self) -> None:
         """Kills every worker and the launcher, and waits until they are gone. May be called twice.
@@ -225,6 +283,10 @@ class Pool:
         match event["event"]:
             case "ready":
                 self._ready.set()
+            case "importing":
+                self._importing = event["module"]
+            case "called" if event["id"] in self._calls:
+                self._callees[event["id"]] = event["pid"]
             case "started":
                 worker = event["worker"]
                 if worker in self._pids:
@@ -250,6 +312,14 @@ class Pool:
             del self._pids[worker]
             self._early.pop(worker, None)
             self._on_exit(worker, code)
+
+
+class _GivenUp(Exception):
+    """Something has taken too long."""
+
+    def __init__(self, progress: WaitSoFar, why: str) -> None:
+        super().__init__(why)
+        self.progress, self.why = progress, why
 
 
 def _exists(pid: int) -> bool:

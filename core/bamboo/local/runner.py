@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
 LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
-SAMPLE_SECONDS = 90.0  # of which the call itself may take 60
+SAMPLE_SECONDS = 660.0  # the call itself is given up before: it may take 60, and 600 on a busy machine
 SAMPLE = "bamboo_trainer.sample:sample"
 
 
@@ -121,6 +121,7 @@ class _LocalRun:
             folders=options.folders,
             scratch=scratch,
             on_ask=self._asked,
+            on_wait=self._waits,
         )
         self._log = LogFollower(self._folder / "workers.log", options.show_log) if options.show_log else None
         self._steps = StepsHeard(spec.training.global_batch_size)
@@ -146,6 +147,7 @@ class _LocalRun:
         self._driving = False
         self._interrupted = False
         self._closing = False
+        self._sampling: asyncio.Future[Any] | None = None  # the call that makes the model's sample
         self._logging: set[WorkerId] = set()  # who lets its loggers finish, and is waited for
 
     async def run(self) -> Summary:
@@ -207,6 +209,10 @@ class _LocalRun:
                 self._tell(Emit("LoggersAwaited", f"{worker}: {one_line(text)}; Ctrl-C ends the wait"))
             case Received(worker, WorkerWarning(reason="LoggerIncomplete" | "LoggerFailed" as reason, message=text)):
                 self._tell(Emit(reason, f"{worker}: {one_line(text)}", True))
+
+    def _waits(self, text: str) -> None:
+        """For a process that is to start or to answer."""
+        self._view.emit(Emit("ProcessAwaited", text))
 
     def _lacking(self, why: str) -> None:
         text = f"the loggers of {', '.join(sorted(self._logging))} {why}; `bamboo history --to` writes into them"
@@ -337,6 +343,9 @@ class _LocalRun:
             for worker in self._logging:
                 self._workers.kill(worker)
             return self._lacking("were not waited for, as you asked")
+        if self._sampling and not self._closing:
+            self._sampling.cancel()
+            return
         again, self._interrupted = self._interrupted, True  # also if it ends anyway: no second run shall follow
         if not self._closing and (again or not self._driving):
             self._closing = True
@@ -354,10 +363,18 @@ class _LocalRun:
             return None
         try:
             arguments = {"manifest": self._manifest, "weights_dir": str(self._folder / WEIGHTS)}
-            text = await self._pool.call(SAMPLE, arguments)
+            self._sampling = asyncio.ensure_future(self._pool.call(SAMPLE, arguments))
+            await asyncio.wait([self._sampling])
+            if self._sampling.cancelled():
+                raise PoolError("it was not waited for, as you asked")
+            text = self._sampling.result()
         except PoolError as error:
             self._view.emit(Emit("SampleFailed", said_by(error), True))
             return None
+        finally:
+            if self._sampling:
+                self._sampling.cancel()
+            self._sampling = None
         return str(text) if text is not None else None
 
     async def _close(self) -> None:

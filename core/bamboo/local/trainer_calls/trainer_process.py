@@ -66,7 +66,7 @@ async def _ask(
     function: str, arguments: dict[str, Any], folders: Sequence[Path], seconds: float, failed: str
 ) -> dict[str, Any]:
     with scratch_folder() as scratch:
-        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch)
+        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch, on_wait=complain)
         await pool.open()
         try:
             answer: dict[str, Any] = await pool.call(function, arguments, seconds)

@@ -132,9 +132,7 @@ class Launcher:
         self._stopping = True
 
     def _tell(self, **event: Any) -> None:
-        line = memoryview(json.dumps(event).encode() + b"\n")
-        while line:
-            line = line[os.write(self._events, line) :]
+        _tell(self._events, **event)
 
     def _read_commands(self) -> None:
         data = os.read(self._commands, CHUNK)
@@ -230,6 +228,7 @@ class Launcher:
         os.close(theirs)
         call = _Call(id, ours, crash)
         self._calls[pid] = call
+        self._tell(event="called", id=id, pid=pid)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_answer(call))
 
     def _read_answer(self, call: _Call) -> None:
@@ -351,10 +350,17 @@ class Launcher:
                     time.sleep(WAIT_SECONDS)
 
 
-def _preload(modules: Sequence[str]) -> None:
+def _tell(events: int, **event: Any) -> None:
+    line = memoryview(json.dumps(event).encode() + b"\n")
+    while line:
+        line = line[os.write(events, line) :]
+
+
+def _preload(modules: Sequence[str], events: int) -> None:
     """Imports what every worker needs. A module that fails is left to the worker, which says so by name."""
     with lasting_imports():
         for module in modules:
+            _tell(events, event="importing", module=module)
             try:
                 importlib.import_module(module)
             except Exception as error:
@@ -380,7 +386,10 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
     options = parser.parse_args()
     commands, events = _own_channel()
-    _preload([*(() if options.bare else MODULES), *options.modules])
+    try:
+        _preload([*(() if options.bare else MODULES), *options.modules], events)
+    except BrokenPipeError:
+        sys.exit(1)  # who started it is gone, or waits no longer
     sys.path[:0] = options.folders  # not before, or a user's file named like one of torch's modules would be taken
     Launcher(commands, events, options.scratch).run()
 
