@@ -33,3 +33,19 @@ def test_a_loss_that_is_not_finite_ends_the_job() -> None:
     world.tell(Received("w0", message))
     assert world.finish is not None
     assert world.finish.reason == "LossNotFinite"
+
+
+def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
+    """On a cluster, too, where the workers are the only ones who know; nothing else of them counts any more."""
+    world = World(2, 1, 0)
+    world.settle()
+    world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))
+    over, said = world.state, len(world.told)
+    for reason in (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed", "HistoryNotWritten"):
+        world.tell(Received("w0", protocol.WorkerWarning(reason=reason, message="so it is")))
+    assert world.state == over
+    assert [(emit.reason, emit.message, emit.warning) for emit in world.told[said:]] == [
+        ("LoggersAwaited", "w0: so it is", False),
+        ("LoggerIncomplete", "w0: so it is", True),
+        ("LoggerFailed", "w0: so it is", True),
+    ]

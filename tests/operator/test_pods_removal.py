@@ -10,7 +10,8 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.pods.removal import PodRemoval
+from bamboo_operator.pods import removal
+from bamboo_operator.pods.removal import EXIT_SECONDS, PodRemoval, exit_seconds
 from operator_kit import META, render
 
 KEY = ("default", "tiny")
@@ -72,3 +73,27 @@ async def test_a_pod_that_is_gone_is_forgotten_and_one_that_was_replaced_is_left
     pods, _, names = made(api)
     await pods.remove(CleanPodPolicy.RUNNING)
     assert api.names == names[:1]
+
+
+def test_a_worker_whose_loggers_are_waited_for_has_its_grace_period_on_top() -> None:
+    """It gives up itself five seconds before its grace period is over."""
+    pod = {"spec": {"terminationGracePeriodSeconds": 90}}
+    assert exit_seconds(pod, logging=False) == EXIT_SECONDS
+    assert exit_seconds(pod, logging=True) == EXIT_SECONDS + 90
+
+
+async def test_pods_are_left_alone_while_a_worker_waits_for_its_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "EXIT_SECONDS", 0.0)
+    pods, cluster, names = made(Deletions())
+    looks = list[int]()
+
+    def meanwhile() -> None:
+        looks.append(1)
+        if len(looks) == 3:  # its loggers are done, and it ends
+            pod = cluster.pods(KEY, META.uid)[names[0]]
+            cluster.pod_event("MODIFIED", {**pod, "status": {"phase": "Succeeded"}})
+
+    await pods.wait_for_exit(meanwhile, lambda: ())
+    assert looks == [1], "a worker that waits for nothing has had its time"
+    await pods.wait_for_exit(meanwhile, lambda: names[:1])
+    assert pods.living() == []

@@ -35,7 +35,7 @@ def lines():
 """
 
 
-def run(folder: Path, *options: str, logger: str = LOGGER, **spec: Any) -> list[Record]:
+def run(folder: Path, *options: str, logger: str = LOGGER, code: int = 0, **spec: Any) -> list[Record]:
     usual = {
         "task": gpt_task(dModel=16, context=8), "topology": {"stages": 3}, "standby": {"workers": 1},
         "training": training(STEPS, 8, 2, loggers=[OWN]),
@@ -45,7 +45,7 @@ def run(folder: Path, *options: str, logger: str = LOGGER, **spec: Any) -> list[
     job.write_text(yaml.safe_dump(bamboojob("kept", **(usual | spec))))
     command = [sys.executable, "-m", "bamboo", "run", str(job), "--json", "--output", str(folder / "out"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return from_lines((folder / "out" / "history.jsonl").read_bytes(), "history.jsonl")
 
 
@@ -112,6 +112,32 @@ def test_the_end_waits_for_a_logger_that_needs_longer_than_workers_have_to_leave
     assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "1 2 3 4 5 6"
     reasons = [record.reason for record in records if isinstance(record, EventRecord)]
     assert reasons[-1] == "LoggersAwaited"
+
+
+FAILING = """
+
+def build(config):
+    from bamboo_trainer.models.gpt import build
+
+    task = build(config)
+
+    def rate(step):
+        if step == 5:
+            raise RuntimeError("no rate")
+        return 0.1
+
+    return dataclasses.replace(task, learning_rate=rate)
+"""
+
+
+def test_a_job_whose_task_fails_lets_its_loggers_finish_too(tmp_path: Path) -> None:
+    """What led to it is what somebody wants to see."""
+    own = "import dataclasses\n" + SLOW_LOGGER + FAILING
+    task = {**gpt_task(dModel=16, context=8), "entrypoint": "own_logger:build"}
+    spec = {"task": task, "topology": {"stages": 2}, "training": training(9, 8, 2, loggers=[OWN])}
+    records = run(tmp_path, logger=own, code=1, **spec)
+    assert (tmp_path / "out" / "history" / "kept" / "logged").read_text() == "1 2 3 4 5"
+    assert "LoggersAwaited" in [record.reason for record in records if isinstance(record, EventRecord)]
 
 
 def test_ctrl_c_ends_the_wait_for_a_logger_and_the_job_is_complete(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ MOST_METRICS = 64  # of a step, or of an evaluation
 LOSS_SCALE = "loss_scale"  # the metric of a step in fp16
 Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # of fp32, and sums of them
 Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
+LOGGERS_AWAITED = "LoggersAwaited"  # the reason of a worker's warning: it ends once its loggers are done
 MOST_TEXT = 4000  # characters of what a worker says in words
 Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
@@ -260,7 +261,9 @@ class HistoryKept(Message, frozen=True):
 
 
 class WorkerWarning(Message, frozen=True):
-    """Something beside the training does not work, which goes on."""
+    """Something beside the training does not work, which goes on. LOGGERS_AWAITED: after the end of the job, which is
+    no warning; the worker ends once they are done.
+    """
 
     reason: Short
     message: Said

@@ -34,7 +34,7 @@ from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress, Turn
 from bamboo.coordinator.stuck_workers import check_stuck, hint
 from bamboo.coordinator.verification import verification
-from bamboo.coordinator.worker_reports import received
+from bamboo.coordinator.worker_reports import received, told_when_over
 from bamboo.coordinator.workers.membership import (
     absent,
     channel_closed,
@@ -82,7 +82,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         if isinstance(event, WorkerJoined):
             stop = protocol.Stop(reason="JobOver", message="the job is over")
             return state, (Send(event.hello.worker, stop), RemoveWorker(event.hello.worker))
-        return state, ()
+        return state, told_when_over(event.worker, event.message) if isinstance(event, Received) else ()
     turn = Turn(state, now)
     _take_in(turn, event)
     if _changes_nothing(state, event, turn):

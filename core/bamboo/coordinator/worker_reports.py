@@ -285,12 +285,16 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
             turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
         case "LoggerFailed":
             turn.do(Emit("LoggerFailed", text, warning=True))
-        case "LoggerIncomplete":
-            turn.do(Emit("LoggerIncomplete", text, warning=True))
-        case "LoggersAwaited":
-            turn.do(Emit("LoggersAwaited", text))
         case "CopiesNotKept":
             turn.do(Emit("CopiesNotKept", text, warning=True))
+
+
+def told_when_over(worker: WorkerId, message: object) -> tuple[Emit, ...]:
+    """What a worker of a job that is over still has to say: of its loggers, which take what is left of the history."""
+    if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
+        return ()
+    warning = message.reason != protocol.LOGGERS_AWAITED
+    return (Emit(message.reason, f"{worker}: {one_line(message.message)}", warning=warning),)
 
 
 def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
@@ -299,6 +303,7 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
         declare_lost(turn, worker, "it has left")
 
 
+AFTER_THE_END = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed")
 _OF_STATES = (
     protocol.ReplicaSynced,
     protocol.Report,

@@ -15,9 +15,10 @@ from typing import Any
 
 from bamboo import loop_signals
 from bamboo.complaints import said_by, system_reason
+from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import Evaluated, StepCommitted, WorkerWarning
+from bamboo.control.protocol import Bye, Evaluated, StepCommitted, WorkerWarning
 from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -49,7 +50,7 @@ from bamboo.local.views.summary import Summary, summarize
 from bamboo.local.views.worker_log import LogFollower
 from bamboo.local.workers import GRACE_SECONDS, LocalWorkers
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
-from bamboo.planning.plan import WorkerId
+from bamboo.planning.plan import ROOT, WorkerId
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.serving.descriptors import raise_limit
 from bamboo.storage.errors import StorageError
@@ -60,6 +61,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
+ANSWER_SECONDS = 30.0  # for the root of a complete job to say whether it waits for loggers
 LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
 SAMPLE_SECONDS = 660.0  # the call itself is given up before: it may take 60, and 600 on a busy machine
 SAMPLE = "bamboo_trainer.sample:sample"
@@ -186,29 +188,41 @@ class _LocalRun:
         """Lets the workers leave; those that do not are killed by close()."""
         if self._interrupted and self._task:
             self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
-        begun = time.monotonic()
+        begun, silent = time.monotonic(), self._silent_root()
         while alive := set(self._workers.alive):
             self._logging &= alive
-            left = begun + (LOGGER_SECONDS if self._logging else DRAIN_SECONDS) - time.monotonic()
-            if left <= 0:
+            silent &= alive
+            seconds = LOGGER_SECONDS if self._logging else ANSWER_SECONDS if silent else DRAIN_SECONDS
+            if (left := begun + seconds - time.monotonic()) <= 0:
                 break
             with contextlib.suppress(TimeoutError):
                 event = await asyncio.wait_for(self._events.get(), left)
-                self._handle(event)
-                self._hear_of_loggers(event)
+                if not self._hear_of_loggers(event):
+                    self._handle(event)
+                if isinstance(event, Received) and isinstance(event.message, WorkerWarning | Bye):
+                    silent.discard(event.worker)
         self._logging &= set(self._workers.alive)
         if self._logging:
             self._lacking("were not waited for any longer")
 
-    def _hear_of_loggers(self, event: Event) -> None:
-        """The job is over, and the coordinator takes nothing in any more."""
+    def _silent_root(self) -> set[WorkerId]:
+        """Who has yet to say, on a busy machine after a while, whether its loggers are to be waited for."""
+        complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
+        if not (complete and self._state.history and self._state.plan):
+            return set()
+        root = self._state.plan.at(ROOT).owner
+        self._workers.spare(root)
+        return {root}
+
+    def _hear_of_loggers(self, event: Event) -> bool:
+        """Is it that loggers of a job that is over are waited for?"""
         match event:
-            case Received(worker, WorkerWarning(reason="LoggersAwaited", message=text)):
+            case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED, message=text)):
                 self._logging.add(worker)
                 self._workers.spare(worker)
                 self._tell(Emit("LoggersAwaited", f"{worker}: {one_line(text)}; Ctrl-C ends the wait"))
-            case Received(worker, WorkerWarning(reason="LoggerIncomplete" | "LoggerFailed" as reason, message=text)):
-                self._tell(Emit(reason, f"{worker}: {one_line(text)}", True))
+                return True
+        return False
 
     def _waits(self, text: str) -> None:
         """For a process that is to start or to answer."""

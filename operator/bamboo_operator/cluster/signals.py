@@ -253,6 +253,11 @@ def _grace_left(pod: Json, now: datetime) -> float:
     deadline = _time(_metadata(pod).get("deletionTimestamp"))
     if deadline is not None:
         return max(0.0, (deadline - now).total_seconds())
+    return grace_period(pod)
+
+
+def grace_period(pod: Json) -> float:
+    """Seconds from the deletion of a pod to SIGKILL."""
     grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
     return float(GRACE_SECONDS if grace is None else grace)
 

@@ -15,9 +15,10 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from bamboo.control.channel_events import WorkerJoined
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import Stop
+from bamboo.control.protocol import Stop, WorkerWarning
 from bamboo.control.server import Channels
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -108,6 +109,7 @@ class CoordinatorRunner:
         self._ticker: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
         self.removing: dict[WorkerId, float] = {}  # since when
+        self.logging: set[WorkerId] = set()  # workers of a job that is over which wait for their loggers
         self.record = JobHistory()  # for the job's page
         self.events = EventQueue(self.record)
         self.finish: Finish | None = None
@@ -276,6 +278,9 @@ class CoordinatorRunner:
         if isinstance(event, WorkerJoined):
             self._watch.joined.add(event.hello.worker)
             event = WorkerJoined(self._watch.located(event.hello, self._run.spec.spread.topology_key))
+        match event:
+            case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED)):
+                self.logging.add(worker)
         before = self.state
         now, commands = coordinator.step(before, event, self._clock())
         self.state = now

@@ -170,9 +170,10 @@ class JobReconciler:
             self._training = training
             await training.run()
             self._training = None
-            await self._removal.wait_for_exit(self._cost.count)
+            await self._removal.wait_for_exit(self._cost.count, lambda: runner.logging)
             status.update(pods=dict(controller.pods.by_pool()), startup_problems=(), rollout=controller.rollout)
             await self._write_until_done(runner.status())
+            await self._post(runner.events)  # what workers have said since the end was written
         finally:
             self._training = None
             await training.close()
@@ -189,8 +190,11 @@ class JobReconciler:
             else:
                 self._attempts.succeeded("write the status")
                 break
+        await self._post(self._events)
+
+    async def _post(self, events: EventQueue) -> None:
         try:
-            await post_events(self._shared.api, self._job, self._events)
+            await post_events(self._shared.api, self._job, events)
         except API_ERRORS as error:
             self._attempts.log_failure("post events", error)
 

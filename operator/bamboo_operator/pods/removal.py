@@ -2,18 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from bamboo.job.placement_spec import CleanPodPolicy
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import lives, worker_exit
+from bamboo_operator.cluster.signals import grace_period, lives, worker_exit
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 
 EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
+
+
+def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
+    """For a worker that was told to stop. logging: its loggers take what is left of the history, for which it has less
+    than its pod's grace period; a pod that is deleted meanwhile would have no more.
+    """
+    return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 
 
 class PodRemoval:
@@ -32,10 +39,15 @@ class PodRemoval:
         pods = self._cluster.pods(*self._job).values()
         return any(worker_exit(pod) is None and pod["status"].get("phase") == "Running" for pod in pods)
 
-    async def wait_for_exit(self, meanwhile: Callable[[], None]) -> None:
-        """The workers were told to stop; most exit by themselves. meanwhile: called again and again, and at the end."""
-        deadline = time.monotonic() + EXIT_SECONDS
-        while time.monotonic() < deadline and self.living():
+    async def wait_for_exit(self, meanwhile: Callable[[], None], logging: Callable[[], Collection[str]]) -> None:
+        """The workers were told to stop; most exit by themselves. meanwhile: called again and again, and at the end.
+        logging: which of them wait for their loggers.
+        """
+        begun = time.monotonic()
+        while any(
+            time.monotonic() < begun + exit_seconds(pod, logging=pod["metadata"]["name"] in logging())
+            for pod in self.living()
+        ):
             self._attempts.heartbeat()
             meanwhile()
             await asyncio.sleep(0.1)

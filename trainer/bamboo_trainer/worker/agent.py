@@ -89,6 +89,7 @@ LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
 LATE_SECONDS = 0.02  # after which what nobody waits for is told between two pieces of work
 HISTORY_SECONDS = 2.0  # for what happened last
+SHORT_LOGGER_SECONDS = 5.0  # if others wait for this worker's end, to take its work over
 LOGGER_SECONDS = 60.0  # for loggers at the end, to take what is left
 
 
@@ -147,6 +148,7 @@ class WorkerAgent:
         self.job: LoadedJob | None = None
         self.checkpoints: Checkpointing | None = None
         self.history: HistoryKeeper | None = None
+        self.job_over = False  # or goes on without this worker
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
@@ -183,7 +185,7 @@ class WorkerAgent:
             self._fail(failure_reason(error), failure_message(error))
         finally:
             if self.history:
-                self.history.close(HISTORY_SECONDS, self.logger_seconds)
+                self.history.close(HISTORY_SECONDS, self.logger_seconds if self.job_over else SHORT_LOGGER_SECONDS)
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
             self.observer.close()
@@ -260,8 +262,7 @@ class WorkerAgent:
                 self.control.send(message)
             case Stop(discard=given_up):
                 self.weights.discard(given_up)
-                if self.history:
-                    self.history.announce_end(self.logger_seconds)
+                self._await_loggers()
                 self.control.send(Bye())
                 self.exit_code = EXIT_DRAINED
             case Refused(reason=reason, message=text):
@@ -372,7 +373,14 @@ class WorkerAgent:
 
     def _fail(self, reason: str, message: str) -> None:
         self.control.send(WorkerFailed(reason=reason, message=message))
+        self._await_loggers()
         self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
+
+    def _await_loggers(self) -> None:
+        """The job is over, so that nobody waits for this worker but for their sake."""
+        self.job_over = True
+        if self.history:
+            self.history.announce_end(self.logger_seconds)
 
     def _hello(self) -> Hello:
         plan = self.engine.plan_told if self.engine else None

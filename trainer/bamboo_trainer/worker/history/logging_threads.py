@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from bamboo.control.protocol import MOST_TEXT, Message, WorkerWarning
+from bamboo.control.protocol import LOGGERS_AWAITED, MOST_TEXT, Message, WorkerWarning
 from bamboo.history.files import HistoryFiles
 from bamboo.history.merge import merged
 from bamboo.history.records import EvaluationRecord, EventRecord, Record, StepRecord
@@ -110,7 +110,7 @@ class LoggingThreads:
         if names := [thread.name for thread in self._threads]:
             who = "the logger" if len(names) == 1 else "the loggers"
             text = f"waiting up to {seconds:g} s for {who} {', '.join(names)} to take all of the history"
-            self._tell(WorkerWarning(reason="LoggersAwaited", message=text[:MOST_TEXT]))
+            self._tell(WorkerWarning(reason=LOGGERS_AWAITED, message=text[:MOST_TEXT]))
 
     def close(self, seconds: float) -> None:
         """At the worker's end: what waits is still given if that takes no longer. What is missing is told. Those of an
