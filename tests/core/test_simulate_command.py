@@ -27,12 +27,21 @@ def test_the_command_prints_each_case_in_every_form() -> None:
     assert json.loads(called(*rates, *bugs, "-o", "json"))[0]["mean"]["value"] != documents[0]["mean"]["value"]
 
 
+def test_hours_alone_are_not_cut_short_by_the_published_steps() -> None:
+    """Otherwise such a run could not be the published program's, which goes on until its time is over."""
+    arguments = ("--preempt-rate", "0", "--seeds", "1:1", "--hours", "12", "--jobs", "1", "-o", "json")
+    done = CliRunner().invoke(app, ["simulate", "--model", "research", *arguments])
+    (found,) = json.loads(done.stdout)
+    assert found["mean"]["hours"] > 11.9
+    assert found["mean"]["steps"] > 22_194
+
+
 def test_the_command_under_a_trace(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("traces") / "t.csv"
     file.write_text("".join(f"0,add,n{number}\n" for number in range(13)) + "1800000,remove,n3\n3600000,remove,n5\n")
     done = CliRunner().invoke(app, ["simulate", "--model", "research", "--trace", str(file), "-o", "json"])
     (found,) = json.loads(done.stdout)
-    assert (found["case"], found["runs"], found["mean"]["preemptions"]) == ("t.csv", 1, 1)
+    assert (found["case"], found["runs"], found["mean"]["preemptions"]) == ("t.csv", 1, 2)
 
 
 @pytest.mark.parametrize(

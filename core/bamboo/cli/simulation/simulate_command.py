@@ -92,7 +92,9 @@ class SimulateOptions:
     ] = 0
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Steps of a run.", show_default="the job's or workload's, if known"),
+        typer.Option(
+            metavar="N", min=1, help="Steps of a run.", show_default="the job's; the workload's, without --hours"
+        ),
     ] = None
     hours: Annotated[
         float | None,
@@ -344,7 +346,10 @@ def _check_numbers(options: SimulateOptions) -> None:
 
 
 def _wanted(workload: "Workload", options: SimulateOptions, duration: float | None) -> "ResearchOptions":
-    """duration: hours, of a trace. A run ends after its steps or its time, whichever is first."""
+    """duration: hours, of a trace. A run ends after its steps or its time, whichever is first.
+
+    With --hours alone only time ends it, as it ends runs of the published program: these have no steps then.
+    """
     from bamboo.simulation.research.cost_model import KnownBug, ResearchOptions
 
     known = [bug.value for bug in KnownBug]
@@ -354,7 +359,9 @@ def _wanted(workload: "Workload", options: SimulateOptions, duration: float | No
     hours = options.hours if options.hours is not None else duration
     if hours is not None and not 0 < hours <= 87_600:
         usage(f"--hours must be more than 0 and at most 87600, not {hours:g}")
-    steps = options.steps if options.steps is not None else workload.steps
+    steps = options.steps
+    if steps is None and options.hours is None:
+        steps = workload.steps
     if steps is None and hours is None:
         usage(f"--steps or --hours: expected one of them, since no number of steps is known for {workload.name}")
     return ResearchOptions(

@@ -1,12 +1,13 @@
 """The cost model of the published Bamboo simulator: a grid of pipelines, rendezvous, takeovers by neighbours. Pure.
 
 Times are whole milliseconds. What happens at one moment happens in the order of `Kind`; events of one kind and moment
-in the order in which a heap gives them back. Recordings have many such events, and with them every step is an event,
-too, since it changes that order. Made-up hours have few: there the steps between two events are counted at once, since
-what a step takes, and what follows it, changes only at events.
+in the order in which a heap gives them back. That order depends on all that the heap holds, so every step is an event
+in it, and one that was slowed down is a second one. Only between two other events steps are counted at once, if the
+heap is the same after each of them.
 """
 
 import heapq
+import operator
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from enum import IntEnum, StrEnum
 from itertools import pairwise
 
 from bamboo.simulation.figures import Figures, SimulationError
+from bamboo.simulation.research.averages import BilledHours, StepAverages
 from bamboo.simulation.research.research_events import Moment, ResearchHours
 from bamboo.simulation.research.research_workloads import (
     CREATION_MS,
     GLOBAL_RENDEZVOUS_MS,
     SLOWDOWN,
-    SPOT_USD,
     Workload,
 )
 
@@ -76,10 +77,15 @@ class QueuedEvent(int):
 
 @dataclass(slots=True)
 class BilledNode:
-    """A node that is there, and so billed."""
+    """A node that is there, and so billed.
+
+    running: it has a stage. A name that comes back before its first node would have been ready is made ready twice,
+    and stops to count as running the second time, although its stage stays its own.
+    """
 
     created: int
     ready: bool = False
+    running: bool = False
     cells: list[Cell] = field(default_factory=list)
 
 
@@ -116,18 +122,14 @@ class Simulation:
         self._rendezvous = 0
         # the grid
         self._owners: dict[Cell, str] = {}
-        self._pipelines = self._waiting = self._overloaded = 0
-        self._slowed = False
-        # the step in flight: when it ends, how long the next will take
-        self._ends: int | None = None
-        self._grid = 0  # how many grids there were
-        self._step_ms = 0
-        # integrals and records
-        self._node_ms = self._counted_until = 0
-        self._first: int | None = None  # when the first grid was formed
-        self._last = self._last_node_ms = 0  # when the last step was done, and the integral then
-        self._steps = 0
-        self._value = 0.0
+        self._pipelines = self._waiting = 0
+        self._grid = 0  # how many grids there were; steps of earlier ones do not count
+        self._step_ms = 0  # of the next step
+        self._slowed_at: int | None = None  # when this grid lost its first node
+        self._extended = False  # the step in flight then, to which its delay was added
+        # records
+        self._billed = BilledHours()
+        self._done_steps = StepAverages(workload.samples, self._billed)
         self._removals: list[int] = []
         self._lifetimes: list[int] = []
         self._fatal = 0
@@ -144,19 +146,24 @@ class Simulation:
             Kind.STEP: self._step,
         }
         heap = self._heap
-        while not self._done():
-            until = heap[0] >> 3 if heap else limit + 1
-            if self._hours and self._ends is not None and self._ends < min(until, limit + 1):
-                self._complete_steps(min(until, limit + 1))
-                continue
-            if until > limit:
-                break
+        now = 0
+        while heap:
             event = heapq.heappop(heap)
-            handlers[Kind(event & 7)](until, event)
-        return self._figures()
+            if event >> 3 > limit:
+                now = limit
+                break
+            now = event >> 3
+            handlers[Kind(event & 7)](now, event)
+            if self._done():
+                break
+            if not heap or heap[0] >> 3 != now:
+                self._billed.moment_over(now, len(self._nodes))
+                if event & 7 == Kind.STEP:
+                    self._complete_alike(now, limit)
+        return self._figures(now)
 
     def _done(self) -> bool:
-        return self._steps == self._options.steps
+        return self._done_steps.steps == self._options.steps
 
     # nodes
 
@@ -175,7 +182,6 @@ class Simulation:
         self._push_moments(self._hours.hour(now, list(self._nodes)))
 
     def _add(self, now: int, event: QueuedEvent) -> None:
-        self._count(now)
         self._nodes[event.node] = BilledNode(now)
         self._push(now + CREATION_MS, Kind.READY, event.node)
 
@@ -183,7 +189,7 @@ class Simulation:
         node = self._nodes.get(event.node)
         if node is None:
             return
-        node.ready = True
+        node.ready, node.running = True, False
         if self._state is State.STOPPED:
             self._begin_rendezvous(now, Kind.GLOBAL)
         elif self._state is State.RENDEZVOUS:
@@ -192,42 +198,45 @@ class Simulation:
             self._waiting += 1
 
     def _remove(self, now: int, event: QueuedEvent) -> None:
-        self._count(now)
-        node = self._nodes.pop(event.node)
+        node = self._nodes.pop(event.node, None)
+        if node is None:
+            raise SimulationError(
+                f"{event.node} is taken away after {now / HOUR_MS:.2f} hours, when it is not there: in this model nodes"
+                " of one moment come before others go, so a name cannot go and come back at one moment"
+            )
         self._removals.append(now)
         self._lifetimes.append(now - node.created)
-        if not node.cells:
+        if not node.running:
             if node.ready and self._state is State.RUNNING and KnownBug.PHANTOM_STANDBY in self._options.fixed:
                 self._waiting -= 1
             if KnownBug.STANDBY_SLOWDOWN not in self._options.fixed:
                 self._slow_down(now)
             return
-        pipeline, stage = node.cells[0]
-        heir = self._nodes.get(self._owners[pipeline, (stage - 1) % self._workload.stages])
+        heir = self._heir(node.cells[0])
         if len(node.cells) > 1 or (heir and len(heir.cells) > 1):
             self._fatal += 1
-            self._overloaded -= len(node.cells) > 1
             if self._patched:
-                self._ends = None
+                self._grid += 1
             self._begin_rendezvous(now, Kind.GLOBAL)
             return
         if heir:
-            heir.cells.append((pipeline, stage))
-            self._owners[pipeline, stage] = self._owners[pipeline, (stage - 1) % self._workload.stages]
-            self._overloaded += 1
+            heir.cells.append(node.cells[0])
+            self._owners[node.cells[0]] = self._owners[heir.cells[0]]
         self._slow_down(now)
 
-    def _slow_down(self, now: int) -> None:
-        """Once for each grid, however many were lost."""
-        if not self._slowed:
-            self._slowed = True
-            self._step_ms = int(SLOWDOWN * self._step_ms)
-            if self._ends is not None:
-                self._ends = int(self._ends + (SLOWDOWN - 1) * (self._ends - now))
+    def _heir(self, cell: Cell) -> BilledNode | None:
+        """Who runs the stage before that one, if it is still there. After a rendezvous that found nobody the first
+        stage has none before it, since then there are no stages, although nodes keep theirs."""
+        pipeline, stage = cell
+        if stage == 0 and not self._pipelines:
+            return None
+        return self._nodes.get(self._owners.get((pipeline, (stage - 1) % self._workload.stages), ""))
 
-    def _count(self, now: int) -> None:
-        self._node_ms += len(self._nodes) * (now - self._counted_until)
-        self._counted_until = now
+    def _slow_down(self, now: int) -> None:
+        """Once for each grid, however many were lost, and only while it is not being formed anew."""
+        if self._slowed_at is None and self._state is State.RUNNING:
+            self._slowed_at = now
+            self._step_ms = int(SLOWDOWN * self._step_ms)
 
     # rendezvous
 
@@ -248,19 +257,18 @@ class Simulation:
         stages = self._workload.stages
         self._pipelines = len(self._listed) // stages
         used = self._pipelines * stages
-        self._waiting, self._slowed = len(self._listed) - used, False
-        self._ends = None
+        self._waiting = len(self._listed) - used
+        self._slowed_at, self._extended = None, False
         self._grid += 1
         self._state = State.RUNNING if used else State.STOPPED
         listed, self._listed = self._listed, []
-        for name in listed:
-            self._nodes[name].cells = []
-            self._overloaded = 0
+        for place, name in enumerate(listed):
+            node = self._nodes[name]
+            node.running = place < used
+            node.cells = [divmod(place, stages)] if node.running else []
         if not used:
             return
-        self._owners = {divmod(place, stages): name for place, name in enumerate(listed[:used])}
-        for cell, name in self._owners.items():
-            self._nodes[name].cells.append(cell)
+        self._owners = {cell: name for name, node in self._nodes.items() for cell in node.cells}
         if self._pipelines not in self._workload.step_ms:
             most = max(self._workload.step_ms)
             raise SimulationError(
@@ -268,91 +276,84 @@ class Simulation:
                 f" and step times of {self._workload.name} are known for at most {most}"
             )
         self._step_ms = self._workload.step_ms[self._pipelines]
-        self._begin_step(now)
-        if self._first is None:
-            self._count(now)
-            self._first, self._last, self._last_node_ms = now, now, self._node_ms
+        self._push_step(now + self._step_ms)
+        self._done_steps.begin(now)
 
     # steps
 
-    def _begin_step(self, now: int) -> None:
-        self._ends = now + self._step_ms
-        if self._hours is None:
-            self._push(self._ends, Kind.STEP, number=self._grid)
+    def _push_step(self, ends: int) -> None:
+        self._push(ends, Kind.STEP, number=self._grid)
 
     def _step(self, now: int, event: QueuedEvent) -> None:
-        """A step that was slowed down ends later than its event said."""
-        if event.number != self._grid or self._ends is None:
+        """The step that was in flight when a node was lost ends later: by half of what was left of it then."""
+        if event.number != self._grid:
             return
-        if self._ends > now:
-            self._push(self._ends, Kind.STEP, number=self._grid)
+        if self._slowed_at is not None and not self._extended:
+            self._extended = True
+            self._push_step(now + int((now - self._slowed_at) * (SLOWDOWN - 1)))
             return
-        self._complete(now)
+        self._done_steps.complete(now)
         if self._done():
             return
         if self._reconfigures():
-            self._ends = None
             self._begin_rendezvous(now, Kind.LOCAL)
         else:
-            self._begin_step(now)
+            self._push_step(now + self._step_ms)
 
-    def _complete_steps(self, until: int) -> None:
-        """Those that end before `until`, at which the next event is."""
-        assert self._ends is not None
-        self._complete(self._ends)
-        if self._done():
+    def _complete_alike(self, now: int, limit: int) -> None:
+        """After a step: those that follow it alike, before anything else happens, up to the last but one of the run.
+
+        Each of them would leave the heap and put the next one there, which moves other events. It is left out only if
+        that moves none, so that events of one moment stay in their order; if not, steps go on one by one.
+        """
+        heap = self._heap
+        if self._done_steps.last != now or not heap or heap[0] != (now + self._step_ms) << 3 | Kind.STEP:
             return
-        if self._reconfigures():
-            at, self._ends = self._ends, None
-            self._begin_rendezvous(at, Kind.LOCAL)
-            return
-        self._ends += self._step_ms
-        alike = max(0, (until - 1 - self._ends) // self._step_ms + 1)
+        before = heap.copy()
+        step = heapq.heappop(heap)
+        until = min(heap[0] >> 3, limit + 1) if heap else limit + 1
+        count = (until - 1 - now) // self._step_ms
         if self._options.steps is not None:
-            alike = min(alike, self._options.steps - self._steps)
-        if alike:
-            self._complete(self._ends + (alike - 1) * self._step_ms, alike)
-            self._ends += alike * self._step_ms
-
-    def _complete(self, at: int, count: int = 1) -> None:
-        """The value of a step is samples per second for each USD per hour: samples over the USD that it cost."""
-        self._count(at)
-        took, node_ms = at - self._last, self._node_ms - self._last_node_ms
-        usd_per_hour = SPOT_USD * node_ms / took
-        self._value += count * self._workload.samples / usd_per_hour
-        self._steps += count
-        self._last, self._last_node_ms = at, self._node_ms
+            count = min(count, self._options.steps - 1 - self._done_steps.steps)
+        others = heap.copy()
+        heapq.heappush(heap, step)
+        heapq.heappop(heap)
+        if count < 1 or step.number != self._grid or not all(map(operator.is_, heap, others)):
+            heap[:] = before
+            return
+        self._done_steps.complete_alike(self._step_ms, count)
+        self._push_step(now + (count + 1) * self._step_ms)
 
     def _reconfigures(self) -> bool:
         cells = self._pipelines * self._workload.stages
-        over = self._overloaded
+        over = sum(node.running and len(node.cells) > 1 for node in self._nodes.values())
         if over and (self._waiting >= over or 2 * over / (cells - over) > MOST_OVERLOADED):
             return True
         return (cells - over + self._waiting) // self._workload.stages > self._pipelines
 
     # results
 
-    def _figures(self) -> Figures:
-        if self._first is None or not self._steps:
+    def _figures(self, now: int) -> Figures:
+        """now: when the run ended. Preemptions and lives of nodes count to then, all else to the last step."""
+        steps, last = self._done_steps.steps, self._done_steps.last
+        if not steps:
             raise SimulationError("no step is ever done: there are never enough nodes for one pipeline")
         if self._options.milliseconds is None and not self._done():
-            raise SimulationError(f"the run is not done after {MOST_HOURS} hours, with {self._steps} steps done")
-        removals = [at for at in self._removals if at <= self._last]
-        lifetimes = [*self._lifetimes, *(self._last - node.created for node in self._nodes.values())]
-        between = [after - at for at, after in pairwise(removals)]
-        seconds = (self._last - self._first) / 1000
-        throughput = self._steps * self._workload.samples / seconds
-        usd_per_hour = SPOT_USD * self._last_node_ms / self._last
+            raise SimulationError(f"the run is not done after {MOST_HOURS} hours, with {steps} steps done")
+        lifetimes = [*self._lifetimes, *(now - node.created for node in self._nodes.values())]
+        between = [after - at for at, after in pairwise(self._removals)]
+        nodes, usd_per_hour = self._billed.averages(last / HOUR_MS)
+        throughput, value = self._done_steps.averages()
         averaged = KnownBug.MEAN_OF_RATIOS not in self._options.fixed
         return Figures(
-            preemptions=len(removals),
+            preemptions=len(self._removals),
             fatal=self._fatal,
             interval=statistics.fmean(between) / HOUR_MS if between else 0.0,
             lifetime=statistics.fmean(lifetimes) / HOUR_MS,
-            nodes=self._last_node_ms / self._last,
+            nodes=nodes,
             throughput=throughput,
             usd_per_hour=usd_per_hour,
-            value=self._value / seconds if averaged else throughput / usd_per_hour,
-            hours=self._last / HOUR_MS,
-            steps=self._steps,
+            value=value if averaged else throughput / usd_per_hour,
+            hours=last / HOUR_MS,
+            steps=steps,
         )

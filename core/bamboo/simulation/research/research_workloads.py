@@ -39,7 +39,7 @@ WORKLOADS = {
     for workload in (
         Workload(
             name="gpt-2", stages=12, capacity=48, samples=32, step_ms=_times(1200, 1085, 1046, 1008),
-            local_rendezvous_ms=20_000, on_demand_seconds=3.37, on_demand_gpus=32,
+            local_rendezvous_ms=20_000, on_demand_seconds=3.37, on_demand_gpus=32, steps=188_828,
         ),
         Workload(
             name="bert", stages=12, capacity=48, samples=264, step_ms=_times(4310, 2390, 1805, 1450),
