@@ -14,7 +14,7 @@ WORKER_INFO = _worker(
     "info", MetricKind.GAUGE, "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
     *("worker", "device", "version"),
 )  # fmt: skip
-WORKER_STEP = _worker("step", MetricKind.GAUGE, "Step in progress.")
+WORKER_STEP = _worker("step", MetricKind.GAUGE, "Committed steps of the job, as far as this worker knows.")
 WORKER_STAGES = _worker("stages", MetricKind.GAUGE, "Stages whose state it holds; role: owner or replica.", "role")
 WORKER_STEP_DURATION = _worker(
     "step_duration_seconds",

@@ -131,7 +131,7 @@ class Committer:
         known = self.log.commits.get(step)
         if known is not None:
             if (known.generation, known.epoch) != (commit.generation, commit.epoch):
-                logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step, known, commit)
+                logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step + 1, known, commit)
             return False
         if commit.checkpoint:
             mark = commit.checkpoint

@@ -303,7 +303,7 @@ class Engine:
 
     @property
     def step(self) -> int:
-        """The step in progress, for heartbeats."""
+        """So many are committed, as far as this worker knows; the next one is in progress."""
         if self._beginning:
             return self._beginning.plan.first_step
         return self.components.step if self.components else 0

@@ -1,7 +1,8 @@
 """What a worker writes for people: its log, and what the task prints.
 
-Every line of the log has time, worker and step. Local workers share one file, so there what the task prints has them,
-too; a pod's log has one writer, and what the task prints there stays as it is, for whatever reads it.
+Every line of the log has time, worker and step: so many are committed, and the next one is in progress. Local workers
+share one file, so there what the task prints has them, too; a pod's log has one writer, and what the task prints there
+stays as it is, for whatever reads it.
 """
 
 import faulthandler
@@ -22,7 +23,7 @@ Step = Callable[[], int | None]
 
 
 def begin(worker: str, step: Step, *, shared: bool) -> None:
-    """From now on this process's log is that of the worker. step: the newest; None before training.
+    """From now on this process's log is that of the worker. step: the newest that is committed; None before training.
 
     shared: others write to the same file.
     """
