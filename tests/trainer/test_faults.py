@@ -4,7 +4,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.nixl.agent import prove
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
-from processes import Processes, run, run_slowly, run_with_cut_flows, run_with_faults
+from processes import Processes, one_launcher, run, run_slowly, run_with_cut_flows, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
@@ -45,6 +45,12 @@ def manifest(
     if transport != "TCP":
         document["spec"]["task"]["entrypoint"] = "all_large:build"
     return document
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with one_launcher(tmp_path_factory.mktemp("launcher")):
+        yield
 
 
 @pytest.fixture(autouse=True)
