@@ -61,6 +61,7 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)) ## train on this machine, lose
 	$(BIN)/bamboo run examples/quickstart.yaml --preempt at:15:2 --preempt at:35:1:notice --verify
 
 test: lint ## lint, then the tests that are neither slow nor soak
+	$(BIN)/python -m compileall -q core trainer operator tests  # else some hundred processes do it, where Python writes none
 	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
