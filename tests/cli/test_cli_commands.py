@@ -204,7 +204,9 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     setting = f"TMPDIR={scratch}"
-    command = ["env", setting, *BAMBOO, "run", write(tmp_path, SPIRALS), "--verify"]
+    # Where it comes before a second run trains, the first one may be short.
+    manifest = SPIRALS.replace("steps: 600", "steps: 10") if seen == ["the same job again"] else SPIRALS
+    command = ["env", setting, *BAMBOO, "run", write(tmp_path, manifest), "--verify"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         assert job.stdout is not None
         for start in seen:
