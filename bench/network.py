@@ -33,8 +33,8 @@ from _switch import CONTROL, Shape
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import StepCommitted
 from bamboo.planning.schedule import StageOrder
+from bamboo.planning.steps.pipelines import Group, execute
 from bamboo.profiles.profile import Network as ProfileNetwork
-from bamboo.simulation.job.pipelines import Group, execute
 
 STAGES, MICROBATCHES, SAMPLES = 2, 8, 4
 FORWARD, BACKWARD = 0.010, 0.020

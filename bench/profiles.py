@@ -23,6 +23,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer
+from bamboo.planning.steps.step_times import StepModel
 from bamboo.profiles.files import FOLDER
 from bamboo.profiles.profile import (
     Layer,
@@ -37,7 +38,6 @@ from bamboo.profiles.profile import (
     Times,
     to_json,
 )
-from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.research.research_workloads import (
     CREATION_MS,
     GLOBAL_RENDEZVOUS_MS,
@@ -122,7 +122,7 @@ def on_demand_step(profile: ModelProfile) -> float:
     stages, pipelines = layer_ranges(profile.costs, spec.topology), spec.topology.pipelines
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(stages) * pipelines)]
     plan = initial_plan(peers, stages, pipelines, spec.training, spec.redundancy)
-    return StepModel(profile, spec).seconds(plan, plan.target)
+    return StepModel(profile.figures, spec).seconds(plan, plan.target)
 
 
 def scaled(profile: ModelProfile, factor: float) -> ModelProfile:

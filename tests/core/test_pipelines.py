@@ -8,8 +8,8 @@ import pytest
 
 from bamboo.job.spec import PipelineSchedule
 from bamboo.planning.schedule import StageOrder
+from bamboo.planning.steps.pipelines import Group, StepLoss, execute
 from bamboo.profiles.profile import Network
-from bamboo.simulation.job.pipelines import Group, StepLoss, execute
 
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 

@@ -5,8 +5,8 @@ import pytest
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer
+from bamboo.planning.steps.step_times import StepModel
 from bamboo.profiles.files import read_profile, shipped_names
-from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.strategies.choose import ON_DEMAND, strategy_result, workplace
 from bamboo.traces.generate import Generation, generate
 
@@ -36,7 +36,9 @@ def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: s
     ranges, pipelines = layer_ranges(profile.costs, spec.topology), published.on_demand_pipelines
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(ranges) * pipelines)]
     plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)
-    assert StepModel(profile, spec).seconds(plan, plan.target) == pytest.approx(published.on_demand_seconds, rel=0.005)
+    assert StepModel(profile.figures, spec).seconds(plan, plan.target) == pytest.approx(
+        published.on_demand_seconds, rel=0.005
+    )
 
 
 @pytest.mark.parametrize("name", shipped_names())

@@ -9,8 +9,8 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Assignment, Cell, Plan
 from bamboo.planning.shards import sharded
+from bamboo.planning.steps.step_times import LostWorkers, StepModel
 from bamboo.profiles.profile import ModelProfile, Network
-from bamboo.simulation.job.step_times import LostWorkers, StepModel
 from job_simulation_kit import FAST, manifest, plan_of, profile, spec
 
 Rows = tuple[tuple[str, ...], ...]
@@ -18,7 +18,7 @@ Rows = tuple[tuple[str, ...], ...]
 
 def seconds(job: JobSpec, model: ModelProfile) -> float:
     plan = plan_of(job, len(model.layers))
-    return StepModel(model, job).seconds(plan, plan.target)
+    return StepModel(model.figures, job).seconds(plan, plan.target)
 
 
 def test_with_shards_a_worker_updates_two_of_them_and_waits_for_the_parameters_of_all() -> None:
@@ -32,7 +32,7 @@ def test_with_shards_a_worker_updates_two_of_them_and_waits_for_the_parameters_o
     def both(network: Network) -> list[float]:
         model = profile(4, network, update=8.0)
         pairs = ((plain, plan), (shards, divided))
-        return [StepModel(model, job).seconds(one, one.target) for job, one in pairs]
+        return [StepModel(model.figures, job).seconds(one, one.target) for job, one in pairs]
 
     assert both(FAST) == pytest.approx([2 * 4 * 3 + 4 * 8, 2 * 4 * 3 + 2 * 8])
     without, with_them = both(Network(flow=100.0, machine=1e15, latency=0.0))
@@ -112,7 +112,7 @@ def test_devices_of_a_worker_share_its_connections() -> None:
 
 def test_the_loss_of_a_worker_is_that_of_all_its_devices() -> None:
     job, model = spec(2, 1, 8, "LazyForward", 2), profile(4)
-    plan, times = plan_of(job, 4), StepModel(model, job)
+    plan, times = plan_of(job, 4), StepModel(model.figures, job)
     calm = times.seconds(plan, plan.target)
     later = moved(plan, Cell(0, 1), "w0")
     took, repeating = times.disturbed(plan, later, plan.target, LostWorkers(at={"w1": 10.0}, planned=11.0))
@@ -148,7 +148,7 @@ def test_a_loss_never_makes_a_step_shorter(grid: tuple[int, int, int], devices: 
     )
     if stages == 1:
         return
-    plan, times = plan_of(job, 2 * stages), StepModel(model, job)
+    plan, times = plan_of(job, 2 * stages), StepModel(model.figures, job)
     calm = times.seconds(plan, plan.target)
     victim = data.draw(st.sampled_from(sorted(plan.holders())))
     cell = plan.owned_by(victim)[0]
@@ -187,7 +187,7 @@ def test_a_takeover_may_come_with_a_cell_of_somebody_who_is_there(before: Rows, 
         )
         for number, rows in enumerate((before, after))
     ]  # fmt: skip
-    times = StepModel(profile(6), job)
+    times = StepModel(profile(6).figures, job)
     calm = times.seconds(plans[0], first.target)
     took, repeating = times.disturbed(*plans, first.target, LostWorkers(at={"w2": 4.0}, planned=5.0))
     assert 5.0 < took < 3 * calm

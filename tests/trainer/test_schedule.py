@@ -17,7 +17,7 @@ from bamboo.planning.schedule import (
     one_f_one_b,
     zb_h1,
 )
-from bamboo.simulation.job.pipelines import awaited
+from bamboo.planning.steps.pipelines import awaited
 from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.transport.frames import FrameKind
 

@@ -103,6 +103,23 @@ class Times(_Part, frozen=True, kw_only=True):
     commit: Seconds = 0.0
 
 
+class ModelFigures(_Part, frozen=True, kw_only=True):
+    """What decides how long a step takes, and what memory. layers: for the job's microbatches. instruction, commit: as
+    in `Times`.
+    """
+
+    layers: tuple[Layer, ...]
+    network: Network
+    instruction: Seconds = 0.0
+    commit: Seconds = 0.0
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """Of each layer, by which the coordinator splits the layers: as counted, else seconds of a microbatch."""
+        counted = any(layer.cost for layer in self.layers)
+        return tuple(layer.cost if counted else layer.forward + layer.backward for layer in self.layers)
+
+
 class Machine(_Part, frozen=True, kw_only=True):
     """memory: of the device that computes; the same as host_memory where that is the processor."""
 
@@ -174,10 +191,19 @@ class ModelProfile(_Part, frozen=True, kw_only=True):
     task: ProfiledTask | None = None
 
     @property
+    def figures(self) -> ModelFigures:
+        added = self.times
+        return ModelFigures(
+            layers=self.layers,
+            network=self.network,
+            instruction=added.instruction,
+            commit=added.commit,
+        )
+
+    @property
     def costs(self) -> tuple[float, ...]:
-        """Of each layer, by which the coordinator splits the layers: as counted, else seconds of a microbatch."""
-        counted = any(layer.cost for layer in self.layers)
-        return tuple(layer.cost if counted else layer.forward + layer.backward for layer in self.layers)
+        """As `ModelFigures.costs`."""
+        return self.figures.costs
 
     @property
     def state_bytes(self) -> int:

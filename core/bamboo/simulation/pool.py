@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from bamboo.planning.steps.step_times import StepModel
 from bamboo.simulation.figures import Figures, SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, model_of, simulate_job
 from bamboo.simulation.job.job_zones import made_up
-from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.processes import in_processes
 from bamboo.simulation.research.cost_model import ResearchOptions, simulate
 from bamboo.simulation.research.research_events import Moment, ResearchHours

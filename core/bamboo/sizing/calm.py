@@ -11,10 +11,10 @@ from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, Plan
 from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.steps.step_times import StepModel
+from bamboo.planning.steps.worker_memory import device_bytes
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.job.job_zones import packed
-from bamboo.simulation.job.step_times import StepModel
-from bamboo.simulation.job.worker_memory import device_bytes
 from bamboo.simulation.job.zone_traffic import step_traffic
 from bamboo.simulation.zone_price import traffic_usd
 from bamboo.sizing.candidate import Candidate, job_of
@@ -40,7 +40,7 @@ def memory_needed(world: World, candidate: Candidate) -> int:
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
-    return max(device_bytes(profile, made[0], taken_over=over) for over in (False, True))
+    return max(device_bytes(profile.figures, made[0], taken_over=over) for over in (False, True))
 
 
 def calm(world: World, candidate: Candidate) -> Calm:
@@ -50,7 +50,7 @@ def calm(world: World, candidate: Candidate) -> Calm:
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
     plan = _plan(made[0], profile, candidate.zones or world.market.zones)
     billed = step_traffic(plan, plan.target, profile, final=final_share(made[0].training)).billed
-    seconds = StepModel(profile, made[0]).seconds(plan, plan.target)
+    seconds = StepModel(profile.figures, made[0]).seconds(plan, plan.target)
     usd = seconds * node_usd(world, candidate) + traffic_usd(billed, world.traffic_price)
     return Calm(seconds=seconds, between_zones=billed, usd=usd)
 

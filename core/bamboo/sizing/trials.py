@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from bamboo.job.training_spec import TrainingSpec
+from bamboo.planning.steps.step_times import StepModel
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import CUT, model_of, simulate_job
-from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.processes import in_processes
 from bamboo.sizing.candidate import Candidate
 from bamboo.sizing.pareto import Point

@@ -13,13 +13,13 @@ from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import JobSpec
 from bamboo.job.yaml_file import read_manifest_source
+from bamboo.planning.steps.worker_memory import memory_warning
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.simulation.job.job_zones import allowed_zones, made_up, named_zones
-from bamboo.simulation.job.worker_memory import memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation

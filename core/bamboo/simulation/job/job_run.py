@@ -34,12 +34,12 @@ from bamboo.names import worker_name
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, WorkerId
 from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.steps.step_times import StepModel
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.simulation.job.job_training import SimulatedTraining
 from bamboo.simulation.job.node_supply import NodeSupply, SimulatedNode
-from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.job.virtual_clock import VirtualClock
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Change, NodeChange, Trace
@@ -76,7 +76,7 @@ def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: S
 def model_of(run: JobRun) -> StepModel:
     """Raises SimulationError if the job cannot be simulated."""
     simple = _simplified(run)
-    return StepModel(simple.profile, simple.spec)
+    return StepModel(simple.profile.figures, simple.spec)
 
 
 def _simplified(run: JobRun) -> JobRun:
@@ -106,7 +106,7 @@ class _Simulation:
         )
         self._supply = NodeSupply(run.trace, run.spec, run.profile.prices, run.price)
         self._training = SimulatedTraining(
-            self._clock, self._model, run.spec, self._record, tell=self._tell, most=self._most_steps
+            self._clock, self._model, run.profile, run.spec, self._record, tell=self._tell, most=self._most_steps
         )
         self._workers: dict[WorkerId, _SimulatedWorker] = {}
         self._by_node: defaultdict[str, list[WorkerId]] = defaultdict(list)

@@ -14,9 +14,10 @@ from bamboo.job.spec import JobSpec
 from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share, share
+from bamboo.planning.steps.step_times import LostWorkers, StepModel
+from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.job.held_states import HeldStates
 from bamboo.simulation.job.job_record import JobRecord
-from bamboo.simulation.job.step_times import LostWorkers, StepModel
 from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffic, by_zone, step_traffic
 
@@ -33,6 +34,7 @@ class SimulatedTraining:
         self,
         clock: VirtualClock,
         model: StepModel,
+        profile: ModelProfile,
         spec: JobSpec,
         record: JobRecord,
         *,
@@ -40,6 +42,7 @@ class SimulatedTraining:
         most: Callable[[], int],
     ) -> None:
         self._clock, self._model, self._spec, self._record = clock, model, spec, record
+        self._profile = profile
         self._tell, self._most = tell, most
         self._held = self._no_states()
         self.step, self._furthest = 0, 0
@@ -61,7 +64,7 @@ class SimulatedTraining:
 
     def _no_states(self) -> HeldStates:
         spec = self._spec
-        return HeldStates(self._model.profile, spec.redundancy.transfer_mbps, spec.topology.flows_per_link)
+        return HeldStates(self._profile, spec.redundancy.transfer_mbps, spec.topology.flows_per_link)
 
     # plans
 
@@ -251,7 +254,7 @@ class SimulatedTraining:
         if self._counted[0] != key:
             layout = next(one for one in plan.layouts if one.generation == self._generation)
             final = final_share(self._spec.training)
-            self._counted = key, step_traffic(plan, layout, self._model.profile, final=final)
+            self._counted = key, step_traffic(plan, layout, self._profile, final=final)
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
@@ -316,7 +319,7 @@ class SimulatedTraining:
         for stage, mine in enumerate(writers):
             for worker in mine:
                 layers.setdefault(worker, []).extend(share(mine, worker, plan.state_layers[stage]))
-        storage = self._model.profile.storage
+        storage = self._profile.storage
         for worker, shares in layers.items():
             if worker in self._gone:
                 continue
@@ -338,7 +341,7 @@ class SimulatedTraining:
         self._tell(worker, protocol.PartsWritten(checkpoint=checkpoint, parts=parts))
 
     def commit_checkpoint(self, worker: WorkerId, checkpoint: CheckpointId) -> None:
-        self._clock.after(self._model.profile.storage.latency, partial(self._exists, worker, checkpoint))
+        self._clock.after(self._profile.storage.latency, partial(self._exists, worker, checkpoint))
 
     def _exists(self, worker: WorkerId, checkpoint: CheckpointId) -> None:
         if worker not in self._gone:
@@ -349,7 +352,7 @@ class SimulatedTraining:
     def find_checkpoint(self, worker: WorkerId, question: protocol.FindCheckpoint) -> None:
         sound = [one for one in self._kept if one not in question.bad]
         found = protocol.CheckpointFound(number=question.number, checkpoint=max(sound, default=None))
-        self._clock.after(2 * self._model.profile.storage.latency, partial(self._answer, worker, found))
+        self._clock.after(2 * self._profile.storage.latency, partial(self._answer, worker, found))
 
     def _answer(self, worker: WorkerId, message: protocol.Message) -> None:
         if worker not in self._gone:

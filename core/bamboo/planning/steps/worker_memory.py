@@ -1,4 +1,4 @@
-"""How much memory a job's workers need, from a profile; `bamboo validate --load` counts it from the task. Pure."""
+"""How much memory workers need, from sizes of layers; `bamboo validate --load` counts it from the task. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,32 +8,32 @@ from bamboo.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
 from bamboo.planning.splits.devices import EAGER, device_layers, device_roles, mode_in_force
-from bamboo.profiles.profile import ModelProfile
+from bamboo.profiles.profile import ModelFigures, ModelProfile
 
 
-def device_bytes(profile: ModelProfile, spec: JobSpec, *, taken_over: bool) -> int:
+def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool) -> int:
     """Of the device that needs most: in calm, or while its worker runs the stages of lost workers, too.
 
     Raises ValueError if the layers cannot be split so.
     """
     devices = spec.worker.devices
-    stages = layer_ranges(profile.costs, spec.topology, devices=devices)
-    ranges = device_layers(spec, stages, profile.costs) or stages
+    stages = layer_ranges(figures.costs, spec.topology, devices=devices)
+    ranges = device_layers(spec, stages, figures.costs) or stages
     roles = worker_roles(spec, len(stages), taken_over=taken_over)
-    return max(_of(profile, spec, ranges, device_roles(one, at, devices)) for one in roles for at in range(devices))
+    return max(_of(figures, spec, ranges, device_roles(one, at, devices)) for one in roles for at in range(devices))
 
 
-def _of(profile: ModelProfile, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
+def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
     depth, owned, kept = len(ranges), roles.owned, roles.kept
     microbatches = -(-spec.training.microbatches // spec.topology.pipelines)
     on_host = spec.redundancy.placement is ReplicaPlacement.HOST
 
     def each(stages: Iterable[int], *names: str) -> int:
-        parts = (profile.layers[slice(*ranges[s])] for s in stages)
+        parts = (figures.layers[slice(*ranges[s])] for s in stages)
         return sum(getattr(layer, name) for layers in parts for layer in layers for name in names)
 
     def in_flight(s: int) -> int:
-        first = profile.layers[ranges[s][0] - 1].boundary if s else 0
+        first = figures.layers[ranges[s][0] - 1].boundary if s else 0
         order = StageOrder.of(spec.topology)
         flying = (order.taken_over() if s in roles.taken_over else order).in_flight(s, depth, microbatches)
         return flying * (first + each([s], "activations", "boundary"))
@@ -43,15 +43,15 @@ def _of(profile: ModelProfile, spec: JobSpec, ranges: Sequence[tuple[int, int]],
     ahead = mode_in_force(spec.redundancy.mode, spec.worker.devices) in EAGER
     eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
     redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
-    remembered = _of_shards(profile, spec) if depth == 1 else None
+    remembered = _of_shards(figures, spec) if depth == 1 else None
     if remembered is None:
         remembered = each(owned, "optimizer")
     return each(owned, "parameters") + remembered + replica + gradients + sum(map(in_flight, owned)) + redundant
 
 
-def _of_shards(profile: ModelProfile, spec: JobSpec) -> int | None:
+def _of_shards(figures: ModelFigures, spec: JobSpec) -> int | None:
     """Of what the optimizer remembers, the most that the holder of a shard and of others' has; None: all have all."""
-    kinds = [layer.optimizer for layer in profile.layers]
+    kinds = [layer.optimizer for layer in figures.layers]
     shards = shard_layers(kinds, spec.topology.pipelines) if spec.topology.shard_optimizer else ()
     held = range(1 + min(spec.redundancy.kept, len(shards) - 1))
     of = [sum(kinds[slice(*shard)]) for shard in shards]
@@ -62,7 +62,7 @@ def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
     """A sentence if a worker may not have enough; "" if it has."""
     one = "worker" if spec.worker.devices == 1 else "device of a worker"
     for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
-        needed = device_bytes(profile, spec, taken_over=taken_over)
+        needed = device_bytes(profile.figures, spec, taken_over=taken_over)
         if needed > profile.machine.memory:
             there = f"{profile.machine.memory / 1e9:.1f} GB"
             return f"a {one} needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {there}"

@@ -15,9 +15,9 @@ from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import cell_of, devices_of
-from bamboo.profiles.profile import Layer, ModelProfile
-from bamboo.simulation.job.devices import devices_of_workers, machine, on_devices
-from bamboo.simulation.job.pipelines import Group, GroupTimes, Place, StepLoss, execute
+from bamboo.planning.steps.devices import devices_of_workers, machine, on_devices
+from bamboo.planning.steps.pipelines import Group, GroupTimes, Place, StepLoss, execute
+from bamboo.profiles.profile import Layer, ModelFigures
 
 # Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
 SAFETY, MARGIN = 0.95, 1.1
@@ -64,22 +64,22 @@ class PlannedGroup:
 
 
 class StepModel:
-    """Of one job on one profile, whose microbatches are the job's.
+    """Of one job with these figures, which are for its microbatches.
 
     Inside, each device of a worker is a worker of its own, and what one gives to another on the same machine takes no
     time.
     """
 
-    def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
-        self.profile, self._spec = profile, spec
+    def __init__(self, figures: ModelFigures, spec: JobSpec) -> None:
+        self.figures, self._spec = figures, spec
         self._stages: dict[tuple[tuple[int, int], ...], Stages] = {}
         self._groups: dict[Group, GroupTimes] = {}
         self._steps: dict[object, float] = {}
 
     def stages(self, ranges: tuple[tuple[int, int], ...]) -> Stages:
         if ranges not in self._stages:
-            parts = [self.profile.layers[first:end] for first, end in ranges]
-            self._stages[ranges] = _summed(parts, self.profile.times.instruction, final_share(self._spec.training))
+            parts = [self.figures.layers[first:end] for first, end in ranges]
+            self._stages[ranges] = _summed(parts, self.figures.instruction, final_share(self._spec.training))
         return self._stages[ranges]
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
@@ -213,7 +213,7 @@ class StepModel:
             group = Group(
                 forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
                 microbatches=tuple(len(layout.split[d]) for d in rows), order=StageOrder.of(self._spec.topology),
-                network=self.profile.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy),
+                network=self.figures.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy),
                 mirrors=mirrors, layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
                 machines=_machines(names),
             )  # fmt: skip
@@ -222,7 +222,7 @@ class StepModel:
 
     def _committed(self, plan: Plan, layout: Layout, ends: Mapping[Place, float]) -> float:
         """When all have heard of the commit, given when the cells have done their forwards and backwards."""
-        stages, network = self.stages(plan.stages), self.profile.network
+        stages, network = self.stages(plan.stages), self.figures.network
         sent: Counter[str] = Counter()
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
         synced: defaultdict[str, float] = defaultdict(float)  # those to its replicas, if it runs several stages
@@ -251,13 +251,13 @@ class StepModel:
                 ready = max(ready, done)
         over = max((size / network.machine for size in sent.values()), default=0.0)
         ready = max(ready, over) + self._distribution(plan, layout)
-        return ready + self.profile.times.commit + (0.0 if len(runs) == 1 else 2 * network.latency)
+        return ready + self.figures.commit + (0.0 if len(runs) == 1 else 2 * network.latency)
 
     def _distribution(self, plan: Plan, layout: Layout) -> float:
         """With shards: until all who run the model have the new parameters of all of them, for which they wait."""
         if not plan.shards:
             return 0.0
-        network, sizes = self.profile.network, self.stages(plan.shards).trained
+        network, sizes = self.figures.network, self.stages(plan.shards).trained
         owned: Counter[WorkerId] = Counter()
         for d in range(layout.pipelines):
             owned[plan.at(Cell(d, 0)).owner] += sizes[d]
@@ -270,17 +270,17 @@ class StepModel:
 
     def _link(self, size: float) -> float:
         """Bytes a second of a frame of that size, between two workers."""
-        return self.profile.network.link(size, self._spec.topology.flows_per_link)
+        return self.figures.network.link(size, self._spec.topology.flows_per_link)
 
     def _sync(self, size: float, receivers: int) -> float:
-        network = self.profile.network
+        network = self.figures.network
         return network.latency + size / min(self._link(size), network.machine / receivers)
 
     def _least(self, plan: Plan, layout: Layout, work: Mapping[WorkerId, float]) -> float:
         """What a step takes at least, whatever its schedule: a replica has to follow within one step, a machine to
         send and receive all that it does, and to apply the updates of all that it holds.
         """
-        stages, network = self.stages(plan.stages), self.profile.network
+        stages, network = self.stages(plan.stages), self.figures.network
         states = self.stages(plan.state_layers)
         out: Counter[str] = Counter()
         into: Counter[str] = Counter()
