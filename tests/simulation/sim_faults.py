@@ -108,6 +108,7 @@ class Scenario:
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
+    chooses: bool = False  # stages and pipelines are chosen by the throughput that is expected of them
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     sharded: bool = False  # the optimizer's state
     schedule: str = "1F1B"
@@ -142,6 +143,8 @@ class Scenario:
             elastic |= {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
         if self.resplit is not None:
             elastic |= {"minStages": 1, "stabilizationSeconds": self.resplit}
+        if self.chooses:
+            elastic |= {"objective": "Throughput", "maxStages": min(a.stages + 2, a.layers)}
         spec["elastic"] = elastic
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
 
@@ -162,8 +165,9 @@ class Scenario:
             f"ties {a.ties}, {self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
-            f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, work {self.work}, "
-            f"verify {self._verify}, per node {self.per_node}, devices {self.per_worker}, removing {self.removing}, "
+            f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, chooses {self.chooses}, "
+            f"work {self.work}, verify {self._verify}, per node {self.per_node}, devices {self.per_worker}, "
+            f"removing {self.removing}, "
             f"slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
 
@@ -174,7 +178,7 @@ MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
 def scenario(seed: int, *kinds: Kind) -> Scenario:
     """What the seed stands for, if jobs have what these kinds say."""
     rng = random.Random(seed)
-    has, resplit = frozenset(kinds), not {Kind.RESPLIT, Kind.STRAGGLERS}.isdisjoint(kinds)
+    has, resplit = frozenset(kinds), not {Kind.RESPLIT, Kind.STRAGGLERS, Kind.GRIDS}.isdisjoint(kinds)
     checkpoints = Kind.CHECKPOINTS in has
     grow = Kind.ELASTIC in has and rng.random() < 0.5
     a = _arithmetic(rng, seed, grow, resplit)
@@ -211,7 +215,7 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     made = _with_nodes(made, random.Random(f"{seed} nodes")) if Kind.NODES in has else made
     made = _with_ready_spares(made, random.Random(f"{seed} spares")) if Kind.SPARES in has else made
     made = _with_devices(made, random.Random(f"{seed} divided")) if Kind.DIVIDED in has else made
-    made = replace(made, verifies=Kind.VERIFY in has)
+    made = replace(made, verifies=Kind.VERIFY in has, chooses=Kind.GRIDS in has)
     if Kind.DEVICES in has:
         made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2))
     return _with_early_stop(made, random.Random(f"{seed} stops")) if Kind.STOPS in has else made

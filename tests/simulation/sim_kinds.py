@@ -21,6 +21,7 @@ class Kind(StrEnum):
     ELASTIC = "elastic", "the number of pipelines may change"
     CHECKPOINTS = "checkpoints", "the job has some, and more often loses what only they bring back"
     RESPLIT = "resplit", "the number of stages follows the workers"
+    GRIDS = "grids", "stages and pipelines are chosen, of all that the workers can run"
     REPLICAS = "replicas", "there are several of each state, and neighbours or zones are lost at once"
     STRAGGLERS = "stragglers", "workers are slow for a time or for good, and layers take other times than was counted"
     SIBLINGS = "siblings", "several pipelines of one stage, whose workers share what is lost"

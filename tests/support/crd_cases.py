@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from bamboo.job.spec import MOST_WORKERS
 from bamboo.job.training_spec import TrainingSpec
 from crd_kit import ABSENT, SCHEMA, defaulted, refusals
 from manifest_kit import WHOLE
@@ -250,6 +251,17 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
     ({"elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology.stages"),
+    ({"elastic.objective": "Throughput"}, "spec.elastic.objective: expected only without spec.topology.split"),
+    ({"elastic.maxStages": 5}, "spec.elastic.maxStages: expected only with an objective"),
+    (
+        {"elastic": {"objective": "Throughput", "maxStages": 1}, "topology.split": ABSENT},
+        "spec.elastic.maxStages: expected at least spec.topology.stages",
+    ),
+    ({"elastic.maxWorkers": 99}, "spec.elastic.maxWorkers: expected only with an objective"),
+    (
+        {"elastic": {"objective": "Throughput", "maxWorkers": 7}, "topology.split": ABSENT},
+        "spec.elastic.maxWorkers: expected at least spec.topology.stages x pipelines",
+    ),
     ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
     ({"elastic.maxPipelines": 17}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
     ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
@@ -309,6 +321,7 @@ KEPT: list[dict[str, Any]] = [
     {"training.gradientGroups": 4},
     {"elastic.minPipelines": 2},
     {"elastic.minStages": 4},
+    {"elastic": {"objective": "Throughput", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
 ]
 
 
@@ -422,6 +435,18 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if redundancy.get("verify") == "Replace" and spec.get("checkpoint") is None:
         redundancy["verify"] = "Report"
     elastic = spec.get("elastic") or {}
+    if topology.get("split") is not None:
+        elastic.pop("objective", None)
+    if elastic.get("objective", "None") == "None":
+        elastic.pop("maxStages", None)
+        elastic.pop("maxWorkers", None)
+    if elastic.get("maxStages") is not None:
+        least = topology["stages"]
+        elastic["maxStages"] = draw(st.integers(least, least if topology.get("shardOptimizer") else 1024))
+    if elastic.get("maxWorkers") is not None:
+        elastic["maxWorkers"] = draw(st.integers(min(topology["stages"] * pipelines, MOST_WORKERS), MOST_WORKERS))
+        if topology["stages"] * pipelines > MOST_WORKERS:
+            del elastic["maxWorkers"]
     if elastic.get("minPipelines") is not None:
         elastic["minPipelines"] = draw(st.integers(1, pipelines))
     if elastic.get("minStages") is not None:

@@ -19,6 +19,7 @@ from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
 from bamboo.planning.splits.stage_times import MOST_TIMES, StageTimes
+from bamboo.planning.steps.layer_bytes import LayerBytes
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 MOST_NUMBER = 1e100
@@ -54,11 +55,14 @@ class Hello(Message, frozen=True):
 class Profile(Message, frozen=True):
     """Deterministic cost per layer (floating point operations, parameters), the input of the layer split.
 
-    sizes: of each layer's trained parameters, in elements, if the optimizer's state is to be divided by them.
+    sizes: of each layer's trained parameters, in elements, if the optimizer's state is to be divided by them. layers:
+    if the coordinator chooses the grid. memory: bytes of the worker's device; 0 if no limit is known.
     """
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     sizes: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
+    layers: Annotated[tuple[LayerBytes, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
+    memory: Count = 0
 
 
 class WorkerReady(Message, frozen=True):

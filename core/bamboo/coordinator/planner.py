@@ -8,12 +8,13 @@ import msgspec
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
+from bamboo.coordinator.grids import following
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, without_moves
 from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.workers.reconnection import recovered
 from bamboo.coordinator.workers.record import WorkerRecord
-from bamboo.job.spec import RedundancyMode
+from bamboo.job.spec import RedundancyMode, wanted_workers
 from bamboo.planning.desired import PlanningView, Urgency
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
@@ -219,8 +220,10 @@ def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
     """What is asked for, or after a while fewer pipelines, and to go on from a checkpoint also fewer stages."""
     spec, restoring = state.spec, state.phase == "Restoring"
     stages, wanted = spec.topology.stages, spec.topology.pipelines
-    pipelines = min(ready // stages, wanted)
     waited = now - (state.phase_since if restoring else state.started) >= spec.elastic.stabilization_seconds
+    if spec.elastic.chooses_grid:
+        return following.first_grid(state, ready) if waited or ready >= wanted_workers(spec) else None
+    pipelines = min(ready // stages, wanted)
     if pipelines == wanted or (waited and pipelines >= spec.elastic.min_pipelines):
         return Grid(stages, pipelines)
     fewer = desired_grid(ready, spec, Grid(stages, pipelines))
@@ -267,6 +270,9 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
 def _watch_size(turn: Turn) -> None:
     """Note since when the workers suffice for another grid than the plan aims at."""
     state = turn.state
+    if state.spec.elastic.chooses_grid:
+        following.watch(turn)
+        return
     staying = sum(1 for r in state.ready.values() if r.notice_until is None)
     now = grid_of(state.current_plan)
     wanted = desired_grid(staying, state.spec, now)
@@ -279,7 +285,7 @@ def _watch_size(turn: Turn) -> None:
 
 def _pipelines(state: CoordinatorState, now: float) -> int:
     """The number of pipelines to aim at: another one only after the workers have sufficed for it for a while."""
-    waited = state.resize and now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+    waited = following.is_due(state, now)
     split_anew = state.spec.topology.shard_optimizer or (
         state.resize is not None and state.resize[0].stages != len(state.current_plan.stages)
     )
@@ -310,6 +316,8 @@ def _issue(turn: Turn, plan: Plan) -> None:
     turn.set(plan=plan, planned_step=turn.state.step, asked_at=None, reports={})
     turn.set(applied=frozenset(), synced=frozenset(synced))
     turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
+    if turn.state.spec.elastic.chooses_grid and (old is None or grid_of(old) != grid_of(plan)):
+        following.tell(turn, grid_of(plan))
     message = protocol.SendPlan(plan=plan)
     turn.do(*(Send(w, message) for w in plan.worker_ids()))
 

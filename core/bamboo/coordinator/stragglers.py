@@ -57,7 +57,8 @@ NOTICEABLE: Final = 0.1  # of a step: who holds it up by less is left alone; hal
 def look(turn: Turn) -> None:
     """After a commit: judge anew who is slow, and do what is to be done about it."""
     state = turn.state
-    if state.spec.elastic.straggler_policy is StragglerPolicy.IGNORE:
+    ignored = state.spec.elastic.straggler_policy is StragglerPolicy.IGNORE
+    if ignored and not state.spec.elastic.chooses_grid:  # which goes by what layers take
         if state.stragglers != StragglerState():
             turn.set(stragglers=StragglerState())
         return
@@ -69,7 +70,7 @@ def look(turn: Turn) -> None:
     alone = [worker for worker, _ in paces if not among_others.others.get(worker)]
     measured += of_earlier(paces, alone)
     found = speeds(measured)
-    slow = _judged(state, speeds([*measured, *before]) if before else found, turn.now)
+    slow = {} if ignored else _judged(state, speeds([*measured, *before]) if before else found, turn.now)
     newest = estimate(state, found) or known.estimate
     turn.set(stragglers=replace(known, looked_at=turn.now, estimate=newest, slow=slow, paces=paces))
     _tell(turn, known.slow)

@@ -80,6 +80,7 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
         turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
         return
     turn.set(costs=message.costs, sizes=message.sizes or message.costs)
+    turn.set(grids=replace(turn.state.grids, layers=message.layers, memory=message.memory or None))
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:

@@ -122,16 +122,16 @@ def _root(document: Mapping[str, Any], problems: list[Problem]) -> s.JobSpec:
 
 
 def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
-    topology = _topology(f.child("topology"))
+    topology, training = _topology(f.child("topology")), _training(f.child("training"))
     job = s.JobSpec(
         name=name,
         namespace=namespace,
         suspend=f.flag("suspend"),
         managed_by=f.optional_text("managedBy", MANAGER) or s.DEFAULT_MANAGER,
         task=_task(f.child("task")),
-        training=_training(f.child("training")),
+        training=training,
         topology=topology,
-        elastic=_elastic(f.child("elastic"), topology.pipelines),
+        elastic=_elastic(f.child("elastic"), topology, training),
         redundancy=_redundancy(f.child("redundancy")),
         standby=_standby(f.child("standby")),
         node_pools=f.items("nodePools", _node_pool, most=16),
@@ -258,12 +258,22 @@ def _topology(f: Fields) -> s.TopologySpec:
     )
 
 
-def _elastic(f: Fields, pipelines: int) -> s.ElasticSpec:
+def _elastic(f: Fields, topology: s.TopologySpec, training: t.TrainingSpec) -> s.ElasticSpec:
+    """With an objective pipelines have no bounds but those of the workers and of the batch."""
+    objective = f.choice("objective", s.Objective.NONE)
+    fewest, most_workers = f.integer("minStages", 1, high=1024), f.optional_integer("maxWorkers", high=s.MOST_WORKERS)
+    low = high = topology.pipelines
+    if objective is not s.Objective.NONE:
+        workers = most_workers or topology.stages * topology.pipelines
+        low, high = 1, max(high, min(workers // fewest, 1024, training.most_pipelines if training.microbatches else 1))
     return f.closed(
         s.ElasticSpec(
-            min_pipelines=f.integer("minPipelines", pipelines, high=1024),
-            max_pipelines=f.integer("maxPipelines", pipelines, high=1024),
-            min_stages=f.integer("minStages", 1, high=1024),
+            objective=objective,
+            min_pipelines=f.integer("minPipelines", low, high=1024),
+            max_pipelines=f.integer("maxPipelines", high, high=1024),
+            min_stages=fewest,
+            max_stages=f.optional_integer("maxStages", high=1024),
+            max_workers=most_workers,
             stabilization_seconds=f.integer("stabilizationSeconds", 120, low=0),
             straggler_policy=f.choice("stragglerPolicy", s.StragglerPolicy.MITIGATE),
         )

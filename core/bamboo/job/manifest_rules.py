@@ -113,6 +113,26 @@ def _check_size(job: JobSpec, rule: Rule) -> None:
     count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
     rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
     rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
+    _check_objective(job, rule)
+
+
+def _check_objective(job: JobSpec, rule: Rule) -> None:
+    """Bounds of grids that only a choice among them has."""
+    topology, elastic = job.topology, job.elastic
+    objective, stages, workers = "spec.elastic.objective", "spec.elastic.maxStages", "spec.elastic.maxWorkers"
+    chosen, only = elastic.chooses_grid, "expected only with an objective"
+    split = "expected only without spec.topology.split, which fixes the stages"
+    rule(not chosen or topology.split is None, objective, split, "spec.topology.split")
+    rule(chosen or elastic.max_stages is None, stages, only, objective)
+    rule(chosen or elastic.max_workers is None, workers, only, objective)
+    most = elastic.most_stages(topology)
+    least = f"expected at least spec.topology.stages ({topology.stages}), got {most}"
+    rule(most >= topology.stages, stages, least, "spec.topology.stages")
+    whole = topology.stages * topology.pipelines
+    least = f"expected at least spec.topology.stages x pipelines ({whole}), got {elastic.max_workers}"
+    rule(elastic.most_workers(topology) >= whole, workers, least, "spec.topology.stages", "spec.topology.pipelines")
+    one = f"expected 1 with spec.topology.shardOptimizer, got {most}"
+    rule(not topology.shard_optimizer or topology.stages > 1 or most == 1, stages, one, "spec.topology.shardOptimizer")
 
 
 def _check_shards(job: JobSpec, rule: Rule) -> None:

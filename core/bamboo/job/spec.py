@@ -22,6 +22,7 @@ from bamboo.job.training_spec import TrainingSpec
 from bamboo.storage.url import shown_url
 
 MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
+MOST_WORKERS = 10_000
 DEFAULT_MANAGER = "bamboo.dev/operator"
 
 
@@ -98,18 +99,42 @@ class TopologySpec:
     transport: TransportType = TransportType.TCP
 
 
+class Objective(StrEnum):
+    """What the grid is chosen for. None: it is not. Throughput: the most samples a second that workers can train."""
+
+    NONE = "None"
+    THROUGHPUT = "Throughput"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
     """Bounds within which the grid follows the capacity; by default the number of pipelines stays as it is.
 
-    min_stages: with fewer workers than stages the layers are split anew over those that are there, down to so many.
+    objective: by which the coordinator chooses stages and pipelines among all grids within the bounds; NONE: it does
+    not, and pipelines have the stages of the topology. min_stages: without an objective, with fewer workers than stages
+    the layers are split anew over those that are there, down to so many. max_stages, max_workers: only with an
+    objective; None: as many as the topology has.
     """
 
     min_pipelines: int
     max_pipelines: int
     min_stages: int = 1
+    objective: Objective = Objective.NONE
+    max_stages: int | None = None
+    max_workers: int | None = None
     stabilization_seconds: int = 120
     straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
+
+    @property
+    def chooses_grid(self) -> bool:
+        return self.objective is not Objective.NONE
+
+    def most_stages(self, topology: TopologySpec) -> int:
+        return self.max_stages or topology.stages
+
+    def most_workers(self, topology: TopologySpec) -> int:
+        """That run stages."""
+        return self.max_workers or topology.stages * topology.pipelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +238,13 @@ class JobSpec:
 
 def wanted_pipelines(spec: JobSpec) -> int:
     """As many as the coordinator asks workers for."""
+    if spec.elastic.chooses_grid:
+        return spec.topology.pipelines
     return max(spec.topology.pipelines, spec.elastic.max_pipelines)
 
 
 def wanted_workers(spec: JobSpec) -> int:
     """Those on standby included."""
+    if spec.elastic.chooses_grid:
+        return spec.elastic.most_workers(spec.topology) + spec.standby.workers
     return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers

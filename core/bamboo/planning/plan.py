@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from bamboo.job.spec import MOST_LAYERS, JobSpec, RedundancyMode
+from bamboo.job.spec import MOST_LAYERS, MOST_WORKERS, JobSpec, RedundancyMode
 from bamboo.planning.gradient_groups import are_bounds, group_bounds, share_of
 
 WorkerId = str
@@ -19,7 +19,6 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Short = Annotated[str, msgspec.Meta(max_length=256)]
 
 MOST_EPOCHS = 10**9
-MOST_WORKERS = 10_000
 MOST_GROUPS = 10**6
 MOST_LAYOUTS = 2  # the one in force and the next: the job is resized again only when one is left
 
@@ -353,8 +352,9 @@ def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
         problems.append("the epoch is out of range")
     if plan.first_step > spec.training.steps:
         problems.append("it begins after the last step")
-    if not 1 <= len(plan.stages) <= spec.topology.stages:
-        problems.append(f"{len(plan.stages)} stages instead of 1 to {spec.topology.stages}")
+    most_stages = max(spec.topology.stages, spec.elastic.most_stages(spec.topology))
+    if not 1 <= len(plan.stages) <= most_stages:
+        problems.append(f"{len(plan.stages)} stages instead of 1 to {most_stages}")
     elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:
         problems.append("the stages do not have the layers that spec.topology.split says")
     elif plan.stages[-1][1] > MOST_LAYERS:

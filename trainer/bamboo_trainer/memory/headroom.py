@@ -22,6 +22,14 @@ def headroom(
     return min(known, default=None)
 
 
+def device_memory(devices: Sequence[torch.device], memory: Callable[[], HostMemory | None] = host_memory) -> int:
+    """Bytes that stages may take of the smallest of them; 0 if no limit is known."""
+    limits = [torch.cuda.get_device_properties(device).total_memory for device in devices if device.type == "cuda"]
+    if not limits and (host := memory()) is not None:
+        limits = [host.limit]
+    return int(USABLE * min(limits, default=0))
+
+
 def _on_gpu(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None

@@ -58,7 +58,7 @@ from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.memory.cgroup import host_memory
-from bamboo_trainer.memory.headroom import headroom
+from bamboo_trainer.memory.headroom import device_memory, headroom
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
 from bamboo_trainer.memory.placement import choose_devices, use
 from bamboo_trainer.stage.stage import Stage
@@ -231,7 +231,7 @@ class WorkerAgent:
                 self.history.happened(message)
             case ProfileRequest():
                 assert self.job is not None
-                self.control.send(self.job.profile())
+                self.control.send(self.job.profile(device_memory(self.devices)))
             case ReportRequest() if self.engine:
                 self.engine.report()
             case SendPlan(plan=plan):

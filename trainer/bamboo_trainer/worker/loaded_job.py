@@ -8,10 +8,12 @@ from bamboo.checkpoint.data_record import DataRecord
 from bamboo.control.protocol import Profile, WorkerReady
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
+from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.loggers.interface import MakeLogger
+from bamboo_trainer.memory.estimate import LayerSize, measure
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile, trained_sizes
@@ -34,10 +36,12 @@ class LoadedJob:
     loggers: Mapping[str, MakeLogger]
     data: DataRecord | None
 
-    def profile(self) -> Profile:
-        """What its layers cost: each is built and run."""
+    def profile(self, memory: int) -> Profile:
+        """What its layers cost: each is built and run. memory: bytes of the worker's device; 0: not known."""
         sizes = trained_sizes(self.task) if self.spec.topology.shard_optimizer else ()
-        return Profile(costs=profile(self.task, self.spec), sizes=sizes)
+        costs, chosen = profile(self.task, self.spec), self.spec.elastic.chooses_grid
+        layers = tuple(map(_bytes, measure(self.task, self.spec))) if chosen else ()
+        return Profile(costs=costs, sizes=sizes, layers=layers, memory=memory if chosen else 0)
 
     def ready(self) -> WorkerReady:
         samples = self.data.samples if self.data else dataset_length(self.task)
@@ -56,4 +60,14 @@ def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
         loggers=loggers_of(task, spec.training),
         reader=BatchReader(task, config.samples),
         data=record_of(task, config.seed) if spec.checkpoint else None,
+    )
+
+
+def _bytes(size: LayerSize) -> LayerBytes:
+    return LayerBytes(
+        parameters=size.held,
+        optimizer=size.remembered,
+        gradients=size.gradients,
+        activations=size.kept,
+        boundary=size.outputs,
     )

@@ -13,6 +13,7 @@ from typing import Final
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Send
+from bamboo.coordinator.grids import following
 from bamboo.coordinator.splits import rebalancing
 from bamboo.coordinator.splits.record import Resplit
 from bamboo.coordinator.state import CoordinatorState, Turn
@@ -70,7 +71,7 @@ def _is_resized(state: CoordinatorState, now: float) -> bool:
         return False
     if state.resize[0].stages == len(state.plan.stages) and not state.spec.topology.shard_optimizer:
         return False
-    return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+    return following.is_due(state, now)
 
 
 def known_work(state: CoordinatorState) -> WorkEstimate | None:
@@ -234,7 +235,8 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     live = tuple(state.live(plan).values())
     stages = resplit.stages if resplit and not plan.sources else None
     beginning = Beginning(cut, sources, moved=plan.moved or not plan.sources, stages=stages)
-    onward = resplit_plan(plan, state.spec, work, staying, live, beginning)
+    grid = following.next_grid(state, len(staying))
+    onward = resplit_plan(plan, grid, state.spec, work, staying, live, beginning)
     return sharded(onward, state.spec, state.sizes)
 
 

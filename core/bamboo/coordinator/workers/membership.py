@@ -314,7 +314,8 @@ def request_workers(turn: Turn) -> None:
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
     wanted = plan is None or restoring or state.resize or state.resplit or plan.sources
-    if wanted and state.costs is None and state.profiling is None and state.ready:
+    follows = state.spec.elastic.chooses_grid
+    if (wanted or follows) and state.costs is None and state.profiling is None and state.ready:
         first = next(iter(state.ready))
         turn.set(profiling=first)
         turn.do(Send(first, protocol.ProfileRequest()))

@@ -78,19 +78,18 @@ def sources_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[Wor
 
 def resplit_plan(
     plan: Plan,
+    grid: Grid,
     spec: JobSpec,
     work: WorkEstimate,
     staying: Sequence[Peer],
     live: Sequence[Peer],
     beginning: Beginning,
 ) -> Plan:
-    """The plan that goes on from a state with the grid that suits the staying workers; fewer than it takes run several
-    stages each.
+    """The plan that goes on from a state with that grid; fewer staying workers than it takes run several stages each.
 
     If the grid stays, everybody runs the stage that it ran. plan: the one in force. live: all who may be asked for
     layers.
     """
-    grid = desired_grid(len(staying), spec, grid_of(plan))
     ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
     seats = _seats(_in_order(plan, staying), grid.stages * grid.pipelines)
     begun = initial_plan(

@@ -34,6 +34,7 @@ from bamboo.names import worker_name
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, WorkerId
 from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.planning.steps.step_times import StepModel
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.figures import SimulationError
@@ -225,8 +226,7 @@ class _Simulation:
             return
         match message:
             case protocol.ProfileRequest():
-                sizes = tuple(float(layer.optimizer) for layer in self._run.profile.layers)
-                self._tell(worker, protocol.Profile(costs=self._run.profile.costs, sizes=sizes))
+                self._tell(worker, self._profile())
             case protocol.SendPlan(plan=plan):
                 self._training.plan_arrived(plan)
             case protocol.TakeCheckpoint():
@@ -237,6 +237,21 @@ class _Simulation:
                 self._training.find_checkpoint(worker, message)
             case protocol.ReportRequest():
                 self._training.report(worker)
+
+    def _profile(self) -> protocol.Profile:
+        profile = self._run.profile
+        layers = tuple(
+            LayerBytes(
+                parameters=layer.parameters,
+                optimizer=layer.optimizer,
+                gradients=layer.gradients,
+                activations=layer.activations,
+                boundary=layer.boundary,
+            )
+            for layer in profile.layers
+        )
+        sizes = tuple(float(layer.optimizer) for layer in profile.layers)
+        return protocol.Profile(costs=profile.costs, sizes=sizes, layers=layers, memory=profile.machine.memory)
 
     # nodes and workers
 

@@ -14,6 +14,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share, share
+from bamboo.planning.splits.stage_times import StageTimes
 from bamboo.planning.steps.step_times import LostWorkers, StepModel
 from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.job.held_states import HeldStates
@@ -21,6 +22,8 @@ from bamboo.simulation.job.job_record import JobRecord
 from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffic, by_zone, step_traffic
 
+LEARNING_STEPS: Final = 16  # on a new grid, of which the coordinator is told one by one, with what stages take
+MEASURED_MICROBATCHES: Final = 64
 COPY_RATE: Final = 5e9  # bytes a second from a device to pageable host memory, for the copies of a cut
 Tell = Callable[[WorkerId, protocol.Message], None]
 
@@ -60,6 +63,7 @@ class SimulatedTraining:
         self._carried: tuple[int, CheckpointId] | None = None
         self._kept: list[CheckpointId] = []
         self._checkpoints = 0
+        self._timed: tuple[object, int] = None, 0  # the grid whose steps are told one by one, since which step
         self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
 
     def _no_states(self) -> HeldStates:
@@ -215,7 +219,7 @@ class SimulatedTraining:
         self._seconds = self._model.seconds(plan, layout)
         self._begun, self._since, self._left = plan, self._clock.now, {}
         until = max(0.0, self._clock.next - self._clock.now)
-        alone = self._wish is not None or self._pending is not None
+        alone = self._wish is not None or self._pending is not None or self._is_new(plan)
         steps = 1 if alone else int(min(until / self._seconds, self._most()))
         steps = max(1, min(steps, self._spec.training.steps - self.step))
         self._timer = self._clock.after(steps * self._seconds, partial(self._committed, steps))
@@ -234,6 +238,8 @@ class SimulatedTraining:
         self._begun, self._timer = None, None
         if self._pending is not None:
             self._cross_boundary(plan, self._pending)
+        if self._is_new(plan):
+            self._say_times(plan)
         committed = protocol.StepCommitted(
             step=self.step - 1, generation=ran, loss=1.0, gradient_norm=1.0,
             microbatches=self._spec.training.microbatches, seconds=took, checkpoint=checkpoint,
@@ -247,6 +253,27 @@ class SimulatedTraining:
             self._cut(plan, checkpoint[1])
         else:
             self._begin()
+
+    def _is_new(self, plan: Plan) -> bool:
+        """Has the coordinator to be told of each step, as it learns what steps take on this grid?"""
+        if not self._spec.elastic.chooses_grid:
+            return False
+        if self._timed[0] != (plan.stages, plan.target.pipelines):
+            self._timed = (plan.stages, plan.target.pipelines), self.step
+        return self.step < self._timed[1] + LEARNING_STEPS
+
+    def _say_times(self, plan: Plan) -> None:
+        """What owners measure of their stages."""
+        stages = self._model.stages(plan.stages)
+        for cell in self._cells(plan):
+            times = StageTimes(
+                layers=plan.stages[cell.stage],
+                forward=stages.forward[cell.stage],
+                backward=stages.backward[cell.stage],
+                each=tuple(layer.forward for layer in self._profile.layers[slice(*plan.stages[cell.stage])]),
+                microbatches=MEASURED_MICROBATCHES,
+            )
+            self._answer(plan.at(cell).owner, protocol.Heartbeat(step=self.step, times=(times,)))
 
     def _step_traffic(self, plan: Plan) -> ZoneTraffic:
         """Of one step in the layout in force; remembered, since most steps have the plan of the one before."""

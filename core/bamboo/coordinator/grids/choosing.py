@@ -1,0 +1,200 @@
+"""Choosing the grid: what is known of the job's steps, which grid is the fastest for some workers, and whether it pays
+to change to it. Pure functions of the state.
+
+Layers count by what they were measured to take. What a step took on a grid that was
+run counts before what the model of a step says of it, and tells how good links are: a step that is longer than its
+computing explains makes them slower. See docs/design/grids.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+from bamboo.coordinator.grids.record import GridState
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.planning.splits.resplit import Grid, grid_of
+from bamboo.planning.splits.speeds import WorkEstimate
+from bamboo.planning.steps.grid_rates import GridRate, GridRates
+from bamboo.planning.steps.layer_bytes import LayerBytes
+from bamboo.profiles.profile import Layer, ModelFigures, Network
+
+SECONDS_PER_OPERATION: Final = 1e-13  # a device's, until layers are measured
+FORWARD_SHARE: Final = 1 / 3  # of what a layer takes there and back
+ASSUMED: Final = Network(flow=6.25e8, machine=1.25e9, latency=1e-3)  # 10 Gb/s, half of it for one connection
+NETWORK_FACTORS: Final = tuple(2.0**n for n in range(-8, 7))  # by which links are found to be faster or slower
+UNKNOWN_BYTES: Final = LayerBytes(parameters=0, optimizer=0, gradients=0, activations=0, boundary=0)
+ALIKE: Final = 0.05  # of a model's work: estimates that differ by less lead to the same choice
+FAMILIAR_STEPS: Final = 8  # on a grid, before what its steps take is known
+LOOKED_AT: Final = 5  # steps, whose median counts
+WORTH: Final = 0.02  # of a step: by which it must be shorter on another grid
+LEAST_OUTLOOK, USUAL_OUTLOOK, MOST_OUTLOOK = 60.0, 600.0, 3600.0  # seconds until the workers change again
+USUAL_REFILL: Final = 60.0  # seconds until a worker comes for one that was lost, before any has
+LEAST_PAUSE: Final = 1.0  # seconds of splitting layers anew, beside what moves
+
+
+def rates_of(state: CoordinatorState) -> GridRates | None:
+    """What steps take on grids, as far as is known now; None if nothing is known of the layers."""
+    figures = _figures(state)
+    if figures is None:
+        return None
+    known = state.grids.rates
+    same = known is not None and known.spec == state.spec and known.memory == state.grids.memory
+    if known is not None and same and known.figures.network == figures.network and _alike(known.figures, figures):
+        return known
+    return GridRates(figures, state.spec, state.grids.memory)
+
+
+def is_measured(state: CoordinatorState) -> bool:
+    """Is it known what layers take?"""
+    return state.stragglers.estimate is not None
+
+
+def _figures(state: CoordinatorState) -> ModelFigures | None:
+    measured, counted = state.stragglers.estimate, state.costs
+    if measured is None and counted is None:
+        return None
+    work = measured or WorkEstimate(tuple(cost * SECONDS_PER_OPERATION for cost in counted or ()))
+    sizes: Sequence[LayerBytes] = state.grids.layers
+    if len(sizes) != len(work.costs):
+        sizes = [UNKNOWN_BYTES] * len(work.costs)
+    layers = tuple(
+        Layer(
+            forward=max(0.0, seconds) * FORWARD_SHARE,
+            backward=max(0.0, seconds) * (1 - FORWARD_SHARE),
+            parameters=size.parameters,
+            optimizer=size.optimizer,
+            gradients=size.gradients,
+            activations=size.activations,
+            boundary=size.boundary,
+        )
+        for seconds, size in zip(work.costs, sizes, strict=True)
+    )
+    factor = state.grids.network
+    network = Network(flow=ASSUMED.flow * factor, machine=ASSUMED.machine * factor, latency=ASSUMED.latency)
+    return ModelFigures(layers=layers, network=network)
+
+
+def _alike(one: ModelFigures, other: ModelFigures) -> bool:
+    if len(one.layers) != len(other.layers):
+        return False
+    pairs = list(zip(one.costs, other.costs, strict=True))
+    return sum(abs(a - b) for a, b in pairs) <= ALIKE * sum(a for a, _ in pairs)
+
+
+def measured(state: CoordinatorState) -> float | None:
+    """Seconds of an undisturbed step on the grid of the plan, if it has been run for long enough."""
+    plan = state.plan
+    if plan is None or state.phase != "Running" or len(plan.layouts) > 1 or plan.sources or is_short(state):
+        return None
+    if state.generation != plan.target.generation or state.step < state.planned_step + FAMILIAR_STEPS:
+        return None
+    return median(state.step_seconds[-LOOKED_AT:]) if len(state.step_seconds) >= LOOKED_AT else None
+
+
+def is_short(state: CoordinatorState) -> bool:
+    """Does a worker run several stages, or one for which it is about to leave?"""
+    plan = state.current_plan
+    owners = [plan.at(cell).owner for cell in plan.cells() if cell.pipeline < plan.target.pipelines]
+    leaving = {w for w, r in state.workers.items() if r.notice_until is not None}
+    return len(set(owners)) < len(owners) or bool(leaving & set(owners)) or not set(owners) <= state.workers.keys()
+
+
+def calibrated(state: CoordinatorState, rates: GridRates) -> float:
+    """By which factor links are faster than assumed, so that the model gives the step that was measured."""
+    seconds, plan = measured(state), state.plan
+    if seconds is None or plan is None or not is_measured(state):
+        return state.grids.network
+    if abs(rates.seconds_of(plan, plan.target) / seconds - 1) <= ALIKE:
+        return state.grids.network
+
+    def miss(factor: float) -> tuple[float, float]:
+        network = Network(flow=ASSUMED.flow * factor, machine=ASSUMED.machine * factor, latency=ASSUMED.latency)
+        figures = ModelFigures(layers=rates.figures.layers, network=network)
+        modelled = GridRates(figures, state.spec).seconds_of(plan, plan.target)
+        return round(abs(modelled / seconds - 1), 2), abs(factor - 1)
+
+    return min(NETWORK_FACTORS, key=miss)
+
+
+def expected(state: CoordinatorState, rates: GridRates, workers: int) -> tuple[GridRate, ...]:
+    """The grids that so many workers can run with what a step is expected to take on each, the best first.
+
+    What was measured on one of them counts instead of what the model says of it, and all others are taken to be as much
+    slower than modelled as the grid that runs now.
+    """
+    known, scale = state.grids.measured, _scale(state, rates)
+    found = [replace(one, seconds=known.get(one.grid, scale * one.seconds)) for one in rates.best(workers)]
+    return tuple(sorted(found, key=lambda one: (one.seconds, one.grid.cells)))
+
+
+def _scale(state: CoordinatorState, rates: GridRates) -> float:
+    """By how much a step takes longer than modelled."""
+    plan = state.plan
+    seconds = state.grids.measured.get(grid_of(plan)) if plan is not None else None
+    return seconds / rates.seconds(grid_of(plan)) if plan is not None and seconds else 1.0
+
+
+def now_expected(state: CoordinatorState, rates: GridRates) -> float:
+    """Seconds of a step under the plan in force, with workers that run several stages as they do."""
+    plan = state.current_plan
+    if not is_short(state) and (seconds := state.grids.measured.get(grid_of(plan))):
+        return seconds
+    return _scale(state, rates) * rates.seconds_of(plan, plan.target)
+
+
+def outlook(state: CoordinatorState, now: float) -> float:
+    """Seconds for which the workers are expected to stay as many as they are: as the newest changes were apart."""
+    changes = state.grids.changes
+    if len(changes) < 2:
+        return USUAL_OUTLOOK
+    return min(MOST_OUTLOOK, max(LEAST_OUTLOOK, (now - changes[0]) / len(changes)))
+
+
+def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
+    """Seconds in which no step begins if the grid changes: none if only pipelines come or go."""
+    if grid.stages == len(state.current_plan.stages) and not state.spec.topology.shard_optimizer:
+        return 0.0
+    whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)
+    held = whole / grid.stages * (1 + state.spec.redundancy.kept)
+    moving = LEAST_PAUSE + held / rates.figures.network.flow
+    return moving if state.stragglers.pause is None else (moving + state.stragglers.pause) / 2
+
+
+def pays(now_seconds: float, then_seconds: float, stopped: float, until: float) -> bool:
+    """Are more steps done within that time, although none is in the pause?"""
+    if then_seconds >= (1 - WORTH) * now_seconds:
+        return False
+    return (until - stopped) / then_seconds > until / now_seconds
+
+
+def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: float, now: float) -> float:
+    """Seconds for which another grid must have been better before it is taken.
+
+    To grow, `elastic.stabilizationSeconds`, as more may come. With workers that run several stages none at all, unless
+    workers are on their way that come before the change has brought in its pause.
+    """
+    if not is_short(state):
+        return state.spec.elastic.stabilization_seconds
+    gaps, refills = state.grids.gaps, state.grids.refills
+    usual = median(refills) if refills else USUAL_REFILL
+    left = usual - (now - gaps[-1]) if gaps else 0.0
+    brought_in = stopped * now_seconds / max(1e-9, now_seconds - then.seconds)
+    return max(0.0, left) if left < brought_in else 0.0
+
+
+def noted(known: GridState, workers: int, now: float) -> GridState:
+    """With how many stay now."""
+    if workers == known.workers:
+        return known
+    gaps, refills = list(known.gaps), list(known.refills)
+    gaps += [now] * (known.workers - workers)
+    for _ in range(min(workers - known.workers, len(gaps))):
+        refills.append(now - gaps.pop(0))
+    return replace(
+        known,
+        workers=workers,
+        changes=(*known.changes, now)[-10:],
+        gaps=tuple(gaps)[-100:],
+        refills=tuple(refills)[-5:],
+    )

@@ -1,0 +1,125 @@
+"""The grid follows the workers: kept in view while the job trains, and chosen when it begins."""
+
+from dataclasses import replace
+from typing import Final
+
+from bamboo.coordinator.events import Emit
+from bamboo.coordinator.grids import choosing
+from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of
+from bamboo.planning.steps.grid_rates import GridRate, bounded_grids
+from bamboo.text import count
+
+SHOWN: Final = 4  # grids in a sentence
+
+
+def watch(turn: Turn) -> None:
+    """Note since when another grid than the plan's is worth a change, and which one."""
+    staying = sum(1 for r in turn.state.ready.values() if r.notice_until is None)
+    turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now))
+    _learn(turn)
+    state, rates = turn.state, turn.state.grids.rates
+    if rates is None or not choosing.is_measured(state) or state.resplit is not None:
+        return
+    grid, better = grid_of(state.current_plan), None
+    found = choosing.expected(state, rates, staying)
+    if found and found[0].grid != grid:
+        seconds = choosing.now_expected(state, rates)
+        better = _better(turn, found[0], seconds)
+    if better is None:
+        if state.resize is not None:
+            turn.set(resize=None)
+        return
+    since = state.resize[1] if state.resize is not None else turn.now
+    if state.resize is None or state.resize[0] != better.grid:
+        turn.set(resize=(better.grid, since))
+    turn.set(grids=replace(turn.state.grids, expected=better))
+
+
+def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
+    state, rates = turn.state, turn.state.grids.rates
+    assert rates is not None
+    stopped = choosing.pause(state, rates, then.grid)
+    return then if choosing.pays(seconds, then.seconds, stopped, choosing.outlook(state, turn.now)) else None
+
+
+def _learn(turn: Turn) -> None:
+    """What steps take on this grid, and by that on others."""
+    state, known = turn.state, turn.state.grids
+    rates = choosing.rates_of(state)
+    seconds = choosing.measured(state)
+    if rates is not None and seconds is not None:
+        grid = grid_of(state.current_plan)
+        before = known.measured.get(grid)
+        if before is None or abs(seconds / before - 1) > choosing.ALIKE:
+            known = replace(known, measured={**known.measured, grid: seconds})
+            factor = choosing.calibrated(state, rates)
+            if factor != known.network:
+                known = replace(known, network=factor)
+                rates = choosing.rates_of(replace(state, grids=known))
+    if rates is not known.rates:
+        known = replace(known, rates=rates)
+    if known is not state.grids:
+        turn.set(grids=known)
+
+
+def is_due(state: CoordinatorState, now: float) -> bool:
+    """Has another grid been worth a change for long enough?"""
+    if state.resize is None:
+        return False
+    grids, rates = state.grids, state.grids.rates
+    if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
+        return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+    stopped = choosing.pause(state, rates, grids.expected.grid)
+    seconds = choosing.now_expected(state, rates)
+    return now - state.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
+
+
+def next_grid(state: CoordinatorState, workers: int) -> Grid:
+    """What so many workers are to run from a cut on."""
+    plan = state.current_plan
+    grid = grid_of(plan)
+    if not state.spec.elastic.chooses_grid:
+        return desired_grid(workers, state.spec, grid)
+    balances = state.resplit is not None and state.resplit.stages is not None
+    if balances and workers >= grid.cells:
+        return grid
+    rates = choosing.rates_of(state)
+    found = choosing.expected(state, rates, workers) if rates is not None else ()
+    return found[0].grid if found else grid
+
+
+def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
+    """What a job begins with that has so many; None if they can run none of its grids.
+
+    As long as no layer is measured the manifest's stages are the best guess, or as near to them as the workers allow.
+    """
+    rates = choosing.rates_of(state)
+    if rates is None:
+        return None
+    if choosing.is_measured(state):
+        found = choosing.expected(state, rates, workers)
+        return found[0].grid if found else None
+    wanted, layers = state.spec.topology.stages, len(rates.figures.layers)
+    possible = [grid for grid in bounded_grids(state.spec, layers, workers) if rates.fits(grid)]
+    return min(possible, key=lambda grid: (abs(grid.stages - wanted), -grid.pipelines), default=None)
+
+
+def tell(turn: Turn, grid: Grid) -> None:
+    """Why it is this one: what is expected of it, and of others."""
+    state, rates = turn.state, choosing.rates_of(turn.state)
+    workers = sum(1 for r in state.ready.values() if r.notice_until is None)
+    if not choosing.is_measured(state):
+        text = f"{grid.told} for {count(workers, 'worker')}: to begin with; what steps take is measured"
+        turn.do(Emit("GridChosen", text))
+        return
+    found = choosing.expected(state, rates, workers) if rates is not None else ()
+    chosen = next((one for one in found if one.grid == grid), None)
+    if chosen is None:
+        return
+    others = tuple(one for one in found if one.grid.stages != grid.stages)[:SHOWN]
+    turn.set(grids=replace(state.grids, expected=chosen, considered=others))
+    batch, told = state.spec.training.global_batch_size, f"{grid.told} for {count(workers, 'worker')}"
+    rated = ", ".join(f"{one.grid.told} {batch / one.seconds:.3g}" for one in others)
+    text = f"{told}: {batch / chosen.seconds:.3g} samples/s expected"
+    turn.do(Emit("GridChosen", text + (f"; of others: {rated}" if rated else "")))

@@ -1,0 +1,126 @@
+"""Which grids a number of workers could run, and what a step takes on each: the coordinator's choice among them.
+
+What is compared are whole steps by the model of a step that simulations use (`step_times`), of grids whose workers have
+the memory for them (`worker_memory`). Pure, but for what is remembered.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.planning.grid import initial_plan, layer_ranges, make_layout
+from bamboo.planning.plan import Layout, Peer, Plan
+from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.splits.resplit import Grid
+from bamboo.planning.steps.step_times import StepModel
+from bamboo.planning.steps.worker_memory import device_bytes
+from bamboo.profiles.profile import ModelFigures
+
+
+@dataclass(frozen=True, slots=True)
+class GridRate:
+    """seconds: of a step on that grid, undisturbed."""
+
+    grid: Grid
+    seconds: float
+
+
+def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
+    """Of each number of stages within the bounds: the most pipelines that the workers fill, and as many as have the
+    same longest share of a step, which need fewer workers.
+    """
+    elastic, training = spec.elastic, spec.training
+    fewest = elastic.min_pipelines
+    workers = min(workers, elastic.most_workers(spec.topology))
+    for stages in range(elastic.min_stages, min(elastic.most_stages(spec.topology), layers // spec.worker.devices) + 1):
+        most = min(elastic.max_pipelines, training.most_pipelines, workers // stages)
+        if most < fewest:
+            return
+        yield Grid(stages, most)
+        share = _longest_share(spec, most)
+        enough = next(d for d in range(fewest, most + 1) if _longest_share(spec, d) == share)
+        if enough < most:
+            yield Grid(stages, enough)
+
+
+def _longest_share(spec: JobSpec, pipelines: int) -> int:
+    """Microbatches."""
+    return max(map(len, make_layout(0, spec.training.microbatches, pipelines, spec.training.groups).split))
+
+
+class GridRates:
+    """Of a job with these figures. memory: bytes of a worker's device; None: not known, so that all grids fit."""
+
+    def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
+        self.figures, self.spec, self.memory = figures, spec, memory
+        self._model = StepModel(figures, spec)
+        self._seconds: dict[Grid, float] = {}
+        self._fits: dict[Grid, bool] = {}
+        self._best: dict[int, tuple[GridRate, ...]] = {}
+
+    def best(self, workers: int) -> tuple[GridRate, ...]:
+        """The grids that so many workers can run, the fastest first, of equals the one with the fewest workers.
+
+        Those whose longest stage alone takes longer than the fastest one's step are left out.
+        """
+        if workers not in self._best:
+            self._best[workers] = tuple(sorted(self._compared(workers), key=_rank))
+        return self._best[workers]
+
+    def _compared(self, workers: int) -> list[GridRate]:
+        grids = bounded_grids(self.spec, len(self.figures.layers), workers)
+        found: list[GridRate] = []
+        for least, grid in sorted((self._least(grid), grid) for grid in grids):
+            if found and least > min(one.seconds for one in found):
+                break
+            if self.fits(grid):
+                found.append(GridRate(grid, self.seconds(grid)))
+        return found
+
+    def fits(self, grid: Grid) -> bool:
+        """Also while a worker runs a lost neighbour's stage, if there are copies for that."""
+        if grid not in self._fits:
+            self._fits[grid] = self.memory is None or self._most_bytes(grid) <= self.memory
+        return self._fits[grid]
+
+    def _most_bytes(self, grid: Grid) -> int:
+        spec = self._spec_of(grid)
+        protected = spec.redundancy.mode is not RedundancyMode.NONE and grid.stages > 1
+        return max(device_bytes(self.figures, spec, taken_over=over) for over in {False, protected})
+
+    def _spec_of(self, grid: Grid) -> JobSpec:
+        return replace(self.spec, topology=replace(self.spec.topology, stages=grid.stages, pipelines=grid.pipelines))
+
+    def seconds(self, grid: Grid) -> float:
+        """Of a step, with a worker for each cell."""
+        if grid not in self._seconds:
+            plan = self._plan(grid)
+            self._seconds[grid] = self._model.seconds(plan, plan.target)
+        return self._seconds[grid]
+
+    def seconds_of(self, plan: Plan, layout: Layout) -> float:
+        """Of a step under that plan, in which workers may run several stages."""
+        return self._model.seconds(plan, layout)
+
+    def _plan(self, grid: Grid) -> Plan:
+        spec = self._spec_of(grid)
+        ranges = layer_ranges(self.figures.costs, spec.topology, grid.stages, spec.worker.devices)
+        peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(grid.cells)]
+        plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy)
+        return msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, self.figures.costs))
+
+    def _least(self, grid: Grid) -> float:
+        """Seconds in which no step on that grid can be done: what its longest stage computes if no split were better
+        than an even one.
+        """
+        whole = sum(layer.forward + layer.backward for layer in self.figures.layers)
+        longest = max(layer.forward + layer.backward for layer in self.figures.layers)
+        return _longest_share(self.spec, grid.pipelines) * max(
+            whole / (grid.stages * self.spec.worker.devices), longest
+        )
+
+
+def _rank(rate: GridRate) -> tuple[float, int]:
+    return rate.seconds, rate.grid.cells

@@ -1,0 +1,72 @@
+"""Which grids workers can run, and which of them is the fastest."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo.planning.splits.resplit import Grid
+from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
+from bamboo.planning.steps.worker_memory import device_bytes
+from bamboo.profiles.profile import Layer, ModelFigures, Network
+from job_simulation_kit import NETWORK, manifest, profile
+
+
+def elastic_job(stages: int, pipelines: int, microbatches: int, **elastic: int) -> JobSpec:
+    return parse_manifest(manifest(stages, pipelines, microbatches, elastic={"objective": "Throughput", **elastic}))
+
+
+def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
+    """By the words of the fields."""
+    elastic, most = spec.elastic, min(workers, spec.elastic.most_workers(spec.topology))
+    stages = range(elastic.min_stages, min(layers, elastic.most_stages(spec.topology)) + 1)
+    pipelines = range(elastic.min_pipelines, min(elastic.max_pipelines, spec.training.most_pipelines) + 1)
+    return [Grid(p, d) for p in stages for d in pipelines if p * d <= most]
+
+
+@given(
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6), workers=st.integers(0, 9),
+    microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), fewest=st.integers(1, 3),
+)  # fmt: skip
+def test_the_first_is_the_fastest_of_all_grids_within_the_bounds(
+    seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int
+) -> None:
+    spec = elastic_job(3, 3, microbatches, minStages=fewest)
+    layers = tuple(
+        Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
+        for one in seconds
+    )
+    figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+    rates, possible = GridRates(figures, spec), all_grids(spec, len(layers), workers)
+    found = rates.best(workers)
+    assert bool(found) == bool(possible)
+    if found:
+        assert found[0].seconds == min(map(rates.seconds, possible))
+        assert {one.grid for one in found} <= set(possible)
+        assert list(found) == sorted(found, key=lambda one: (one.seconds, one.grid.cells))
+
+
+def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None:
+    spec = elastic_job(1, 7, 8)
+    assert list(bounded_grids(spec, 1, 7)) == [Grid(1, 7), Grid(1, 4)]
+    assert GridRates(profile(1).figures, spec).best(7)[0].grid == Grid(1, 4)
+
+
+@pytest.mark.parametrize("mode", ["EagerForward", "None"])
+def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
+    """Two takeovers are thought of: with copies a worker may have to run its neighbour's stage, too."""
+    spec = replace(elastic_job(4, 2, 8), redundancy=replace(elastic_job(4, 2, 8).redundancy, mode=mode))
+    figures = profile(8, NETWORK).figures
+
+    def needed(grid: Grid) -> int:
+        one = replace(spec, topology=replace(spec.topology, stages=grid.stages, pipelines=grid.pipelines))
+        return max(device_bytes(figures, one, taken_over=over) for over in (False, mode != "None"))
+
+    memory = needed(Grid(3, 2))
+    found = {one.grid for one in GridRates(figures, spec, memory).best(8)}
+    assert found
+    assert found == {one.grid for one in GridRates(figures, spec).best(8) if needed(one.grid) <= memory}
+    assert not GridRates(figures, spec, 1).best(8)

@@ -1,0 +1,122 @@
+"""The grid follows the nodes: jobs of the real coordinator in virtual time, whose grid it chooses."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
+from bamboo.simulation.job.job_run import JobRun
+from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import Trace, make_trace
+from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
+
+
+def chosen(stages: int, pipelines: int, **elastic: Any) -> JobRun:
+    """Twelve unlike layers, 24 microbatches."""
+    made = job(stages, pipelines)
+    more = {"objective": "Throughput", "stabilizationSeconds": 60, **elastic}
+    document = manifest(stages, pipelines, 24, elastic=more)
+    model = profile(12, made.profile.network, forward=0.02, backward=0.04)
+    layers = tuple(replace_layer(layer, 0.5 + 0.1 * (number % 5)) for number, layer in enumerate(model.layers))
+    model = replace_profile(model, layers=layers, times=made.profile.times)
+    return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
+
+
+def replace_layer(layer: Any, by: float) -> Any:
+    return type(layer)(**{**fields(layer), "forward": by * layer.forward, "backward": by * layer.backward})
+
+
+def replace_profile(model: Any, **changes: Any) -> Any:
+    return type(model)(**{**fields(model), **changes})
+
+
+def fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__struct_fields__}
+
+
+def ideal(one: JobRun, trace: Trace) -> float:
+    """Steps if at every moment the fastest grid of the nodes of that moment ran, without any pause."""
+    rates, steps, there, since = GridRates(one.profile.figures, one.spec), 0.0, 0, 0.0
+    for change in [*trace.changes, None]:
+        at = change.at if change else trace.duration
+        found = rates.best(there)
+        steps += (at - since) / found[0].seconds if found else 0.0
+        since = at
+        if change:
+            there += 1 if change.change == "add" else -1
+    return steps
+
+
+def told_of(one: JobRun, trace: Trace) -> list[str]:
+    told: list[str] = []
+    run(one, trace, told=told)
+    return told
+
+
+def grids(told: list[str]) -> list[str]:
+    return [found[1] for line in told if (found := re.search(r"GridChosen: (.*? stages?) for", line))]
+
+
+def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
+    """Six, five, three, two, four and six again, each for an hour."""
+    told: list[str] = []
+    one = chosen(3, 2, maxStages=6)
+    went = [(HOUR, "n5"), (2 * HOUR, "n4"), (2 * HOUR + 60, "n3"), (3 * HOUR, "n2")]
+    came = [(4 * HOUR, "n6"), (4 * HOUR, "n7"), (5 * HOUR, "n8"), (5 * HOUR, "n9")]
+    changes = [*((at, "remove", node) for at, node in went), *((at, "add", node) for at, node in came)]
+    trace = nodes(6, *changes, duration=6 * HOUR)
+    found = run(one, trace, told=told).figures
+    rates, ran = GridRates(one.profile.figures, one.spec), iter(grids(told))
+    settled = [rates.best(count)[0].grid.told for count in (6, 5, 4, 6)]
+    assert all(grid in ran for grid in settled), "each of them, in that order; three and two share what four ran"
+    assert found.steps > 0.98 * ideal(one, trace)
+    assert (found.restores, found.fatal) == (0, 0)
+
+
+def test_a_job_begins_with_what_is_there() -> None:
+    """Three nodes, for a job of twelve stages: without an objective it waits for ever."""
+    one, three = chosen(12, 1), nodes(3)
+    assert run(one, three).figures.steps > 0.9 * ideal(one, three)
+    fixed = {**one.manifest, "spec": {**one.manifest["spec"], "elastic": {"minStages": 2}}}
+    waits = JobRun(spec=parse_manifest(fixed), manifest=fixed, profile=one.profile, trace=make_trace())
+    assert run(waits, three).figures.steps == 0
+
+
+def test_a_slow_network_is_learned_from_the_first_steps() -> None:
+    """With links a hundred times as slow as is assumed; else six pipelines of one stage would be the fastest grid."""
+    told: list[str] = []
+    one = chosen(3, 2, maxStages=6)
+    layers = tuple(
+        type(layer)(**{**fields(layer), "gradients": 2_000_000, "parameters": 2_000_000})
+        for layer in one.profile.layers
+    )
+    slow = replace(one, profile=replace_profile(one.profile, layers=layers))
+    trace = nodes(6, duration=2 * HOUR)
+    found = run(slow, trace, told=told).figures
+    ran = grids(told)
+    assert ran[-1] == GridRates(slow.profile.figures, slow.spec).best(6)[0].grid.told != "6 pipelines of 1 stage"
+    assert grids(told_of(one, trace))[-1] == "6 pipelines of 1 stage"
+    assert found.steps > 0.9 * ideal(slow, trace)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_moment(seed: int) -> None:
+    one = chosen(4, 3, stabilizationSeconds=120)
+    trace = generate(Generation(nodes=12, hours=12, removal=0.3, addition=0.9), seed)
+    told: list[str] = []
+    found = run(one, trace, told=told).figures
+    assert found.restores == 0
+    assert len(set(grids(told))) > 3
+    assert found.steps > 0.93 * ideal(one, trace)
+
+
+def test_bounds_are_kept() -> None:
+    told: list[str] = []
+    one = chosen(4, 2, minStages=2, maxPipelines=2, minPipelines=1)
+    run(one, nodes(8, (1000.0, "remove", "n7"), (1500.0, "remove", "n6"), (2000.0, "remove", "n5")), told=told)
+    possible = {grid.told for workers in range(9) for grid in bounded_grids(one.spec, 12, workers)}
+    assert set(grids(told)) <= possible
+    assert not any("1 stage " in grid for grid in possible)
