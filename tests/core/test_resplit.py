@@ -84,8 +84,9 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     assert (sources is None) == (set().union(*held.values()) != set(range(LAYERS)))
     if sources is None:
         return
-    plan = resplit_plan(first, spec, WorkEstimate(tuple(costs)), staying, live, Beginning(CUT, sources))
-    assert grid_of(plan) == desired_grid(len(staying), spec, grid_of(first))
+    wanted = desired_grid(len(staying), spec, grid_of(first))
+    plan = resplit_plan(first, wanted, spec, WorkEstimate(tuple(costs)), staying, live, Beginning(CUT, sources))
+    assert grid_of(plan) == wanted
     assert plan_problems(plan) == plan_misfits(plan, spec) == []
     assert (plan.origin, plan.first_step, plan.moved) == (first.epoch + 1, CUT.step, True)
     used = {plan.at(cell).owner for cell in plan.cells()}
@@ -101,7 +102,7 @@ def test_a_stage_stays_where_most_of_its_layers_are() -> None:
     first = initial_plan(everybody, layer_ranges(costs, spec.topology), 1, spec.training, spec.redundancy)
     live = [peer for peer in everybody if peer.worker != "w1"]
     sources = (("w0",),) * LAYERS
-    plan = resplit_plan(first, spec, WorkEstimate(tuple(costs)), live[::-1], live, Beginning(CUT, sources))
+    plan = resplit_plan(first, Grid(3, 1), spec, WorkEstimate(tuple(costs)), live[::-1], live, Beginning(CUT, sources))
     assert [plan.at(cell).owner for cell in plan.cells()] == ["w0", "w2", "w3"]
 
 

@@ -65,7 +65,8 @@ class RandomJob:
     """What one seed draws: the task and its training, and a grid, checkpoints and disasters for one run of it."""
 
     def __init__(self, seed: int) -> None:
-        rng = self.rng = random.Random(seed)
+        rng, self.number = random.Random(seed), seed
+        self.rng = rng
         self.schedule = random.Random(f"{seed} schedule").choice(["1F1B", "ZBH1"])
         self.task = {"entrypoint": "random_model_kit:build", "config": {"model": seed, "steps": STEPS}}
         self.training: dict[str, Any] = {
@@ -120,13 +121,20 @@ class RandomJob:
             },
             redundancy={"mode": mode, "replicas": replicas, "placement": rng.choice(["Device", "Host"])},
             standby={"workers": rng.choice([0, 0, 1])},
-            elastic={"minPipelines": 1, "maxPipelines": pipelines, "minStages": 1, "stabilizationSeconds": 0},
+            elastic=self.elastic(pipelines, sharded=sharded),
             checkpoint={
                 "storage": {"uri": "memory://x"},
                 "everySteps": every,
                 "keepInMemory": rng.random() < 0.5,
             },
         )
+
+    def elastic(self, pipelines: int, *, sharded: bool) -> dict[str, Any]:
+        """Half of those that may are chosen their grid."""
+        bounds = {"minPipelines": 1, "minStages": 1, "stabilizationSeconds": 0}
+        if not sharded and random.Random(f"{self.number} grids").random() < 0.5:
+            return {**bounds, "objective": "Throughput"}
+        return {**bounds, "maxPipelines": pipelines}
 
     def disaster(self, *, suspended: bool) -> Disaster:
         rng = self.rng
