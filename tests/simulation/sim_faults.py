@@ -143,7 +143,7 @@ class Scenario:
             elastic |= {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
         if self.resplit is not None:
             elastic |= {"minStages": 1, "stabilizationSeconds": self.resplit}
-        if self.chooses:
+        if self.chooses and not self.sharded:
             elastic |= {"objective": "Throughput", "maxStages": min(a.stages + 2, a.layers)}
         spec["elastic"] = elastic
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
