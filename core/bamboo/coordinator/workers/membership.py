@@ -314,11 +314,17 @@ def request_workers(turn: Turn) -> None:
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
     wanted = plan is None or restoring or state.resize or state.resplit or plan.sources
-    follows = state.spec.elastic.chooses_grid
-    if (wanted or follows) and state.costs is None and state.profiling is None and state.ready:
+    if (wanted or _may_choose(state)) and state.costs is None and state.profiling is None and state.ready:
         first = next(iter(state.ready))
         turn.set(profiling=first)
         turn.do(Send(first, protocol.ProfileRequest()))
+
+
+def _may_choose(state: CoordinatorState) -> bool:
+    """Are there other workers than those for whom the grid was chosen? Else nobody who trains is disturbed for it."""
+    if not state.spec.elastic.chooses_grid or state.plan is None:
+        return False
+    return len(state.ready) != len({state.plan.at(cell).owner for cell in state.plan.cells()})
 
 
 def surplus_requests(state: CoordinatorState) -> int:
