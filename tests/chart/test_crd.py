@@ -55,6 +55,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.nonFinite": t.NonFinite,
     "spec.training.evaluation.goal": t.Goal,
     "spec.training.loggers[].type": t.LoggerType,
+    "spec.elastic.objective": s.Objective,
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
     "spec.topology.schedule": s.PipelineSchedule,
     "spec.topology.transport": TransportType,
