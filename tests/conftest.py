@@ -26,7 +26,8 @@ ROOT = Path(__file__).parent.parent
 # What takes longest comes first, so that no process is left with a long file at the end.
 FIRST = (
     "cluster", "test_engine", "test_faults", "test_operator_simulation", "test_cli_commands", "test_unused_parameters",
-    "test_protocol_simulation", "test_examples", "test_late_workers", "test_transport",
+    "test_protocol_simulation", "test_examples", "test_compiled_jobs", "test_operator_away", "test_history_run",
+    "test_late_workers", "test_transport",
 )  # fmt: skip
 
 

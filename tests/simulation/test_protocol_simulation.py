@@ -12,7 +12,7 @@ from sim_job import Simulation, describe
 from sim_kinds import Kind
 from simulate import command, run_seed
 
-QUIET, BATCHES, BATCH, LONG = 25, 15, 20, 30
+QUIET, BATCHES, BATCH, LONG = 25, 10, 20, 30
 
 
 @pytest.mark.parametrize("seed", range(QUIET))
