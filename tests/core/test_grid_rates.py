@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bamboo.job.manifest import parse_manifest
@@ -27,11 +27,12 @@ def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
     return [Grid(p, d) for p in stages for d in pipelines if p * d <= most]
 
 
+@example(seconds=[1.0, 1.0, 0.25], workers=9, microbatches=10, rate=1e3, fewest=1)  # what is reduced takes the time
 @given(
     seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6), workers=st.integers(0, 9),
     microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), fewest=st.integers(1, 3),
 )  # fmt: skip
-def test_the_first_is_the_fastest_of_all_grids_within_the_bounds(
+def test_no_grid_within_the_bounds_is_faster_by_a_hundredth_than_the_first(
     seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int
 ) -> None:
     spec = elastic_job(3, 3, microbatches, minStages=fewest)
@@ -44,14 +45,14 @@ def test_the_first_is_the_fastest_of_all_grids_within_the_bounds(
     found = rates.best(workers)
     assert bool(found) == bool(possible)
     if found:
-        assert found[0].seconds == min(map(rates.seconds, possible))
+        assert found[0].seconds <= 1.01 * min(map(rates.seconds, possible))
         assert {one.grid for one in found} <= set(possible)
         assert list(found) == sorted(found, key=lambda one: (one.seconds, one.grid.cells))
 
 
 def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None:
     spec = elastic_job(1, 7, 8)
-    assert list(bounded_grids(spec, 1, 7)) == [Grid(1, 7), Grid(1, 4)]
+    assert list(bounded_grids(spec, 1, 7)) == [Grid(1, d) for d in (7, 4, 3, 2, 1)]
     assert GridRates(profile(1).figures, spec).best(7)[0].grid == Grid(1, 4)
 
 

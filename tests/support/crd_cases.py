@@ -257,6 +257,16 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"elastic": {"objective": "Throughput", "maxStages": 1}, "topology.split": ABSENT},
         "spec.elastic.maxStages: expected at least spec.topology.stages",
     ),
+    (
+        {
+            "topology.stages": 1,
+            "topology.split": ABSENT,
+            "topology.shardOptimizer": True,
+            "redundancy.mode": "LazyForward",
+            "elastic": {"objective": "Throughput", "maxStages": 2},
+        },
+        "spec.elastic.maxStages: expected 1 with spec.topology.shardOptimizer",
+    ),
     ({"elastic.maxWorkers": 99}, "spec.elastic.maxWorkers: expected only with an objective"),
     (
         {"elastic": {"objective": "Throughput", "maxWorkers": 7}, "topology.split": ABSENT},

@@ -28,8 +28,8 @@ class GridRate:
 
 
 def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
-    """Of each number of stages within the bounds: the most pipelines that the workers fill, and as many as have the
-    same longest share of a step, which need fewer workers.
+    """Of each number of stages within the bounds: the most pipelines that the workers fill, and all numbers below by
+    which the longest share of a step grows. Others in between compute for as long, and reduce for about as long.
     """
     elastic, training = spec.elastic, spec.training
     fewest = elastic.min_pipelines
@@ -38,11 +38,10 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
         most = min(elastic.max_pipelines, training.most_pipelines, workers // stages)
         if most < fewest:
             return
-        yield Grid(stages, most)
-        share = _longest_share(spec, most)
-        enough = next(d for d in range(fewest, most + 1) if _longest_share(spec, d) == share)
-        if enough < most:
-            yield Grid(stages, enough)
+        shares = {d: _longest_share(spec, d) for d in range(fewest - 1 or 1, most + 1)}
+        for d in range(most, fewest - 1, -1):
+            if d in (fewest, most) or shares[d] < shares[d - 1]:
+                yield Grid(stages, d)
 
 
 def _longest_share(spec: JobSpec, pipelines: int) -> int:
