@@ -32,7 +32,7 @@ def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
     seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6), workers=st.integers(0, 9),
     microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), fewest=st.integers(1, 3),
 )  # fmt: skip
-def test_no_grid_within_the_bounds_is_faster_by_a_hundredth_than_the_first(
+def test_no_grid_within_the_bounds_is_faster_by_a_tenth_than_the_first(
     seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int
 ) -> None:
     spec = elastic_job(3, 3, microbatches, minStages=fewest)
@@ -45,7 +45,7 @@ def test_no_grid_within_the_bounds_is_faster_by_a_hundredth_than_the_first(
     found = rates.best(workers)
     assert bool(found) == bool(possible)
     if found:
-        assert found[0].seconds <= 1.01 * min(map(rates.seconds, possible))
+        assert found[0].seconds <= 1.1 * min(map(rates.seconds, possible))
         assert {one.grid for one in found} <= set(possible)
         assert list(found) == sorted(found, key=lambda one: (one.seconds, one.grid.cells))
 
