@@ -53,6 +53,15 @@ def test_one_that_can_reach_its_new_owners_version_alone_is_given_gradients_only
     assert ReplicaProgress().announced(4, 4, 5, True) is Owed.STATE
 
 
+def test_one_that_has_what_it_needs_and_no_time_to_apply_it_is_waited_for() -> None:
+    """It runs a stage that never waits for another one's, so that it comes to a replica only if the commit waits."""
+    progress = ReplicaProgress()
+    assert progress.announced(22, 23, 23, True) is Owed.GRADIENTS
+    assert progress.holds_back(24, False)
+    assert progress.announced(22, 23, 39, True) is Owed.NOTHING
+    assert progress.holds_back(39, False)
+
+
 def test_one_that_has_dropped_its_state_is_given_another_one() -> None:
     """It was no replica for a plan that the owner has missed."""
     progress = filled()

@@ -28,7 +28,7 @@ class ReplicaProgress:
     secured: int = -1
     synced: bool = False
     level: bool = False
-    follows_from: int | None = None  # the owner's version when the replica first had a state to go on from
+    follows_from: int | None = None  # the owner's version when the replica first had all it needs to go on by itself
 
     def announced(self, version: int, secured: int, mine: int, same: bool) -> Owed:
         """The replica says that it holds `version` (-1: nothing), and which one it can reach; `mine` is the owner's.
@@ -37,7 +37,8 @@ class ReplicaProgress:
         """
         self.secured = secured
         owed = self._owed(version, mine, same)
-        if self.follows_from is None and self.since is not None and self.acked >= self.since:
+        reached = max(self.acked, self.secured)
+        if self.follows_from is None and self.since is not None and reached >= self.since:
             self.follows_from = mine
         return owed
 
