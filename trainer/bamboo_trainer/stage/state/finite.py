@@ -74,7 +74,7 @@ class FiniteState:
         if self._excused:
             return
         named = [(name, t.detach()) for name, t in self._remembered.named() if t.is_floating_point() and t.numel()]
-        if named and not bool(torch.isfinite(_norms([tensor for _, tensor in named])).all()):
+        if not _have_finite_norms([tensor for _, tensor in named]):
             for name, tensor in named:
                 if bool(torch.isnan(tensor).any()):
                     slot, _, key = name.partition(":")[2].rpartition(":")
@@ -97,8 +97,16 @@ class FiniteState:
         return f"the optimizer ({type(self._optimizer.inner).__name__})"
 
 
+def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
+    """Wherever each of them is: an optimizer may remember a step's number on the host, and the rest on a device."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        by_device.setdefault(tensor.device, []).append(tensor)
+    return all(bool(torch.isfinite(_norms(group)).all()) for group in by_device.values())
+
+
 def _norms(tensors: Iterable[Tensor]) -> Tensor:
-    """Of each one, in fp64, by one pass over it: finite only if all its numbers are."""
+    """Of each one, in fp64, by one pass over it: finite only if all its numbers are. All on one device."""
     by_kind: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault(tensor.dtype, []).append(tensor)
