@@ -146,6 +146,31 @@ async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folde
     assert (exits, scratch.exists()) == (["w0"], ended == "close")
 
 
+@pytest.mark.parametrize("first", ["stdin", "stdout"])
+def test_a_launcher_whose_owner_dies_while_it_imports_leaves_nothing(tmp_path: Path, first: str) -> None:
+    """It notices whichever of its pipes ends first, be it in the middle of an import or as it tells of the next one."""
+    scratch, gate = tmp_path / "scratch", tmp_path / "gate"
+    scratch.mkdir()
+    os.mkfifo(gate)
+    (tmp_path / "waiting.py").write_text(f"open({str(gate)!r}).read()\n")
+    command = [sys.executable, "-m", "bamboo_trainer.worker.launch.launcher", "--bare"]
+    command += ["--import", "waiting", "--import", "json.tool", "--scratch", str(scratch)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    ) as launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        assert json.loads(launcher.stdout.readline()) == {"event": "importing", "module": "waiting"}
+        with gate.open("w"):  # open in the launcher, too: it is in the middle of that import
+            assert scratch.exists()
+            getattr(launcher, first).close()
+            if first == "stdin":
+                assert launcher.wait(SECONDS) == 1
+        launcher.stdin.close()
+        assert launcher.wait(SECONDS) == 1
+    assert not scratch.exists()
+
+
 async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
     pool, _ = pool
     long = "x" * 1_000_000

@@ -13,7 +13,7 @@ and on stdout: {"event": "ready"} first, then started (worker, pid), exited (wor
 crashed, if it did), result (id, value | error), error (message), asks (worker, step): a worker that was started with
 "gate": [STEP, ..] is about to begin a forward or backward of one of these steps, and waits for proceed. With close,
 when stdin ends or when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the
-launcher has died: then the launcher removes the scratch folder.
+launcher has died: then the launcher removes the scratch folder, at once even while it still imports.
 Children belong to the launcher's process group and die with the launcher, even if it is killed. What they have started
 is ended when they end, however far it has gone from them: each child adopts its orphans, and the launcher gets these,
 and whatever else there is, when the child has ended.
@@ -22,17 +22,22 @@ and whatever else there is, when the child has ended.
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
 import socket
+import struct
 import sys
+import termios
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -56,6 +61,7 @@ PR_SET_PDEATHSIG = 1
 CHUNK = 1 << 16
 WAIT_SECONDS = 0.01  # for children that have been killed
 LOOK_SECONDS = 0.1  # at orphans that have been told to end
+GONE_SECONDS = 5.0  # from the end of one pipe to that of the other, when who started the launcher dies
 END_SECONDS = 3.0  # for all of them, when the launcher ends; Pool.close() waits longer
 
 
@@ -125,8 +131,8 @@ class Launcher:
             self._abandoned = True
         finally:
             self._kill_all()
-            if self._abandoned and self._scratch:
-                shutil.rmtree(self._scratch, ignore_errors=True)  # what is left is for the next run to remove
+            if self._abandoned:
+                _remove(self._scratch)
 
     def _on_term(self, *_: object) -> None:
         self._stopping = True
@@ -356,6 +362,43 @@ def _tell(events: int, **event: Any) -> None:
         line = line[os.write(events, line) :]
 
 
+def _remove(scratch: str | None) -> None:
+    """What is left is for the next run to remove."""
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ending_with_parent(commands: int, scratch: str | None) -> Iterator[None]:
+    """Meanwhile the process ends as soon as who started it has died, whatever its main thread does.
+
+    The thread that sees to this is gone afterwards: the launcher forks.
+    """
+    over, end = os.pipe()
+    watch = threading.Thread(target=_watch_parent, args=(commands, over, scratch), daemon=True)
+    watch.start()
+    try:
+        yield
+    except BrokenPipeError:  # one of its two pipes has ended, and the other is about to
+        watch.join(GONE_SECONDS)
+        sys.exit(1)
+    os.close(end)
+    watch.join()
+    os.close(over)
+
+
+def _watch_parent(commands: int, over: int, scratch: str | None) -> None:
+    """Returns when `over` ends, or if commands are there to be read: then the launcher was told how to end."""
+    poll = select.poll()
+    for pipe in (commands, over):
+        poll.register(pipe, 0)  # nothing but its end
+    if commands in {pipe for pipe, _ in poll.poll()}:
+        (unread,) = struct.unpack("i", fcntl.ioctl(commands, termios.FIONREAD, bytes(4)))
+        if unread == 0:
+            _remove(scratch)
+            os._exit(1)
+
+
 def _preload(modules: Sequence[str], events: int) -> None:
     """Imports what every worker needs. A module that fails is left to the worker, which says so by name."""
     with lasting_imports():
@@ -386,10 +429,8 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
     options = parser.parse_args()
     commands, events = _own_channel()
-    try:
+    with _ending_with_parent(commands, options.scratch):
         _preload([*(() if options.bare else MODULES), *options.modules], events)
-    except BrokenPipeError:
-        sys.exit(1)  # who started it is gone, or waits no longer
     sys.path[:0] = options.folders  # not before, or a user's file named like one of torch's modules would be taken
     Launcher(commands, events, options.scratch).run()
 
