@@ -327,7 +327,7 @@ def _checkpoint(f: Fields) -> s.CheckpointSpec:
     return f.closed(
         s.CheckpointSpec(
             storage=_storage(f.child("storage")),
-            every_steps=f.integer("everySteps", 200),
+            every_steps=f.optional_integer("everySteps"),
             keep_latest=f.integer("keepLatest", 3, high=10_000),
             keep_in_memory=f.flag("keepInMemory", default=True),
             keep_best=f.flag("keepBest"),

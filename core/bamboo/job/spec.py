@@ -6,7 +6,7 @@ Absent parts are None; lists are tuples. Durations are seconds; field names are 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from bamboo.job.placement_spec import (
     CleanPodPolicy,
@@ -171,16 +171,20 @@ def storage_place(uri: str | None, claim_name: str | None) -> str:
     return shown_url(uri) if uri is not None else f"claim {claim_name}"
 
 
+USUAL_STEPS: Final = 200  # from one checkpoint to the next, unless steps are long
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """keep_in_memory: workers keep what they have written of the newest one, and go back with that.
+    """every_steps: from one to the next; None: as the coordinator finds right, USUAL_STEPS as long as nothing is known.
+    keep_in_memory: workers keep what they have written of the newest one, and go back with that.
 
     keep_best: each state that is evaluated is kept, and the best one for good. allow_other_data: the job goes on from
     one that was trained with other data.
     """
 
     storage: StorageSpec
-    every_steps: int = 200
+    every_steps: int | None = None
     keep_latest: int = 3
     keep_in_memory: bool = True
     keep_best: bool = False

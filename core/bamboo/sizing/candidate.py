@@ -10,7 +10,7 @@ from typing import Any
 
 from bamboo.job.manifest import ManifestError, parse_manifest
 from bamboo.job.placement_spec import Capacity, SpreadPolicy
-from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.job.spec import USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
 from bamboo.simulation.job.job_zones import NODE_TERMS, node_terms
 
 Path = tuple[str | int, ...]
@@ -74,7 +74,7 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
         replicas=spec.redundancy.replicas,
         standby=spec.standby.workers,
         fewest=spec.elastic.min_pipelines,
-        every_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
+        every_steps=_interval(spec.checkpoint) if spec.checkpoint else None,
         on_demand=None,
         spread=spec.spread.policy,
     )
@@ -100,7 +100,7 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
     elif candidate.zones:
         wanted["worker", "template", "spec", *NODE_TERMS] = _within(candidate.zones, spec), None
     if candidate.every_steps is not None and spec.checkpoint is not None:
-        wanted["checkpoint", "everySteps"] = candidate.every_steps, spec.checkpoint.every_steps
+        wanted["checkpoint", "everySteps"] = candidate.every_steps, _interval(spec.checkpoint)
     said, elastic = (document["spec"].get("elastic") or {}), spec.elastic
     if said.get("maxPipelines") is not None:
         wanted["elastic", "maxPipelines"] = candidate.pipelines, elastic.max_pipelines
@@ -161,3 +161,8 @@ def job_of(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> 
         return parse_manifest(made), made
     except ManifestError:
         return None
+
+
+def _interval(checkpoint: CheckpointSpec) -> int:
+    """Where the manifest leaves it to the coordinator other intervals are compared with the longest that it takes."""
+    return checkpoint.every_steps or USUAL_STEPS

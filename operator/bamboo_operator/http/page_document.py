@@ -10,7 +10,7 @@ import msgspec
 
 from bamboo.coordinator.events import Status
 from bamboo.job.placement_spec import NodePool
-from bamboo.job.spec import JobSpec, storage_place
+from bamboo.job.spec import USUAL_STEPS, JobSpec, storage_place
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, history_fields, rows, state
 from bamboo.page.forecast import at_the_end
@@ -106,7 +106,7 @@ def checkpoint(view: JobView, live: d.PageCheckpoint | None) -> d.PageCheckpoint
         return None
     spec, newest = view.spec.checkpoint, view.written.get("checkpoint") or {}
     known = live or d.PageCheckpoint(
-        place=storage_place(spec.storage.uri, spec.storage.claim_name), every_steps=spec.every_steps
+        place=storage_place(spec.storage.uri, spec.storage.claim_name), every_steps=spec.every_steps or USUAL_STEPS
     )
     if known.at is None:
         step = newest.get("lastStep", known.step)

@@ -18,10 +18,12 @@ from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CoordinatorState, Stopping, Turn
 from bamboo.coordinator.verification.settled import is_settled
+from bamboo.job.spec import USUAL_STEPS, CheckpointSpec
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import share
 from bamboo.text import one_line
 
+USUAL_SECONDS: Final = 600.0  # from one to the next at most, unless the manifest has an interval
 AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
 AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
 WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
@@ -38,8 +40,17 @@ def first_number(secret: str, now: float) -> int:
     return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
 
 
+def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
+    """Steps from one checkpoint to the next: the manifest's, else USUAL_STEPS, or as many as take USUAL_SECONDS."""
+    if spec.every_steps is not None:
+        return spec.every_steps
+    step = state.usual_step
+    return USUAL_STEPS if not step else max(1, min(USUAL_STEPS, int(USUAL_SECONDS / step)))
+
+
 def next_one(state: CoordinatorState) -> int | None:
     """Of which step the next checkpoint is, if there is to be one: a multiple of everySteps, or the last one.
+    Without everySteps it comes an interval after the one before.
 
     If the best state is to be kept, each that is evaluated is.
     """
@@ -50,8 +61,11 @@ def next_one(state: CoordinatorState) -> int | None:
         return state.step + 1
     after = max(c.last_step, state.step)
     evaluation = state.spec.training.evaluation
-    periods = [spec.every_steps, *([evaluation.every_steps] if spec.keep_best and evaluation else [])]
-    return min(*((after // period + 1) * period for period in periods), steps)
+    periods = [spec.every_steps, evaluation.every_steps if spec.keep_best and evaluation else None]
+    found = [(after // period + 1) * period for period in periods if period is not None]
+    if spec.every_steps is None:
+        found.append(max(c.last_step + interval(state, spec), state.step + 1))
+    return min(*found, steps)
 
 
 def look_after(turn: Turn) -> None:

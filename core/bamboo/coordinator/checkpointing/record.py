@@ -19,7 +19,8 @@ class CheckpointState:
     asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
     kept: those committed and not known to be bad, newest first. kept_at: when the newest of them was. bad: those that
     turned out to be damaged.
-    looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
+    looked: whether it is known with which one (found) the job begins. spoiled: none can be used of those that there
+    are. reason, message: why it has to go back to one.
     counts: what became of all of them. first: the step with which the job began.
     final: the one in progress is of the last state, and those who have finished were asked for it one by one.
     final_failures: of checkpoints of the last state.
@@ -52,6 +53,7 @@ class CheckpointState:
     question: int = 0  # the number of the newest one to a worker that looks
     looked: bool = False
     found: CheckpointId | None = None
+    spoiled: bool = False
     problem: str = ""  # why the store does not tell
     reason: str = ""
     message: str = ""

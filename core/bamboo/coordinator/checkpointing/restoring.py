@@ -68,10 +68,14 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
 
 
 def may_begin_again(state: CoordinatorState) -> bool:
-    """Is it right to begin with the first step if there is no checkpoint to go back to? Not if a user has lost trained
-    steps with a stage, and may have a better idea.
+    """Is it right to begin with the first step if there is no checkpoint to go back to?
+
+    Yes, if none was due yet. Not if those that there are cannot be used, or the job keeps none: a user may have a
+    better idea then.
     """
-    return state.checkpoints.reason == RestoreCause.RESULTS_DIFFER or nothing_trained(state)
+    c = state.checkpoints
+    none_yet = state.spec.checkpoint is not None and not (c.bad or c.spoiled)
+    return c.reason == RestoreCause.RESULTS_DIFFER or nothing_trained(state) or none_yet
 
 
 def nothing_trained(state: CoordinatorState) -> bool:
@@ -150,7 +154,10 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
     newest = message.checkpoint.step if message.checkpoint else -1
     kept = tuple(one for one in c.kept if one.step <= newest)  # whoever looked has passed over the others
     kept_at = c.kept_at if kept[:1] == c.kept[:1] else None
-    change(turn, looked=True, found=message.checkpoint, asked=None, problem="", kept=kept, kept_at=kept_at)
+    change(
+        turn, looked=True, found=message.checkpoint, asked=None, problem="", kept=kept, kept_at=kept_at,
+        spoiled=bool(message.passed) and message.checkpoint is None,
+    )  # fmt: skip
 
 
 def repeats(turn: Turn, first: int) -> None:
