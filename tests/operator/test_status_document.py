@@ -107,7 +107,10 @@ def test_progress_is_what_the_coordinator_says():
     measured = ((20, {"loss": 2.0, "right": None}), (40, {"loss": 2.5, "right": 0.5}))
     told = seen(said(step=40, evaluations=measured, best_evaluation=20))["training"]["evaluation"]
     assert told == {"step": 40, "metrics": {"loss": 2.5, "right": 0.5}, "bestStep": 20, "bestMetrics": {"loss": 2.0}}
+    chosen = seen(said(step=6, grid_choice="2 pipelines of 3 stages for 6 workers: 96 samples/s expected"))["training"]
+    assert chosen["gridChoice"].startswith("2 pipelines of 3 stages for 6 workers")
     early = seen(said(step=6, stopped_early="no better"))["training"]
+    assert "gridChoice" not in early
     assert (early["step"], early["steps"], early["stoppedEarly"]) == (6, 10, "no better")
     nothing = seen(said(step=0, loss=None, samples_per_second=None, eta_seconds=None))["training"]
     assert nothing == {"step": 0, "steps": 10, "progressPercentage": 0, "lastReportedTime": at(0)}

@@ -158,6 +158,17 @@ async def test_a_job_that_stopped_early_shows_of_how_many_steps() -> None:
         await tab.goto(f"{url}#token=secret")
         await tab.until(DRAWN)
         assert await tab.text("#steps") == "step 5 of 10, stopped early"
+        assert await tab.value("document.querySelector('#grid-choice').hidden")
+        assert tab.errors == []
+
+
+async def test_why_the_grid_was_chosen_stands_beside_it() -> None:
+    found, told = page(), "2 pipelines of 3 stages for 6 workers: 96 samples/s expected"
+    chosen = structs.replace(found.progress, grid_choice=told)
+    async with served([structs.replace(found, progress=chosen)]) as url, browser() as tab:
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        assert await tab.text("#grid-choice") == f"Chosen: {told}"
         assert tab.errors == []
 
 

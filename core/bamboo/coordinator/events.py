@@ -291,5 +291,6 @@ class Status:
     slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
     differences: Differences | None = None  # if results are compared
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted
+    grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count
     nodes: int | None = None  # that hold, in step, the stage which the fewest hold

@@ -28,6 +28,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         step=state.step,
         steps=stop.wanted_steps if stop else last,
         stopped_early=stop.why if stop else "",
+        grid_choice=state.grids.told,
         first_loss=state.first_loss,
         loss=losses[-1] if losses else None,
         losses=losses,

@@ -116,6 +116,7 @@ def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) ->
         step=status.step,
         steps=status.steps,
         stopped_early=status.stopped_early,
+        grid_choice=status.grid_choice,
         loss=finite(status.loss),
         first_loss=finite(status.first_loss),
         gradient_norm=finite(status.gradient_norm),

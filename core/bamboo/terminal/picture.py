@@ -57,6 +57,8 @@ def render(
         parts.append(_course(status))
     if status.checkpoint is not None:
         parts.append(Text(of_run(status.checkpoint), no_wrap=True, overflow="ellipsis"))
+    if status.grid_choice:
+        parts.append(Text(f"grid: {status.grid_choice}", style="dim"))
     if status.grid:
         parts.append(_Grid(status))
     if others := [(w, state) for w, state in status.workers if state is not WorkerState.TRAINING]:

@@ -178,6 +178,8 @@ def _training(status: Status | None, previous: Json, facts: StatusFacts) -> Json
         now |= {"steps": status.steps, "progressPercentage": min(100, 100 * status.step // max(1, status.steps))}
     if status.stopped_early:
         now["stoppedEarly"] = status.stopped_early
+    if status.grid_choice:
+        now["gridChoice"] = status.grid_choice[:LONGEST_MESSAGE]
     if _finite(status.samples_per_second):
         now["samplesPerSecond"] = round(float(status.samples_per_second or 0), 3)
     if _finite(status.loss):

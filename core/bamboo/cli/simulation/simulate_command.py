@@ -186,8 +186,8 @@ def simulate(
 
     Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
 
-    With --strategy it compares a modelled policy for Bamboo, which the coordinator does not have yet, with those of
-    other systems, in closed form, for a published model (--workload) or for a job with its profile.
+    With --strategy it compares a modelled policy for Bamboo with those of other systems, in closed form, for a
+    published model (--workload) or for a job with its profile.
 
     Example: bamboo simulate --strategy all --workload bert --preempt-rate 0.1 --preempt-rate 0.33
     """

@@ -109,17 +109,22 @@ def tell(turn: Turn, grid: Grid) -> None:
     """Why it is this one: what is expected of it, and of others."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = sum(1 for r in state.ready.values() if r.notice_until is None)
+    text = f"{grid.told} for {count(workers, 'worker')}"
     if not choosing.is_measured(state):
-        text = f"{grid.told} for {count(workers, 'worker')}: to begin with; what steps take is measured"
-        turn.do(Emit("GridChosen", text))
+        _chosen(turn, f"{text}: to begin with; what steps take is measured")
         return
     found = choosing.expected(state, rates, workers) if rates is not None else ()
     chosen = next((one for one in found if one.grid == grid), None)
     if chosen is None:
         return
+    turn.set(grids=replace(state.grids, expected=chosen))
     others = tuple(one for one in found if one.grid.stages != grid.stages)[:SHOWN]
-    turn.set(grids=replace(state.grids, expected=chosen, considered=others))
-    batch, told = state.spec.training.global_batch_size, f"{grid.told} for {count(workers, 'worker')}"
+    batch = state.spec.training.global_batch_size
     rated = ", ".join(f"{one.grid.told} {batch / one.seconds:.3g}" for one in others)
-    text = f"{told}: {batch / chosen.seconds:.3g} samples/s expected"
-    turn.do(Emit("GridChosen", text + (f"; of others: {rated}" if rated else "")))
+    text += f": {batch / chosen.seconds:.3g} samples/s expected"
+    _chosen(turn, text + (f"; of others: {rated}" if rated else ""))
+
+
+def _chosen(turn: Turn, text: str) -> None:
+    turn.set(grids=replace(turn.state.grids, told=text))
+    turn.do(Emit("GridChosen", text))

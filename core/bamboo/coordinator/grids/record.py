@@ -16,8 +16,8 @@ class GridState:
     rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
     measured: what undisturbed steps took on grids that were run. workers: that stay, at the last look; changes: the
     times of their newest changes. gaps: when workers were lost for which none has come yet; refills: the newest times
-    that it took until one came. expected: of the grid that the job is to run, and considered: of others, when it was
-    chosen.
+    that it took until one came. expected: of the grid that the job is to run. told: which one was chosen last, what was
+    expected of it and of others.
     """
 
     layers: tuple[LayerBytes, ...] = ()
@@ -30,4 +30,4 @@ class GridState:
     gaps: tuple[float, ...] = ()
     refills: tuple[float, ...] = ()
     expected: GridRate | None = None
-    considered: tuple[GridRate, ...] = ()
+    told: str = ""

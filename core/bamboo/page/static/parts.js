@@ -78,8 +78,9 @@ function median(values) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-function grid({ grid: rows }) {
-  if (!changed("grid", rows)) return;
+function grid({ grid: rows, progress: { gridChoice } }) {
+  if (!changed("grid", rows, gridChoice)) return;
+  if (show(byId("grid-choice"), gridChoice !== "")) byId("grid-choice").textContent = `Chosen: ${gridChoice}`;
   const wide = Math.max(0, ...rows.map((row) => row.length));
   byId("grid-caption").textContent = rows.length
     ? `Who runs which stage: ${plural(rows.length, "pipeline")} of ${plural(wide, "stage")}`

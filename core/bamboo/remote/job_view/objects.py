@@ -79,6 +79,7 @@ class RemoteJob:
     step: int
     steps: int
     stopped_early: str
+    grid_choice: str
     loss: float | None
     evaluation: EvaluationStatus | None
     samples_per_second: float | None
