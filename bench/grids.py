@@ -3,9 +3,8 @@
     python bench/grids.py FOLDER/p3-trace.csv [more recordings] [--models bert,gpt-2] [--hours 24]
 
 Each model is trained with its published batch by a job that says nothing but `elastic.objective: Throughput`, with
-copies of each stage in its neighbour's host memory and checkpoints, by the real coordinator (`bamboo simulate`). The
-bound has the fastest grid of all that fit into memory running at every moment, without a pause, by the same model of a
-step.
+copies of each stage on its neighbour and checkpoints, by the real coordinator (`bamboo simulate`). The bound has the
+fastest grid of all that fit into memory running at every moment, without a pause, by the same model of a step.
 """
 
 import argparse
@@ -41,7 +40,6 @@ def manifest(profile: ModelProfile, nodes: int) -> dict[str, Any]:
                 "microBatchSize": profile.samples,
             },
             "topology": {"stages": stages, "pipelines": 1},
-            "redundancy": {"placement": "Host"},
             "elastic": {"objective": "Throughput", "maxStages": len(profile.layers), "maxWorkers": max(nodes, stages)},
             "checkpoint": {"storage": {"uri": "s3://bench/job"}},
         },
