@@ -117,7 +117,8 @@ def _scale(version: Schema) -> str:
     scale = version["subresources"]["scale"]
     return (
         f"## Scale\n\n`kubectl scale` and autoscalers set `{scale['specReplicasPath']}` and read"
-        f" `{scale['statusReplicasPath']}` and `{scale['labelSelectorPath']}`.\n"
+        f" `{scale['statusReplicasPath']}` and `{scale['labelSelectorPath']}`,"
+        " which selects one pod of each ready pipeline, so that pods and pipelines are counted alike.\n"
     )
 
 

@@ -83,6 +83,11 @@ class DocumentUnit(StrEnum):
     LINE = "line"
 
 
+def worker_index(worker: str) -> str:
+    """The number that `worker_name` has put at the end of a worker's name."""
+    return worker.rpartition("w")[2]
+
+
 def worker_name(job: str, number: int) -> str:
     """The name of a job's worker, which is also its pod's: a DNS label. Each incarnation has a number of its own."""
     suffix = f"-w{number}"

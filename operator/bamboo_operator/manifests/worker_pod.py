@@ -1,7 +1,7 @@
 """The pod that a worker runs in. Equal arguments give the same pod."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -85,6 +85,11 @@ def worker_pool(pod: Mapping[str, Any]) -> str | None:
 def selector(meta: JobMeta) -> str:
     """The label selector of a job's pods, as text."""
     return f"{names.LABEL_JOB_UID}={meta.uid}"
+
+
+def selector_of(job: str, numbers: Iterable[str]) -> str:
+    """Of the job's pods that `job` selects those of the workers with these numbers, perhaps of none."""
+    return f"{job},{names.LABEL_WORKER_INDEX} in ({','.join(sorted(numbers, key=int)) or 'none'})"
 
 
 def template_problems(job: JobSpec) -> list[str]:

@@ -9,7 +9,10 @@ from typing import Any
 from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.placement_spec import Capacity
 from bamboo.job.spec import wanted_pipelines, wanted_workers
+from bamboo.names import worker_index
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.kube.objects import api_time, exact_time
+from bamboo_operator.manifests.worker_pod import selector_of
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
@@ -49,7 +52,7 @@ def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dic
         "cost": _cost(given),
         "digests": list(status.digests) if status and status.digests else previous.get("digests"),
         "plan": _plan(status, previous, facts),
-        "selector": facts.selector or previous.get("selector"),
+        "selector": _selector(given, previous),
     }
     return {key: value for key, value in new.items() if value is not None}
 
@@ -105,6 +108,22 @@ def _pipelines(given: RuleInput, previous: Json) -> Json:
     if status is None:
         return {"ready": 0, "degraded": 0, **(previous.get("pipelines") or {}), **desired}
     return {**desired, "ready": len(status.grid), "degraded": len({d.pipeline for d in given.damage()})}
+
+
+def _selector(given: RuleInput, previous: Json) -> str | None:
+    """As many pods as there are ready pipelines: one owner of each, of the first stage if it runs no other pipeline.
+
+    An autoscaler counts these pods and sets the number of pipelines. With all workers' pods it would ask for as many
+    pipelines as there are workers.
+    """
+    job, status = given.facts.selector, given.status
+    if job is None or (status is None and not given.idle and previous.get("selector")):
+        return previous.get("selector")
+    chosen: list[WorkerId] = []
+    for row in status.grid if status and not given.idle else ():
+        owners = [owner for owner, _ in row]
+        chosen += [owner for owner in owners if owner not in chosen][:1]
+    return selector_of(job, map(worker_index, chosen))
 
 
 def _workers(given: RuleInput, previous: Json) -> Json:

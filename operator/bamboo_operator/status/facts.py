@@ -46,6 +46,7 @@ class StatusFacts:
     a node, None for all. startup_problems: why some do not start. cost, repeated_cost (of repeated steps): since this
     operator has known the job; counted_until: until when, None if it never was.
     comparison: of costs, over all operators. plan: as it is to be kept. rollout: None if it is not known yet.
+    selector: of all the job's pods.
     """
 
     now: datetime
