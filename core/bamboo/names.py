@@ -1,6 +1,5 @@
 """Every name that two parts must agree on: labels, environment, exit codes, ports. Standard library only."""
 
-import hashlib
 from enum import StrEnum
 
 GROUP = "bamboo.dev"
@@ -93,5 +92,7 @@ def worker_name(job: str, number: int) -> str:
     suffix = f"-w{number}"
     if len(job) + len(suffix) <= NAME_LENGTH:
         return job + suffix
+    import hashlib  # not before a command can be ended: everything imports this module
+
     suffix = f"-{hashlib.sha256(job.encode()).hexdigest()[:8]}{suffix}"
     return job[: NAME_LENGTH - len(suffix)].rstrip("-") + suffix

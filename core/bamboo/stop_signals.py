@@ -12,11 +12,10 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from types import FrameType
-from typing import Final
 
 from bamboo.names import EXIT_INTERRUPTED
 
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:

@@ -29,6 +29,7 @@ main()
 @pytest.mark.parametrize(
     ("module", "number"),
     [
+        ("hashlib", signal.SIGINT),
         ("bamboo.cli", signal.SIGINT),
         ("typer", signal.SIGTERM),
         ("bamboo.cli.commands", signal.SIGHUP),
