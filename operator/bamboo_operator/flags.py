@@ -13,6 +13,7 @@ from bamboo.complaints import SilentErrorsNamed, said_by
 from bamboo.job.fields import ManifestError
 from bamboo.names import EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.auth.serving_certificate import ServingCertificate
+from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.cluster.node_marks import NodeMark, read_marks
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
@@ -206,6 +207,7 @@ class LogFlags:
     def set_up(self) -> None:
         handler = logging.StreamHandler()
         handler.addFilter(SilentErrorsNamed())
+        handler.addFilter(WatchesOfWhatIsGone())
         logging.basicConfig(
             handlers=[handler],
             level=logging.DEBUG if self.verbose else logging.INFO,

@@ -19,6 +19,7 @@ from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.cluster.watch_health import WatchHealth
 from bamboo_operator.http import job_pages
@@ -87,6 +88,7 @@ class _Operator:
         self._active: ActiveLabel | None = None
         if options.lease and options.label_active:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
+        self._job_kind = JobKind(self._api, options.namespaces)
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
         self._jobs: JobController | None = None
         self._recorder: NodeRecorder | None = None
@@ -112,7 +114,8 @@ class _Operator:
             self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
                 await self._active.give_up(first=True)
-            if self._lease is None or await self._hold(self._lease):
+            held = self._lease is None or await self._hold(self._lease)
+            if held and await done_before(self._stop, self._job_kind.until_served()):
                 await self._work(await self._open())
         finally:
             await self._close()
@@ -129,7 +132,7 @@ class _Operator:
         """Why workers cannot connect; None also for an operator that stands by: they connect to another one."""
         if self._works or (self._active and self._lease and self._lease.stands_by):
             return None
-        return (self._lease.waiting if self._lease else None) or "starting or ending"
+        return (self._lease.waiting if self._lease else None) or self._job_kind.waiting or "starting or ending"
 
     def _view(self, job: JobKey) -> JobView | None:
         return self._jobs.view(job) if self._jobs else None
@@ -202,14 +205,27 @@ class _Operator:
         self._works = not self._stop.is_set()
         if self._works and self._active and self._lease:
             self._begin(self._active.take(self._lease.predecessors))
-        await kopf.operator(
-            registry=handlers,
-            settings=self._settings,
-            standalone=True,
-            clusterwide=not self._options.namespaces,
-            namespaces=self._options.namespaces,
-            stop_flag=self._stop,
-        )
+        self._begin(self._end_without_crd())
+        try:
+            await kopf.operator(
+                registry=handlers,
+                settings=self._settings,
+                standalone=True,
+                clusterwide=not self._options.namespaces,
+                namespaces=self._options.namespaces,
+                stop_flag=self._stop,
+            )
+        except Exception:
+            if await self._job_kind.served():
+                raise
+            self._job_kind.gone()
+
+    async def _end_without_crd(self) -> None:
+        """If kopf has heard first that there is none any more: then it ends its watch of jobs, and goes on without."""
+        while not self._watch_health.jobs_unwatched() or await self._job_kind.served():
+            await asyncio.sleep(POLL_SECONDS)
+        self._job_kind.gone()
+        self._stop.set()
 
     # the end
 

@@ -31,6 +31,10 @@ class WatchHealth:
         missing = sorted(self._seen - now)
         return f"the {missing[0]} has ended" if missing else self._jobs_not_watched(now)
 
+    def jobs_unwatched(self) -> bool:
+        """Is there no watcher of jobs, not yet or no more? kopf ends them with their CRD, or with a namespace."""
+        return not any(task.get_name().startswith(JOBS) for task in asyncio.all_tasks() if not task.done())
+
     def _jobs_not_watched(self, now: Set[str]) -> str | None:
         at = self._clock()
         served = {_namespace(name) for name in now if name.startswith(JOBS)}

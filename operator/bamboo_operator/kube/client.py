@@ -9,7 +9,7 @@ from bamboo.complaints import said_by
 from bamboo.kube.connection import JSON, Connection, ConnectionOptions
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.kube.kubeconfig import Access
-from bamboo.kube.request_parts import APPLY, MERGE, Object, delete_options, job_path, pod_path, pods_path
+from bamboo.kube.request_parts import APPLY, MERGE, Object, delete_options, job_path, jobs_path, pod_path, pods_path
 from bamboo_operator.kube.api_calls import ApiCallCounts
 
 TIMEOUT_SECONDS = 10.0
@@ -171,6 +171,16 @@ class ApiClient:
         review = await self._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
         status = review.get("status")
         return status if isinstance(status, dict) else {}
+
+    async def serves_jobs(self, namespace: str | None) -> bool:
+        """Is there a CRD of BambooJobs? namespace: one in which they may be listed; None: in all."""
+        try:
+            await self._call("GET", jobs_path(namespace), query={"limit": "1"})
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
 
     async def read_lease(self, namespace: str, name: str) -> Object | None:
         """None if there is no such Lease."""

@@ -1,0 +1,144 @@
+"""The operator's process and the CRD of BambooJobs, which may be installed late and deleted at any time."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from bamboo.names import GROUP, PLURAL, VERSION
+from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.process import OperatorOptions, run_operator
+from http_kit import serving
+from remote_kit import kubeconfig
+
+JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+SEEN = {"resourceVersion": "1"}
+
+
+def kind(plural: str, name: str, *, namespaced: bool) -> dict[str, object]:
+    return {"kind": name, "name": plural, "singularName": "", "namespaced": namespaced, "verbs": ["list", "watch"]}
+
+
+KINDS = {
+    "/api/v1": [
+        kind("pods", "Pod", namespaced=True), kind("nodes", "Node", namespaced=False),
+        kind("namespaces", "Namespace", namespaced=False),
+    ],
+    "/apis/apiextensions.k8s.io/v1": [kind("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)],
+}  # fmt: skip
+
+
+class ApiServer:
+    """Lists are empty, and nothing is ever said on a watch, but that the CRD is gone. told: whether that is said."""
+
+    def __init__(self, *, served: bool, told: bool = True) -> None:
+        self.served, self.told = served, told
+        self.watched = asyncio.Event()  # jobs are
+        self.asked = asyncio.Event()  # for jobs
+        self._gone = asyncio.Event()
+
+    def delete_crd(self) -> None:
+        self.served = False
+        self._gone.set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path == JOBS:
+            self.asked.set()
+        if path.startswith(f"/apis/{GROUP}") and not self.served:
+            missing = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "none"}
+            return web.json_response(missing, status=404)
+        if path == "/api":
+            return web.json_response({"versions": ["v1"]})
+        if path == "/apis":
+            groups = {"apiextensions.k8s.io": "v1", **({GROUP: VERSION} if self.served else {})}
+            versions = {name: {"version": version} for name, version in groups.items()}
+            shown = [{"name": name, "versions": [one], "preferredVersion": one} for name, one in versions.items()]
+            return web.json_response({"groups": shown})
+        if path in (*KINDS, f"/apis/{GROUP}/{VERSION}"):
+            return web.json_response({"resources": KINDS.get(path) or [kind(PLURAL, "BambooJob", namespaced=True)]})
+        if "watch" not in request.query:
+            return web.json_response({"metadata": SEEN, "items": []})
+        return await self._watch(request)
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        if request.path == JOBS:
+            self.watched.set()
+        if request.path == JOBS and not self.told:
+            await self._gone.wait()
+            return stream
+        if request.path == CRDS and self.told:
+            await self._gone.wait()
+            crd = {"metadata": {"name": f"{PLURAL}.{GROUP}", "uid": "u", **SEEN}, "spec": {"group": GROUP}}
+            await stream.write(json.dumps({"type": "DELETED", "object": crd}).encode() + b"\n")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return stream
+
+
+@contextlib.asynccontextmanager
+async def operator(
+    server: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch, port: int
+) -> AsyncIterator[asyncio.Task[None]]:
+    monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+    monkeypatch.setattr("bamboo_operator.cluster.job_kind.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("bamboo_operator.process.POLL_SECONDS", 0.05)
+    stop = asyncio.Event()
+    options = OperatorOptions(
+        listen=("127.0.0.1", 0), web_listen=("127.0.0.1", port), url=None, key=b"k" * 16, namespaces=[], lease=None,
+        workers=WorkerPodSettings(coordinator_url="", image="x"), certificate=None, identity="me",
+    )  # fmt: skip
+    async with serving(server.answer) as url:
+        kubeconfig(folder / "kubeconfig", url, {"token": "t"})
+        running = asyncio.create_task(run_operator(options, stop))
+        try:
+            yield running
+        finally:
+            stop.set()
+            await asyncio.wait_for(asyncio.gather(running, return_exceptions=True), 60)
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_it_ends_in_a_sentence_when_the_crd_is_deleted(
+    told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unused_tcp_port_factory: Callable[[], int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whether kopf hears of that first, or its watch of jobs is refused."""
+    server = ApiServer(served=True, told=told)
+    caplog.handler.addFilter(WatchesOfWhatIsGone())
+    async with operator(server, tmp_path, monkeypatch, unused_tcp_port_factory()) as running:
+        await asyncio.wait_for(server.watched.wait(), 60)
+        server.delete_crd()
+        await asyncio.wait_for(running, 60)
+    said = [r for r in caplog.records if "is gone, and all jobs with it" in r.getMessage()]
+    assert len(said) == 1
+    assert not [r for r in caplog.records if r.exc_info or r.levelno >= logging.ERROR], caplog.text
+
+
+async def test_it_waits_for_the_crd(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unused_tcp_port_factory: Callable[[], int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = ApiServer(served=False)
+    async with operator(server, tmp_path, monkeypatch, unused_tcp_port_factory()) as running:
+        await asyncio.wait_for(server.asked.wait(), 60)
+        await asyncio.sleep(0.3)
+        assert not running.done()
+        assert not server.watched.is_set()
+        server.served = True
+        await asyncio.wait_for(server.watched.wait(), 60)
+    assert caplog.text.count("there is no CRD bamboojobs.bamboo.dev: waiting until it is installed") == 1
