@@ -41,8 +41,8 @@ def test_the_command_recommends_writes_and_draws(files: Path) -> None:
     written, picture = files / "planned.yaml", files / "front.png"
     done = invoke(files, *QUICK, "--write", str(written), "--plot", str(picture))
     assert done.exit_code == 0, done.output
-    assert "Recommended are " in done.output
-    assert "On demand, where no node is lost, " in done.output.replace("\n", " ")
+    assert "Recommended " in done.output
+    assert "on demand, " in done.output
     assert "95 % confidence" in done.output or "no node was lost" in done.output or "all copies" in done.output
     assert written.read_text().startswith("# my job\n")
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -64,7 +64,7 @@ def test_the_command_prints_json_and_csv(files: Path) -> None:
 def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
     done = invoke(files, *QUICK, "--budget", "0.000001", "--write", str(files / "out.yaml"))
     assert done.exit_code == 1
-    assert "no plan keeps the bounds in 95 of 100 runs: the fastest takes up to " in done.output
+    assert "no plan keeps the bounds by 2 runs (mean and 1.645 deviations): the fastest takes up to " in done.output
     assert not (files / "out.yaml").exists()
 
 

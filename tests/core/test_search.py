@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import RedundancyMode
 from bamboo.profiles.profile import Network
 from bamboo.simulation.job.job_run import model_of, simulate_job
+from bamboo.sizing.calm import memory_needed
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits, job_of
 from bamboo.sizing.choice import Bounds, choose
 from bamboo.sizing.pareto import Point, dominates, front
@@ -34,6 +37,19 @@ def test_short_runs_that_are_wrong_by_less_than_half_the_slack_drop_nothing_of_t
     left = {one.candidate.stages - 1 for one in near(wrong, slack, len(points))}
     true = {i for i, p in enumerate(points) if not any(dominates(other, p) for other in points)}
     assert true <= left
+
+
+def test_a_grid_that_fits_only_in_another_mode_is_no_grid_that_does_not_fit() -> None:
+    """Seventeen nodes could have trained a model with LazyForward, and were told that no grid fits."""
+    document = manifest(2, 1, 6, redundancy={"mode": "EagerForward"})
+    limits, roomy = Limits(nodes=4, stages=(4,), pipelines=(1,), micro_batches=(4,)), world(document, layered(4))
+    eager = next(grids(roomy, limits, as_the_job_is("m", roomy.spec)))
+    lazy = replace(eager, mode=RedundancyMode.LAZY_FORWARD)
+    between = (memory_needed(roomy, eager) + memory_needed(roomy, lazy)) // 2
+    assert memory_needed(roomy, lazy) < between < memory_needed(roomy, eager)
+    tight = world(document, layered(4, memory=between))
+    kept = fitting_grids(tight, limits, as_the_job_is("m", tight.spec), Counts())
+    assert {one.mode for one, _ in kept} == {RedundancyMode.LAZY_FORWARD}
 
 
 def exhaustive(at: World, limits: Limits, like: Candidate) -> dict[Candidate, Assessment]:
@@ -69,7 +85,10 @@ def test_what_does_not_fit_into_memory_is_left_out_and_why_is_said() -> None:
     assert counts.too_large > 0
     assert min(one.stages for one, _ in kept) > 1
     small = world(document, layered(8, memory=500))
-    with pytest.raises(ValueError, match=r"none of \d+ grids fits: .* need more memory than the machine has, at least"):
+    with pytest.raises(
+        ValueError,
+        match=r"none of \d+ grids fits in any redundancy mode: .* need more memory than the machine has, at least",
+    ):
         fitting_grids(small, Limits(nodes=8), as_the_job_is("m", small.spec), Counts())
 
 

@@ -8,9 +8,10 @@ import msgspec
 from bamboo.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.calm import Calm, calm
-from bamboo.sizing.choice import Bounds, amount, choose, in_words, on_demand, reasons
+from bamboo.sizing.choice import Bounds, amount, choose, comparisons, in_words, odds, on_demand, reasons
 from bamboo.sizing.prices import MachinePrice
 from bamboo.sizing.trials import Assessment
+from bamboo.sizing.units import HOURS, USD
 from job_simulation_kit import manifest
 from sizing_kit import assessed, layered, outcome, world
 
@@ -24,7 +25,7 @@ def test_bounds_choose_of_the_front() -> None:
     assert choose(known, Bounds(deadline=5)) is middle
     assert choose(known, Bounds(deadline=0.5)) is None
     spread = assessed(4, (1.0, 8.0), (1.0, 12.0))
-    assert choose([spread], Bounds(budget=11)) is None  # 10 on average, but not in 95 of 100 runs
+    assert choose([spread], Bounds(budget=11)) is None  # 10 on average, but not with a margin
 
 
 def test_who_says_nothing_of_its_end_is_not_chosen() -> None:
@@ -33,32 +34,66 @@ def test_who_says_nothing_of_its_end_is_not_chosen() -> None:
     assert choose([never, assessed(2, (2.0, 4.0))], Bounds()) == assessed(2, (2.0, 4.0))
 
 
-def test_a_paragraph_names_the_neighbours_on_the_front_and_what_another_choice_costs() -> None:
-    fast, middle, cheap = assessed(1, (1.0, 9.0)), assessed(2, (2.0, 4.0)), assessed(3, (8.0, 3.0))
+def test_three_sentences_say_what_by_which_rule_and_from_how_many_runs() -> None:
+    middle = assessed(2, (2.0, 4.0))
+    said = reasons(middle, Bounds())
+    assert len(said) == 3
+    assert "the job takes 2.00 h and costs 4.00 USD" in said[0]
+    assert "--deadline and --budget choose otherwise" in said[1]
+    assert "That is from 1 run of 1.00 h on average, the rest of 2.00 h in proportion" in said[2]
+    assert reasons(middle, Bounds(budget=5))[1] == (
+        "It is the fastest that costs at most 5.00 USD in the one run: at most 4.00 USD."
+    )
+    assert reasons(middle, Bounds(budget=5, deadline=3))[1] == (
+        "It is the cheapest that ends within 3.00 h and costs at most 5.00 USD in the one run: at most 2.00 h and"
+        " 4.00 USD."
+    )
+
+
+def test_what_another_choice_costs_is_a_line_each() -> None:
+    middle = assessed(2, (2.0, 4.0))
     alike = replace(middle.candidate, mode=RedundancyMode.NONE)
     without = Assessment(candidate=alike, outcomes=(outcome(float("inf"), float("inf")),))
-    said = reasons(middle, [fast, middle, cheap], [fast, middle, cheap, without], Bounds())
-    assert "the job takes 2.00 h and costs 4.00 USD" in said
-    assert "1 node would take 50 % less time and cost 125 % more" in said
-    assert "3 nodes would cost 25 % less and take 300 % more time" in said
-    assert "With redundancy.mode None it would not come to its end in every run." in said
-    assert "--deadline and --budget choose otherwise" in said
-    assert "95 of 100 cost at most 4.00 USD" in reasons(middle, [middle], [], Bounds(budget=5))
-    assert "Of what ends within 3 h and costs at most 5 USD" in reasons(
-        middle, [middle], [], Bounds(budget=5, deadline=3)
+    (found,) = comparisons(middle, [assessed(1, (1.0, 9.0)), middle, without])
+    assert (found.label, found.hours, found.hours_deviation) == ("mode None", math.inf, None)
+
+
+def test_a_share_of_a_hundred_runs_is_only_claimed_of_a_hundred() -> None:
+    assert [odds(runs) for runs in (1, 5, 99, 100)] == [
+        "in the one run",
+        "by 5 runs (mean and 1.645 deviations)",
+        "by 99 runs (mean and 1.645 deviations)",
+        "in 95 of 100 runs",
+    ]
+
+
+def test_short_jobs_are_told_in_seconds_and_cents() -> None:
+    """They took 0.00 h and cost 0.00 USD."""
+    short = assessed(2, (0.004, 0.003))
+    assert "the job takes 14.4 s and costs 0.30 cents" in reasons(short, Bounds())[0]
+
+
+def test_a_job_for_one_node_is_told_so() -> None:
+    alone = assessed(1, (2.0, 4.0))
+    told = reasons(alone, Bounds())
+    assert told[0].startswith("Recommended is 1 node of m (1 stage x 1 pipeline, microbatches of 4): ")
+    assert told[3] == (
+        "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its beginning,"
+        " since it keeps no checkpoints."
     )
+    kept = replace(alone, candidate=replace(alone.candidate, every_steps=100))
+    assert reasons(kept, Bounds())[3].endswith("a loss takes it back to its newest checkpoint.")
 
 
 def test_nodes_with_several_workers_are_counted_as_nodes() -> None:
     spread = SpreadSpec(workers_per_node=2)
-    fast, middle = assessed(5, (1.0, 9.0)), assessed(4, (2.0, 4.0))
-    said = reasons(middle, [fast, middle], [fast, middle], Bounds(), spread=spread)
-    assert "Recommended are 2 nodes of" in said
-    assert "3 nodes would take 50 % less time" in said
+    middle = assessed(4, (2.0, 4.0))
+    assert "Recommended are 2 nodes of" in reasons(middle, Bounds(), spread=spread)[0]
     at = world(manifest(2, 1, 6, spread={"workersPerNode": 2}), layered(4))
     told = on_demand(at, [(middle.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], middle)
     hours = (at.machines["m"].profile.times.start + at.steps) / 3600
-    assert f"2 nodes of m would take {hours:.2f} h and cost {2 * 3.0 * hours:.2f} USD" in told
+    assert told is not None
+    assert (told.label, told.hours, told.usd) == ("on demand, 2 nodes of m", hours, 2 * 3.0 * hours)
 
 
 def test_what_few_runs_cannot_say_is_said() -> None:
@@ -66,7 +101,7 @@ def test_what_few_runs_cannot_say_is_said() -> None:
 
     def said(**seen: int) -> str:
         chosen = Assessment(candidate=one, outcomes=(outcome(2.0, 4.0, **seen),))
-        return reasons(chosen, [chosen], [], Bounds())
+        return reasons(chosen, Bounds())[2]
 
     assert "no node was lost" in said(preemptions=0)
     assert "with 2 lost nodes: too few to say how often all copies of a stage are lost" in said(preemptions=2)
@@ -87,10 +122,10 @@ def test_a_plan_in_one_line() -> None:
 
 
 def test_figures_of_several_runs_have_a_deviation() -> None:
-    assert amount(assessed(1, (1.0, 2.0)), "usd", "USD") == "2.00 USD"
-    assert amount(assessed(1, (1.0, 10.0), (1.0, 20.0)), "usd", "USD") == "15.0 ± 7.1 USD"
-    assert amount(assessed(1, (1.0, 5000.0)), "usd") == "5000"
-    assert amount(assessed(1, (math.inf, math.inf)), "hours", "h") == "-"
+    assert amount(assessed(1, (1.0, 2.0)), "usd", USD) == "2.00"
+    assert amount(assessed(1, (1.0, 10.0), (1.0, 20.0)), "usd", USD) == "15.0 ± 7.1"
+    assert amount(assessed(1, (1.0, 5000.0)), "usd", USD) == "5000"
+    assert amount(assessed(1, (math.inf, math.inf)), "hours", HOURS) == "-"
 
 
 def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:
@@ -99,17 +134,18 @@ def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:
     undisturbed = [(one, calm(at, one)) for one in grids]
     hours = [at.machines["m"].profile.times.start / 3600 + at.steps * c.seconds / 3600 for _, c in undisturbed]
     assert hours[0] > hours[1] > hours[2]
-    said = on_demand(at, undisturbed, assessed(9, ((hours[1] + hours[0]) / 2, 1.0)))
-    assert "2 nodes of m would take" in said
-    assert "1 node of m" in on_demand(at, undisturbed, assessed(9, (2 * hours[0], 1.0)))
-    assert "4 nodes of m" in on_demand(at, undisturbed, assessed(9, (hours[2] / 2, 1.0))), "none is as fast"
+    labels = []
+    for within in ((hours[1] + hours[0]) / 2, 2 * hours[0], hours[2] / 2):  # in the last one none is as fast
+        found = on_demand(at, undisturbed, assessed(9, (within, 1.0)))
+        labels.append(found.label if found is not None else "")
+    assert labels == [f"on demand, {nodes} of m" for nodes in ("2 nodes", "1 node", "4 nodes")]
 
 
 def test_without_a_price_on_demand_nothing_is_said_of_it() -> None:
     at = world(manifest(2, 1, 6), msgspec.structs.replace(layered(4), prices=None))
     one = assessed(2, (1.0, 1.0))
-    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) == ""
+    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) is None
     priced = world(manifest(2, 1, 6), layered(4))
     not_to_be_had = replace(priced.machines["m"], price=MachinePrice(spot=1.0))
     at = replace(priced, machines={"m": not_to_be_had})
-    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) == ""
+    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) is None

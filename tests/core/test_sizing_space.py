@@ -8,7 +8,7 @@ from bamboo.job.spec import RedundancyMode
 from bamboo.planning.grid import make_layout
 from bamboo.sizing.candidate import PROTECTION, Candidate, as_the_job_is
 from bamboo.sizing.prices import MachinePrice, ZonePrice
-from bamboo.sizing.space import Limits, combined, grids, protections
+from bamboo.sizing.space import Limits, combined, grids, protections, smaller
 from bamboo.sizing.world import Market, World, machine_of
 from bamboo.traces.trace import Change, NodeChange, make_trace
 from job_simulation_kit import manifest
@@ -135,3 +135,13 @@ def test_the_best_protections_of_several_are_put_together() -> None:
     both = combined(base, [replace(base, standby=2), replace(base, mode=RedundancyMode.LAZY_FORWARD)])
     assert both == replace(base, standby=2, mode=RedundancyMode.LAZY_FORWARD)
     assert combined(replace(base, on_demand=2), []).on_demand is None, "all of them, so no share is left"
+
+
+def test_all_modes_are_tried_before_a_grid_is_too_large() -> None:
+    like = replace(at()[1], mode=RedundancyMode.EAGER_BACKWARD, replicas=2)
+    assert [(one.mode.value, one.replicas) for one in smaller(like)] == [
+        ("EagerBackward", 2), ("EagerForward", 2), ("LazyForward", 2),
+        ("EagerBackward", 1), ("EagerForward", 1), ("LazyForward", 1), ("None", 1),
+    ]  # fmt: skip
+    bare = replace(like, mode=RedundancyMode.NONE)
+    assert list(smaller(bare)) == [bare]

@@ -11,10 +11,12 @@ from bamboo.sizing.calm import Calm
 from bamboo.sizing.candidate import Candidate
 from bamboo.sizing.pareto import best_product
 from bamboo.sizing.trials import Assessment
+from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
 from bamboo.sizing.world import HOUR, World
 from bamboo.text import count
 
 SHOWN_ZONES = 4
+HUNDRED = 100  # runs, from which on a share of them may be claimed
 ONE_EACH = SpreadSpec()  # a worker on each node
 PLACES = {
     SpreadPolicy.INTERLEAVE: "neighbours in different zones",
@@ -32,9 +34,21 @@ class Bounds:
     deadline: float | None = None
 
     def kept_by(self, one: Assessment) -> bool:
-        """In 95 of 100 runs, as far as the ones that were simulated tell."""
+        """With a margin for the spread of the runs: in 95 of 100, as far as those that were simulated tell."""
         within = self.budget is None or one.sure("usd") <= self.budget
         return within and (self.deadline is None or one.sure("hours") <= self.deadline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInstead:
+    """What would be instead of the recommended plan. Deviations: None for what was not simulated several times."""
+
+    label: str
+    hours: float
+    usd: float
+    traffic_usd: float
+    hours_deviation: float | None = None
+    usd_deviation: float | None = None
 
 
 def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
@@ -56,6 +70,8 @@ def in_words(one: Candidate, several_zones: bool = True) -> str:
     """The candidate for a person, in one line; of zones nothing if there is only one."""
     grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
     parts = [grid, f"microbatches of {one.micro_batch}"]
+    if one.workers == 1:
+        return ", ".join([*parts, _place(one)] if several_zones and one.zones else parts)
     if one.mode is RedundancyMode.NONE:
         parts.append("no replicas")
     else:
@@ -97,8 +113,8 @@ def zones_named(world: World, one: Candidate) -> str:
     )
 
 
-def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> str:
-    """What the cheapest grid would take on demand, where nothing is lost, that is not slower; "" without a price."""
+def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> PlanInstead | None:
+    """What the cheapest grid would take on demand, where nothing is lost, that is not slower; None without a price."""
     found = []
     for one, undisturbed in calm:
         price, start = world.on_demand_usd(one.machine), world.machines[one.machine].profile.times.start
@@ -107,108 +123,90 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
         hours = (start + world.steps * undisturbed.seconds) / HOUR
         traffic = world.steps * traffic_usd(undisturbed.between_zones, world.traffic_price)
         nodes = world.spec.spread.nodes(one.stages * one.pipelines)
-        found.append((nodes * price * hours + traffic, hours, nodes, one))
+        found.append((nodes * price * hours + traffic, hours, nodes, one, traffic))
     fast = [entry for entry in found if entry[1] <= chosen.hours] or sorted(found, key=lambda entry: entry[1])[:1]
     if not fast or not chosen.usd:
-        return ""
-    usd, hours, nodes, one = min(fast)
-    return (
-        f"On demand, where no node is lost, {count(nodes, 'node')} of {one.machine} would take"
-        f" {hours:.2f} h and cost {usd:.2f} USD, {usd / chosen.usd:.1f} times as much."
-    )
+        return None
+    usd, hours, nodes, one, traffic = min(fast)
+    label = f"on demand, {count(nodes, 'node')} of {one.machine}"
+    return PlanInstead(label=label, hours=hours, usd=usd, traffic_usd=traffic)
+
+
+def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[PlanInstead]:
+    """The same plan with another value of one field, where that was simulated: what the choice of it is worth."""
+    asked = ("spread", "zones", "mode", "standby")
+    pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
+    return [_comparison(one, _value(one.candidate, name)) for one, name in pairs]
+
+
+def _comparison(one: Assessment, label: str) -> PlanInstead:
+    several = len(one.outcomes) > 1
+    return PlanInstead(
+        label=label, hours=one.hours, usd=one.usd, traffic_usd=one.mean("traffic_usd"),
+        hours_deviation=one.deviation("hours") if several else None,
+        usd_deviation=one.deviation("usd") if several else None,
+    )  # fmt: skip
 
 
 def reasons(
-    chosen: Assessment,
-    front: Sequence[Assessment],
-    simulated: Sequence[Assessment],
-    bounds: Bounds,
-    *,
-    several_zones: bool = True,
-    spread: SpreadSpec = ONE_EACH,
-) -> str:
-    """A paragraph. simulated: for comparisons, with runs as long as those of the front, which is ascending in time.
+    chosen: Assessment, bounds: Bounds, *, several_zones: bool = True, spread: SpreadSpec = ONE_EACH
+) -> tuple[str, ...]:
+    """Sentences: what is recommended, by which rule, and from how many runs; one more if it is a job for one node.
+
     several_zones: whether where nodes are is worth a word. spread: of the job, which says how many workers a node has.
     """
-    said = [_what(chosen, several_zones, spread), _rule(chosen, bounds), _beside(chosen, front, spread)]
-    said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "zones")]
-    said += [_without(chosen, simulated, "mode")]
-    said += [_without(chosen, simulated, "standby"), _money(chosen) if several_zones else "", _sure(chosen)]
-    return " ".join(part for part in said if part)
+    said = (_what(chosen, several_zones, spread), _rule(chosen, bounds), _sure(chosen), _alone(chosen, spread))
+    return tuple(part for part in said if part)
 
 
-def amount(one: Assessment, name: str, unit: str = "") -> str:
-    """Mean and, of several runs, deviation; a dash for what has no end."""
-    mean, away = one.mean(name), one.deviation(name)
-    if not math.isfinite(mean):
-        return "-"
-    digits = 0 if mean >= 1000 else 1 if mean >= 10 else 2
-    spread = f" ± {away:.{digits}f}" if len(one.outcomes) > 1 else ""
-    return f"{mean:.{digits}f}{spread} {unit}".rstrip()
+def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
+    """Mean and, of several runs, deviation, without the unit's name; a dash for what has no end."""
+    return unit.number(one.mean(name), one.deviation(name) if len(one.outcomes) > 1 else None)
+
+
+def odds(runs: int) -> str:
+    """How sure a bound is: a share of runs is claimed only if there were so many."""
+    if runs >= HUNDRED:
+        return "in 95 of 100 runs"
+    return "in the one run" if runs == 1 else f"by {runs} runs (mean and 1.645 deviations)"
+
+
+def _said(one: Assessment, name: str) -> str:
+    unit = time_unit((one.hours,)) if name == "hours" else money_unit((one.usd,))
+    return f"{amount(one, name, unit)} {unit.name}"
 
 
 def _what(chosen: Assessment, several_zones: bool, spread: SpreadSpec) -> str:
     one = chosen.candidate
+    verb = "is" if spread.nodes(one.workers) == 1 else "are"
     nodes = f"{_nodes(one, spread)} of {one.machine} ({in_words(one, several_zones)})"
-    return (
-        f"Recommended are {nodes}: the job takes {amount(chosen, 'hours', 'h')} and costs"
-        f" {amount(chosen, 'usd', 'USD')}."
-    )
+    return f"Recommended {verb} {nodes}: the job takes {_said(chosen, 'hours')} and costs {_said(chosen, 'usd')}."
 
 
 def _rule(chosen: Assessment, bounds: Bounds) -> str:
+    hours, usd, sure = chosen.sure("hours"), chosen.sure("usd"), odds(len(chosen.outcomes))
+    time, money = time_unit((hours,)).say(hours), money_unit((usd,)).say(usd)
     if bounds.deadline is not None:
-        more = f" and costs at most {bounds.budget:g} USD" if bounds.budget is not None else ""
-        return (
-            f"Of what ends within {bounds.deadline:g} h{more} in 95 of 100 runs it is the cheapest"
-            f" (95 of 100 end within {chosen.sure('hours'):.2f} h, for at most {chosen.sure('usd'):.2f} USD)."
-        )
+        more = f" and costs at most {money_unit((bounds.budget,)).say(bounds.budget)}" if bounds.budget else ""
+        end = time_unit((bounds.deadline,)).say(bounds.deadline)
+        return f"It is the cheapest that ends within {end}{more} {sure}: at most {time} and {money}."
     if bounds.budget is not None:
-        return (
-            f"Of what costs at most {bounds.budget:g} USD in 95 of 100 runs it is the fastest"
-            f" (95 of 100 cost at most {chosen.sure('usd'):.2f} USD)."
-        )
+        most = money_unit((bounds.budget,)).say(bounds.budget)
+        return f"It is the fastest that costs at most {most} {sure}: at most {money}."
     return "Nothing else has a smaller product of time and cost; --deadline and --budget choose otherwise."
+
+
+def _alone(chosen: Assessment, spread: SpreadSpec) -> str:
+    """What a job on a single node should know: nobody is there to take over."""
+    one = chosen.candidate
+    if spread.nodes(one.workers) > 1:
+        return ""
+    back = "its newest checkpoint" if one.every_steps is not None else "its beginning, since it keeps no checkpoints"
+    return f"This is a job for one node: no other one has a copy of its state, so a loss takes it back to {back}."
 
 
 def _nodes(one: Candidate, spread: SpreadSpec) -> str:
     return count(spread.nodes(one.workers), "node")
-
-
-def _beside(chosen: Assessment, front: Sequence[Assessment], spread: SpreadSpec) -> str:
-    """Its neighbours on the front: what more or less money buys."""
-    at = [one.candidate for one in front].index(chosen.candidate)
-    said = []
-    if at > 0:
-        faster = front[at - 1]
-        said.append(
-            f"{_nodes(faster.candidate, spread)} would take {_less(faster.hours, chosen.hours)} less time"
-            f" and cost {_more(faster.usd, chosen.usd)} more"
-        )
-    if at + 1 < len(front):
-        cheaper = front[at + 1]
-        said.append(
-            f"{_nodes(cheaper.candidate, spread)} would cost {_less(cheaper.usd, chosen.usd)} less and take"
-            f" {_more(cheaper.hours, chosen.hours)} more time"
-        )
-    return f"{'; '.join(said)}." if said else ""
-
-
-def _without(chosen: Assessment, simulated: Sequence[Assessment], name: str) -> str:
-    """The same with another value of one field, if that was simulated: what the choice is worth."""
-    others = [one for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
-    return " ".join(_instead(one, name) for one in others)
-
-
-def _instead(best: Assessment, name: str) -> str:
-    if not math.isfinite(best.hours):
-        return f"With {_value(best.candidate, name)} it would not come to its end in every run."
-    traffic = best.mean("traffic_usd")
-    return (
-        f"With {_value(best.candidate, name)} it would take {amount(best, 'hours', 'h')} and cost"
-        f" {amount(best, 'usd', 'USD')}"
-        f"{f', {traffic:.0f} USD of it for traffic between zones' if traffic >= 1 else ''}."
-    )
 
 
 def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:
@@ -221,24 +219,17 @@ def _value(one: Candidate, name: str) -> str:
     if name in ("spread", "zones"):
         return _place(one)
     if name == "standby":
-        return f"{one.standby or 'no'} on standby"
-    return f"redundancy.mode {one.mode.value}"
-
-
-def _money(chosen: Assessment) -> str:
-    traffic = chosen.mean("traffic_usd")
-    if not chosen.usd:
-        return ""
-    return f"Traffic between zones is {traffic:.2f} USD of its cost, {100 * traffic / chosen.usd:.0f} %."
+        return f"{one.standby or 'none'} on standby"
+    return f"mode {one.mode.value}"
 
 
 def _sure(chosen: Assessment) -> str:
     """What the runs say, and what so few of them cannot say."""
     runs, losses, fatal = len(chosen.outcomes), int(chosen.total("preemptions")), int(chosen.total("fatal"))
     simulated = chosen.mean("simulated")
-    said = f"That is from {count(runs, 'run')} of {simulated:.1f} h on average"
+    said = f"That is from {count(runs, 'run')} of {time_unit((simulated,)).say(simulated)} on average"
     if simulated < 0.999 * chosen.hours:
-        said += f", the rest of {chosen.hours:.1f} h in proportion"
+        said += f", the rest of {time_unit((chosen.hours,)).say(chosen.hours)} in proportion"
     if not losses:
         return f"{said}, in which no node was lost."
     if fatal:
@@ -250,11 +241,3 @@ def _sure(chosen: Assessment) -> str:
         f"{said}, with {count(losses, 'lost node')}; never were all copies of a stage lost, so that happens in less"
         f" than {100 * few:.1f} of 100 losses, with 95 % confidence."
     )
-
-
-def _less(one: float, other: float) -> str:
-    return f"{100 * (1 - one / other):.0f} %"
-
-
-def _more(one: float, other: float) -> str:
-    return f"{100 * (one / other - 1):.0f} %"

@@ -11,7 +11,7 @@ from typing import Final
 from bamboo.sizing.calm import Calm, calm, least, memory_needed
 from bamboo.sizing.candidate import PROTECTION, Candidate, job_of
 from bamboo.sizing.pareto import distance, dominates, front
-from bamboo.sizing.space import Limits, combined, grids, protections
+from bamboo.sizing.space import Limits, combined, grids, protections, smaller
 from bamboo.sizing.trials import Assessment, PlanTrial
 from bamboo.sizing.world import HOUR, World
 
@@ -201,20 +201,26 @@ def _worth(found: Assessment) -> float:
 
 
 def fitting_grids(world: World, limits: Limits, like: Candidate, counts: Counts) -> list[tuple[Candidate, Calm]]:
-    """Grids that fit into memory, and whose undisturbed step is not far slower and dearer than another's.
+    """Grids that fit into memory, some of them only in another redundancy mode than the job's; not those whose
+    undisturbed step is far slower and dearer than another's.
 
     Raises ValueError, which says why, if there is none.
     """
     fitting = []
     for one in grids(world, limits, like):
         counts.grids += 1
-        if not allowed(world, one):
-            counts.forbidden += 1
-        elif (needed := memory_needed(world, one)) > world.machines[one.machine].profile.machine.memory:
-            counts.too_large += 1
-            counts.smallest = min(counts.smallest or needed, needed)
+        ways = [way for way in smaller(one) if allowed(world, way)]
+        memory = world.machines[one.machine].profile.machine.memory
+        needed: list[int] = []
+        for way in ways:
+            needed.append(memory_needed(world, way))
+            if needed[-1] <= memory:
+                fitting.append((least(world, way), way))
+                break
         else:
-            fitting.append((least(world, one), one))
+            counts.forbidden += not ways
+            counts.too_large += bool(ways)
+            counts.smallest = min((bytes_ for bytes_ in (counts.smallest, *needed) if bytes_), default=None)
     if not fitting:
         raise ValueError(why_none(counts))
     fitting.sort(key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
@@ -238,7 +244,8 @@ def why_none(counts: Counts) -> str:
     """A sentence about why no grid is left."""
     if counts.too_large and counts.smallest is not None:
         return (
-            f"none of {counts.grids} grids fits: {counts.too_large} need more memory than the machine has, at least"
-            f" {counts.smallest / 1e9:.1f} GB; allow more --nodes, or smaller microbatches with --micro-batch"
+            f"none of {counts.grids} grids fits in any redundancy mode: {counts.too_large} need more memory than the"
+            f" machine has, at least {counts.smallest / 1e9:.1f} GB; allow more --nodes, or"
+            " smaller microbatches with --micro-batch"
         )
     return f"none of {counts.grids} grids can be used; allow more --nodes, or other --stages and --pipelines"

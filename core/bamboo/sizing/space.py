@@ -14,6 +14,8 @@ SHARES: Final = (0.25, 0.5)  # of workers, on demand
 INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
 MOST_ZONES: Final = 4  # of a recording, in each of which a job of a single zone is tried, or a first pipeline
 MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
+# From the one that protects most to the one that needs least memory; EagerBackward needs as much as EagerForward.
+SMALLER_MODES: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.LAZY_FORWARD, RedundancyMode.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,14 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
         for share in SHARES:
             if 0 < (count := round(share * one.workers)) < one.workers:
                 yield replace(one, on_demand=count)
+
+
+def smaller(one: Candidate) -> Iterator[Candidate]:
+    """The candidate, then the same with less and less that takes memory: other modes, then fewer replicas."""
+    modes = dict.fromkeys((one.mode, *SMALLER_MODES))
+    kept = [replace(one, mode=mode) for mode in modes if mode is not RedundancyMode.NONE]
+    found = [*kept, *(replace(other, replicas=1) for other in kept), replace(one, mode=RedundancyMode.NONE, replicas=1)]
+    yield from dict.fromkeys(found if one.mode is not RedundancyMode.NONE else [one])
 
 
 def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:

@@ -11,13 +11,13 @@ from rich.console import Console, Group
 
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.candidate import Candidate, edited, edits
-from bamboo.sizing.choice import Bounds, amount
+from bamboo.sizing.choice import Bounds, PlanInstead, amount
 from bamboo.sizing.search import SearchResult
 from bamboo.sizing.trials import Assessment
+from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
 from bamboo.sizing.world import World
 from bamboo.terminal.simulation_table import fitted
 
-FIGURES = ("TIME H", "COST USD", "TRAFFIC USD", "NODES", "SAMPLES/S", "GOODPUT")
 FIELDS = (
     "MACHINE", "GRID", "MICROBATCH", "MODE", "REPLICAS", "STANDBY", "PIPELINES FROM", "ON DEMAND", "CHECKPOINT",
     "ZONES",
@@ -29,33 +29,44 @@ WIDTH = 100  # columns of the paragraph, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What is printed. told: why the chosen one, or why none."""
+    """What is printed. told: sentences about why the chosen one, or why none. instead: what else could be done."""
 
     found: SearchResult
-    told: str
+    told: tuple[str, ...]
+    instead: tuple[PlanInstead, ...]
     bounds: Bounds
     world: World
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> str:
-    """A line for each plan of the front, the recommended one marked; the paragraph; what was looked at. width: columns
-    of the terminal, if there is one.
+    """A line for each plan of the front, the recommended one marked; a line for each thing that could be done instead;
+    the sentences; what was looked at. width: columns of the terminal, if there is one.
 
     What is the same in all plans is said once, below them.
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
     same = [len({row[i] for row in fields}) == 1 and len(fields) > 1 for i in range(len(FIELDS))]
+    time, money = time_unit(one.hours for one in front), money_unit(one.usd for one in front)
     rows = []
     for number, (one, row) in enumerate(zip(front, fields, strict=True), start=1):
         kept = (value for value, once in zip(row, same, strict=True) if not once)
-        rows.append((f"{'*' if one is report.found.chosen else ' '} {number}", *_figures(one), *kept))
-    heads = ("PLAN", *FIGURES, *(name for name, once in zip(FIELDS, same, strict=True) if not once))
+        rows.append((f"{'*' if one is report.found.chosen else ' '} {number}", *_figures(one, time, money), *kept))
+    heads = (
+        "PLAN",
+        *_heads(time, money),
+        "NODES",
+        "SAMPLES/S",
+        "GOODPUT",
+        *(name for name, once in zip(FIELDS, same, strict=True) if not once),
+    )
     lines = _printed(1000, fitted(heads, rows, width, WORDS))
     once = [f"{n.lower()} {v}" for n, v, one in zip(FIELDS, fields[0], same, strict=True) if one and v]
-    told = [f"In all of them: {', '.join(once)}."] if once else []
+    told: list[str | Group] = [f"In all of them: {', '.join(once)}."] if once else []
     if report.found.chosen is not None:
-        told += ["", report.told, "", _changes(report)]
+        if report.instead:
+            told += ["", fitted(("INSTEAD", *_heads(time, money)), _instead(report.instead, time, money), width)]
+        told += ["", *report.told, "", *_changes(report)]
     return "\n".join([*lines, *_printed(min(WIDTH, width or WIDTH), *told, "", _looked_at(report))])
 
 
@@ -75,7 +86,7 @@ def document(report: PlanReport) -> str:
     if found.chosen is not None:
         changes = edits(found.chosen.candidate, spec, report.world.document)
         chosen = _document(found.chosen) | {
-            "why": report.told,
+            "why": " ".join(report.told),
             "changes": {_path(path): value for path, value in changes.items()},
             "manifest": edited(report.world.document, changes),
         }
@@ -102,9 +113,26 @@ def plan_csv(report: PlanReport) -> str:
     return out.getvalue()
 
 
-def _figures(one: Assessment) -> list[str]:
+def _heads(time: ReadableUnit, money: ReadableUnit) -> tuple[str, ...]:
+    return f"TIME {time.name.upper()}", f"COST {money.name.upper()}", f"TRAFFIC {money.name.upper()}"
+
+
+def _instead(others: Sequence[PlanInstead], time: ReadableUnit, money: ReadableUnit) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.label,
+            time.number(one.hours, one.hours_deviation),
+            money.number(one.usd, one.usd_deviation),
+            money.number(one.traffic_usd),
+        )
+        for one in others
+    ]
+
+
+def _figures(one: Assessment, time: ReadableUnit, money: ReadableUnit) -> list[str]:
     means = (f"{one.mean('nodes'):.1f}", f"{one.mean('throughput'):.1f}", f"{one.mean('goodput'):.3f}")
-    return [*(amount(one, name) for name in ("hours", "usd", "traffic_usd")), *means]
+    named = (("hours", time), ("usd", money), ("traffic_usd", money))
+    return [*(amount(one, name, unit) for name, unit in named), *means]
 
 
 def _fields(plan: Candidate) -> list[str]:
@@ -117,13 +145,13 @@ def _fields(plan: Candidate) -> list[str]:
     ]  # fmt: skip
 
 
-def _changes(report: PlanReport) -> str:
+def _changes(report: PlanReport) -> list[str]:
     assert report.found.chosen is not None
     changes = edits(report.found.chosen.candidate, report.world.spec, report.world.document)
     if not changes:
-        return "The manifest says so already."
-    told = "; ".join(f"{_path(path)}: {value}" for path, value in changes.items())
-    return f"To change in the manifest (--write FILE does it): {told}."
+        return ["The manifest says so already."]
+    told = [f"  {_path(path)}: {value}" for path, value in changes.items()]
+    return ["To change in the manifest (--write FILE does it):", *told]
 
 
 def _path(path: Sequence[str | int]) -> str:

@@ -76,13 +76,11 @@ class PlanOptions:
     ] = None
     budget: Annotated[
         float | None,
-        typer.Option(metavar="USD", help="The fastest that costs no more for the whole job, in 95 of 100 runs."),
+        typer.Option(metavar="USD", help="The fastest that costs no more for the whole job, with a margin."),
     ] = None
     deadline: Annotated[
         float | None,
-        typer.Option(
-            parser=seconds, metavar="TIME", help="The cheapest that ends within this time, in 95 of 100 runs."
-        ),
+        typer.Option(parser=seconds, metavar="TIME", help="The cheapest that ends within this time, with a margin."),
     ] = None
     nodes: Annotated[
         int | None,

@@ -23,12 +23,13 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
-from bamboo.sizing.choice import Bounds, choose, on_demand, reasons, zones_named
+from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons, zones_named
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.prices import MachinePrice, PriceError, PriceList, read_prices
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trials
+from bamboo.sizing.units import money_unit, time_unit
 from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
 from bamboo.sizing.zone_supply import unknown_zones
 from bamboo.terminal.plan_table import PlanReport, document, plan_csv, plan_text
@@ -87,7 +88,10 @@ def plan_job(wanted: PlanRequest) -> int:
     if wanted.plot is not None:
         _draw(found, wanted)
     told = _told(world, found, bounds)
-    report = PlanReport(found=found, told=told, bounds=bounds, world=world)
+    instead = comparisons(found.chosen, found.ends) if found.chosen is not None else []
+    if found.chosen is not None and (dear := on_demand(world, found.calm, found.chosen)) is not None:
+        instead.append(dear)
+    report = PlanReport(found=found, told=told, instead=tuple(instead), bounds=bounds, world=world)
     if wanted.form == "json":
         print(document(report))
     elif wanted.form == "csv":
@@ -95,7 +99,7 @@ def plan_job(wanted: PlanRequest) -> int:
     else:
         print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     if found.chosen is None:
-        complain(told)
+        complain(" ".join(told))
         return EXIT_FAILED
     if wanted.write is not None:
         _write(wanted.write, source, spec, found.chosen.candidate)
@@ -220,22 +224,26 @@ def _simulated(world: World, wanted: PlanRequest, about: str, trials: Sequence[P
         return simulate_trials(world, trials, wanted.jobs, bar.done)
 
 
-def _told(world: World, found: SearchResult, bounds: Bounds) -> str:
-    """Why that one; or why none."""
+def _told(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
+    """Sentences: why that one; or why none."""
     if found.chosen is not None:
         several = len(world.market.zones) > 1
-        why = reasons(found.chosen, found.front, found.ends, bounds, several_zones=several, spread=world.spec.spread)
-        why += zones_named(world, found.chosen.candidate)
+        why = [*reasons(found.chosen, bounds, several_zones=several, spread=world.spec.spread)]
+        why += filter(None, [zones_named(world, found.chosen.candidate).strip()])
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
-            why += " With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says."
-        return f"{why} {on_demand(world, found.calm, found.chosen)}".rstrip()
+            why.append("With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says.")
+        return tuple(why)
     if not any(one.hours < float("inf") for one in found.front):
-        why = next((outcome.failed for one in found.front for outcome in one.outcomes if outcome.failed), "")
-        return f"no plan brings the job to its end in every run: {why or 'there were too few nodes'}"
+        failed = next((outcome.failed for one in found.front for outcome in one.outcomes if outcome.failed), "")
+        return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)
     fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.sure("usd"))
-    said = f"no plan keeps the bounds in 95 of 100 runs: the fastest takes up to {fastest.sure('hours'):.2f} h"
-    return f"{said} for {fastest.sure('usd'):.2f} USD, the cheapest costs up to {cheapest.sure('usd'):.2f} USD"
+    hours, usd, least = fastest.sure("hours"), fastest.sure("usd"), cheapest.sure("usd")
+    return (
+        f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
+        f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
+        f" {money_unit((least,)).say(least)}",
+    )
 
 
 def _draw(found: SearchResult, wanted: PlanRequest) -> None:

@@ -1,0 +1,48 @@
+"""Units in which a person reads times and money: seconds and cents where hours and dollars say nothing. Pure."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadableUnit:
+    """name: as it is printed. of_one: how many of it are one hour, or one USD."""
+
+    name: str
+    of_one: float = 1.0
+
+    def number(self, value: float, deviation: float | None = None) -> str:
+        """Of hours or USD, with a deviation if there is one; a dash for what has no end."""
+        if not math.isfinite(value):
+            return "-"
+        mean = value * self.of_one
+        digits = 0 if mean >= 1000 else 1 if mean >= 10 else 2
+        spread = "" if deviation is None else f" ± {deviation * self.of_one:.{digits}f}"
+        return f"{mean:.{digits}f}{spread}"
+
+    def say(self, value: float, deviation: float | None = None) -> str:
+        return f"{self.number(value, deviation)} {self.name}"
+
+
+SECONDS: Final = ReadableUnit(name="s", of_one=3600.0)
+MINUTES: Final = ReadableUnit(name="min", of_one=60.0)
+HOURS: Final = ReadableUnit(name="h")
+CENTS: Final = ReadableUnit(name="cents", of_one=100.0)
+USD: Final = ReadableUnit(name="USD")
+
+
+def time_unit(hours: Iterable[float]) -> ReadableUnit:
+    """In which the shortest of these times is easily read."""
+    shortest = _least(hours)
+    return SECONDS if shortest < 2 / 60 else MINUTES if shortest < 1 else HOURS
+
+
+def money_unit(usd: Iterable[float]) -> ReadableUnit:
+    """In which the least of these amounts is easily read."""
+    return CENTS if _least(usd) < 0.5 else USD
+
+
+def _least(values: Iterable[float]) -> float:
+    return min((value for value in values if 0 < value < math.inf), default=math.inf)
