@@ -27,9 +27,10 @@ def many(*arguments: str) -> str:
     return simulate(*arguments, PYTHONHASHSEED="0")
 
 
-def test_the_operator_gets_over_whatever_befalls_a_job() -> None:
+@pytest.mark.parametrize("seeds", ["0:10", pytest.param("10:20", marks=pytest.mark.slow)])
+def test_the_operator_gets_over_whatever_befalls_a_job(seeds: str) -> None:
     """`make simulate` tries hundreds of seeds."""
-    assert "20 runs" in many("--seeds", "0:20", "--keep-going")
+    assert "10 runs" in many("--seeds", seeds, "--keep-going")
 
 
 def test_a_reconciliation_that_is_not_due_has_nothing_to_do() -> None:
