@@ -16,7 +16,13 @@ def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
     assert layers[1]["gradients"] == layers[1]["parameters"]
     assert layers[1]["optimizer"] >= 2 * layers[1]["parameters"]  # AdamW's two averages, and its counters
     assert answer["loopback"] > 1e6
-    found = profile_of(parse_manifest(manifest()), answer, 3, MachineOverrides(flow=1e8, latency=0.001))
+    assert 0 <= answer["waited"] < 1
+    found = profile_of(
+        parse_manifest(manifest()), answer | {"waited": 0.01}, 3, MachineOverrides(flow=1e8, latency=0.001)
+    )
     assert (found.network.flow, found.network.latency, found.samples) == (1e8, 0.001, 2)
     assert "network" not in found.estimated
     assert found.estimated == ("storage", "times")
+    busy = profile_of(parse_manifest(manifest()), answer | {"waited": 0.3}, 3, MachineOverrides(flow=1e8))
+    assert "layers.seconds" in busy.estimated
+    assert "the machine was busy: 30 % of the time no processor was free" in busy.sources["layers.seconds"].text

@@ -27,6 +27,7 @@ from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
+from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.training import TrainingConfig
 
 WARMUP: Final = 2  # microbatches before those that count
@@ -39,7 +40,8 @@ def profile(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
     """`problem`: one sentence, or what was measured; only JSON values. repeats: microbatches whose median counts.
 
     layers: seconds of forward, backward and update, and bytes. device: its name. load: seconds until the task was
-    loaded. loopback: bytes a second of one connection within this machine. memory: bytes of the device.
+    loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. loopback: bytes
+    a second of one connection within this machine. memory: bytes of the device.
     """
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
@@ -54,12 +56,16 @@ def _profile(spec: JobSpec, repeats: int, began: float) -> dict[str, Any]:
     task, spec = settled_task(spec)
     loaded = time.monotonic() - began
     sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
-    seconds = _measured(task, spec, device, repeats)
+    clock, started = WorkClock(time.perf_counter), time.perf_counter()
+    worked = clock()
+    seconds = _measured(task, spec, device, repeats, clock)
+    took = time.perf_counter() - started
     return {
         "layers": [_told(*each) for each in zip(seconds, sizes, costs, strict=True)],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         "load": loaded,
+        "waited": max(0.0, 1 - (clock() - worked) / took),
     }
 
 
@@ -72,7 +78,9 @@ def _told(seconds: tuple[float, float, float], size: LayerSize, cost: float) -> 
     }  # fmt: skip
 
 
-def _measured(task: Task, spec: JobSpec, device: torch.device, repeats: int) -> list[tuple[float, float, float]]:
+def _measured(
+    task: Task, spec: JobSpec, device: torch.device, repeats: int, clock: WorkClock
+) -> list[tuple[float, float, float]]:
     """(forward, backward, update) of each layer, medians. Only one layer is in memory at a time."""
     count = len(task.layers)
     config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
@@ -86,10 +94,10 @@ def _measured(task: Task, spec: JobSpec, device: torch.device, repeats: int) -> 
             work = stage.begin(range(config.microbatches), (0, config.microbatches))
             times = []
             for microbatch in range(config.microbatches):
-                forward, outputs = _timed(stage, partial(stage.forward, work, 0, microbatch, inputs))
-                backward = _backward(stage, work, microbatch, outputs)
+                forward, outputs = _timed(clock, stage, partial(stage.forward, work, 0, microbatch, inputs))
+                backward = _backward(clock, stage, work, microbatch, outputs)
                 times.append((forward, backward))
-            update = _update(stage, work, repeats)
+            update = _update(clock, stage, work, repeats)
             found.append((*(statistics.median(kind) for kind in zip(*times[WARMUP:], strict=True)), update))
             inputs = outputs
     finally:
@@ -97,23 +105,23 @@ def _measured(task: Task, spec: JobSpec, device: torch.device, repeats: int) -> 
     return found
 
 
-def _timed(stage: Stage, what: Callable[[], Any]) -> tuple[float, Any]:
+def _timed(clock: WorkClock, stage: Stage, what: Callable[[], Any]) -> tuple[float, Any]:
     stage.wait()
-    began = time.perf_counter()
+    began = clock()
     result = what()
     stage.wait()
-    return time.perf_counter() - began, result
+    return clock() - began, result
 
 
-def _backward(stage: Stage, work: Work, microbatch: int, outputs: Parts) -> float:
+def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outputs: Parts) -> float:
     given = None if stage.last else tuple(torch.ones_like(part) for part in outputs if part.is_floating_point())
-    return _timed(stage, lambda: stage.backward(work, 0, microbatch, given))[0]
+    return _timed(clock, stage, lambda: stage.backward(work, 0, microbatch, given))[0]
 
 
-def _update(stage: Stage, work: Work, repeats: int) -> float:
+def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> float:
     """Of the optimizer's step; the first one makes what the optimizer remembers."""
     gradient, running = work.gradients.total()[: stage.size], stage.folded(work.contributions)
-    times = [_timed(stage, lambda: stage.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
+    times = [_timed(clock, stage, lambda: stage.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
     return statistics.median(times[1:])
 
 

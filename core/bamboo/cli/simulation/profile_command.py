@@ -109,6 +109,8 @@ def profile_job(
         except OSError as error:
             complain(f"cannot write {output}: {system_reason(error)}")
             raise typer.Exit(EXIT_FAILED) from None
+    if "layers.seconds" in found.estimated:
+        typer.echo(f"warning: measure again on an idle machine: {found.sources['layers.seconds'].text}", err=True)
     forward, backward = (1000 * sum(getattr(x, kind) for x in found.layers) for kind in ("forward", "backward"))
     typer.echo(
         f"{len(found.layers)} layers on {found.device}: {forward + backward:.1f} ms a microbatch of {found.samples}"

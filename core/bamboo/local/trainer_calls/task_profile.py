@@ -15,6 +15,7 @@ from bamboo.simulation.profile_match import task_of
 
 PROFILE: Final = "bamboo_trainer.profiling:profile"
 PROFILE_SECONDS: Final = 3600.0
+BUSY: Final = 0.05  # share of the time without a processor, from which on measured seconds are only an estimate
 DISK_RATE: Final = 100e6  # bytes a second, if nobody says what the store does
 
 
@@ -71,7 +72,7 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
         machine=Machine(memory=answer["memory"] or host, host_memory=host),
         task=task_of(spec),
         sources={
-            "layers.seconds": Source(text=measured),
+            "layers.seconds": _seconds(measured, answer["waited"]),
             "layers.update": Source(text=f"median of optimizer steps on {device}, layer by layer"),
             "layers.bytes": Source(text="counted from the layers, on tensors without data where that is possible"),
             "network": _network(around),
@@ -80,6 +81,13 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
             "memory": Source(text="of this machine"),
         },
     )  # fmt: skip
+
+
+def _seconds(measured: str, waited: float) -> Source:
+    if waited < BUSY:
+        return Source(text=measured)
+    busy = f"the machine was busy: {100 * waited:.0f} % of the time no processor was free, which is not counted"
+    return Source(text=f"{measured}; {busy}, but slows what is", estimated=True)
 
 
 def _network(around: MachineOverrides) -> Source:
