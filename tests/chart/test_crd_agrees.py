@@ -61,7 +61,7 @@ WITHOUT_DEFAULT = {
     *(f"spec.training.evaluation.{name}" for name in ("batches", "patience", "minDelta")),
     *("spec.training.loggers", "spec.training.loggers[].entrypoint", "spec.training.loggers[].config"),
     *("spec.training.gradientGroups", "spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
-    *("spec.elastic.maxStages", "spec.elastic.maxWorkers"),
+    *("spec.elastic.maxStages", "spec.elastic.maxWorkers", "spec.checkpoint.everySteps"),
     *("spec.nodePools[].pricePerHour", "spec.nodePools[].maxWorkers"),
     *("spec.checkpoint.storage.uri", "spec.checkpoint.storage.persistentVolumeClaim"),
     *("spec.worker.image", "spec.worker.template", "spec.worker.resources"),

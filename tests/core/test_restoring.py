@@ -67,11 +67,27 @@ def test_a_skipped_step_that_is_done_again_is_progress_and_counts_once() -> None
     assert (world.state.step, world.state.skips, world.state.skipped_steps) == (13, (12,), 1)
 
 
-def test_without_a_checkpoint_the_job_ends() -> None:
+def test_before_its_first_checkpoint_the_job_begins_anew_and_says_what_is_repeated() -> None:
     world = made(3, everySteps=5000)
+    train(world, 6)
+    world.found = protocol.CheckpointFound(number=0)
+    lose_stage(world)
+    world.settle()
+    assert world.finish is None
+    assert (plan_of(world).first_step, plan_of(world).restore) == (0, None)
+    restored = status(world.state, world.now).checkpoint
+    assert restored is not None
+    assert (restored.restores, restored.repeated) == (1, 6)
+
+
+def test_if_none_of_its_checkpoints_can_be_used_the_job_ends() -> None:
+    world = made(3, everySteps=5000)
+    train(world, 6)
+    world.found = protocol.CheckpointFound(number=0, passed=("step 4: its digest differs",))
     lose_stage(world)
     world.settle()
     assert world.finish is not None
+    assert "CheckpointUnusable" in reasons(world)
     assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
     assert "lost with" in world.finish.message
 
