@@ -10,10 +10,15 @@ STARTS = "BAMBOO_TEST_STARTS"  # a folder, with a file for each job's token
 
 
 def describe(folder: Path, token: str, *, main: str | None, log: Path) -> None:
-    """For all workers with that token: the test's environment, what they run, and where they print."""
-    (folder / token).write_text(
-        json.dumps({"main": main or WORKER_MAIN, "log": str(log), "environment": dict(os.environ)})
-    )
+    """For all workers with that token: the test's environment, what they run, and where they print.
+
+    Written once and as a whole: a worker that was just started reads it while the next one is.
+    """
+    if (folder / token).exists():
+        return
+    whole = folder / f".{token}"
+    whole.write_text(json.dumps({"main": main or WORKER_MAIN, "log": str(log), "environment": dict(os.environ)}))
+    whole.rename(folder / token)
 
 
 def main(token: str, **arguments: str) -> int:

@@ -208,7 +208,7 @@ def test_a_node_is_lost_with_both_its_workers(
     stage: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They get SIGKILL in the same instant. They are no neighbours, so their stages are taken over in mid-step."""
-    document = manifest()
+    document = manifest(standby=0)  # so that all nodes are full
     document["spec"]["spread"] = {"workersPerNode": 2}
     lost = []
 
@@ -222,7 +222,7 @@ def test_a_node_is_lost_with_both_its_workers(
 
     job = run_slowly(document, tmp_path, monkeypatch, decide, since=5, until=lambda job: bool(job.acted))
     assert_same(job, references[4, 1, False])
-    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0)
+    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0), (job.exits, job.pool.tail(40))
     assert lost in ([0, 2], [1, 3])
 
 
@@ -259,7 +259,7 @@ def test_a_node_is_lost_while_one_of_its_workers_is_inside_an_instruction(
     name: str, stage: int, microbatch: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops there, and then both of the node get SIGKILL."""
-    document = manifest()
+    document = manifest(standby=0)  # so that all nodes are full
     document["spec"]["spread"] = {"workersPerNode": 2}
 
     def lose_the_node(job: Processes) -> None:
@@ -271,7 +271,7 @@ def test_a_node_is_lost_while_one_of_its_workers_is_inside_an_instruction(
     fault = (name, 0, stage, 5, microbatch, signal.SIGSTOP)
     job = run_with_faults(document, tmp_path, monkeypatch, fault, then=lose_the_node)
     assert_same(job, references[4, 1, False])
-    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0)
+    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0), (job.exits, job.pool.tail(40))
 
 
 def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_kill: KillOnce) -> None:
