@@ -58,6 +58,21 @@ def test_what_another_choice_costs_is_a_line_each() -> None:
     assert (found.label, found.hours, found.hours_deviation) == ("mode None", math.inf, None)
 
 
+def test_a_single_worker_is_not_compared_by_what_it_has_none_of() -> None:
+    """Neither its mode of redundancy nor its neighbours' zones."""
+    alone = assessed(1, (2.0, 4.0))
+    others = [
+        replace(alone.candidate, mode=RedundancyMode.NONE), replace(alone.candidate, spread=SpreadPolicy.SINGLE_ZONE),
+        replace(alone.candidate, standby=1),
+    ]  # fmt: skip
+    simulated = [Assessment(candidate=one, outcomes=(outcome(2.0, 5.0),)) for one in others]
+    assert [one.label for one in comparisons(alone, simulated)] == ["1 on standby"]
+    several = replace(alone.candidate, stages=2)
+    both = [Assessment(candidate=replace(one, stages=2), outcomes=(outcome(2.0, 5.0),)) for one in others]
+    found = comparisons(Assessment(candidate=several, outcomes=alone.outcomes), both)
+    assert [one.label for one in found] == ["all in one zone", "mode None", "1 on standby"]
+
+
 def test_a_share_of_a_hundred_runs_is_only_claimed_of_a_hundred() -> None:
     assert [odds(runs) for runs in (1, 5, 99, 100)] == [
         "in the one run",

@@ -133,8 +133,11 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
 
 
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[PlanInstead]:
-    """The same plan with another value of one field, where that was simulated: what the choice of it is worth."""
-    asked = ("spread", "zones", "mode", "standby")
+    """The same plan with another value of one field, where that was simulated: what the choice of it is worth.
+
+    A single worker has no neighbour to be apart from, and nobody who keeps its state.
+    """
+    asked = ("zones", "standby") if chosen.candidate.workers == 1 else ("spread", "zones", "mode", "standby")
     pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
     return [_comparison(one, _value(one.candidate, name)) for one, name in pairs]
 

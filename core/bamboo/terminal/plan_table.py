@@ -17,6 +17,7 @@ from bamboo.sizing.trials import Assessment
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
 from bamboo.sizing.world import World
 from bamboo.terminal.simulation_table import fitted
+from bamboo.text import count
 
 FIELDS = (
     "MACHINE", "GRID", "MICROBATCH", "MODE", "REPLICAS", "STANDBY", "PIPELINES FROM", "ON DEMAND", "CHECKPOINT",
@@ -25,6 +26,7 @@ FIELDS = (
 WORDS = ("MACHINE", "MODE", "ZONES")  # all others are numbers
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
 WIDTH = 100  # columns of the paragraph, at most
+NOTHING = None  # of a field that does not matter in a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +48,12 @@ def plan_text(report: PlanReport, width: int | None = None) -> str:
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
-    same = [len({row[i] for row in fields}) == 1 and len(fields) > 1 for i in range(len(FIELDS))]
+    said = [{row[i] for row in fields} - {NOTHING} for i in range(len(FIELDS))]
+    same = [len(values) < 2 and len(fields) > 1 for values in said]
     time, money = time_unit(one.hours for one in front), money_unit(one.usd for one in front)
     rows = []
     for number, (one, row) in enumerate(zip(front, fields, strict=True), start=1):
-        kept = (value for value, once in zip(row, same, strict=True) if not once)
+        kept = (value or "" for value, once in zip(row, same, strict=True) if not once)
         rows.append((f"{'*' if one is report.found.chosen else ' '} {number}", *_figures(one, time, money), *kept))
     heads = (
         "PLAN",
@@ -61,7 +64,7 @@ def plan_text(report: PlanReport, width: int | None = None) -> str:
         *(name for name, once in zip(FIELDS, same, strict=True) if not once),
     )
     lines = _printed(1000, fitted(heads, rows, width, WORDS))
-    once = [f"{n.lower()} {v}" for n, v, one in zip(FIELDS, fields[0], same, strict=True) if one and v]
+    once = [f"{n.lower()} {v}" for n, v, one in zip(FIELDS, map(_any, said), same, strict=True) if one and v]
     told: list[str | Group] = [f"In all of them: {', '.join(once)}."] if once else []
     if report.found.chosen is not None:
         if report.instead:
@@ -135,14 +138,23 @@ def _figures(one: Assessment, time: ReadableUnit, money: ReadableUnit) -> list[s
     return [*(amount(one, name, unit) for name, unit in named), *means]
 
 
-def _fields(plan: Candidate) -> list[str]:
-    """Of FIELDS; "" where there is nothing to say."""
+def _fields(plan: Candidate) -> list[str | None]:
+    """Of FIELDS; "" where the plan has none, NOTHING where it makes no difference: a single worker has nobody who
+    keeps its state, and no neighbour to be apart from.
+    """
+    alone = plan.workers == 1
     return [
-        plan.machine, f"{plan.stages} x {plan.pipelines}", str(plan.micro_batch), plan.mode.value,
-        "" if plan.mode is RedundancyMode.NONE else str(plan.replicas), str(plan.standby), str(plan.fewest),
-        "" if plan.on_demand is None else str(plan.on_demand),
-        "" if plan.every_steps is None else str(plan.every_steps), " ".join((plan.spread.value, *plan.zones)),
+        plan.machine, f"{plan.stages} x {plan.pipelines}", str(plan.micro_batch),
+        NOTHING if alone else plan.mode.value,
+        NOTHING if alone else "" if plan.mode is RedundancyMode.NONE else str(plan.replicas), str(plan.standby),
+        str(plan.fewest), "" if plan.on_demand is None else str(plan.on_demand),
+        "" if plan.every_steps is None else str(plan.every_steps),
+        NOTHING if alone and not plan.zones else " ".join((plan.spread.value, *plan.zones)),
     ]  # fmt: skip
+
+
+def _any(values: set[str | None]) -> str:
+    return next((value for value in values if value), "")
 
 
 def _changes(report: PlanReport) -> list[str]:
@@ -171,8 +183,8 @@ def _looked_at(report: PlanReport) -> str:
         )
         if number
     ]
-    said = f"Looked at: {counts.grids} grids" + (f", left out {', '.join(left)}" if left else "")
-    said += f"; {counts.simulated} plans simulated in {counts.runs} runs."
+    said = f"Looked at: {count(counts.grids, 'grid')}" + (f", left out {', '.join(left)}" if left else "")
+    said += f"; {count(counts.simulated, 'plan')} simulated in {count(counts.runs, 'run')}."
     if estimated := _estimated(report):
         said += f" Nobody has measured, and so this is as good as the estimates of: {', '.join(estimated)}."
     return said
