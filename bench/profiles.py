@@ -195,7 +195,8 @@ def _sources(workload: Workload, samples: int) -> dict[str, Source]:
             f" {workload.on_demand_seconds:g} s in {simulator}; taken to be 1F1B on {PIPELINES} x {stages} with {count}"
             f" microbatches of {samples} each, of which the layers take what is left when the simulator has counted"
             " boundaries, the sum of gradients and the update; dealt to the layers by counted"
-            " operations, a third to the forward. The grid and the microbatch are assumed, too",
+            " operations, a third to the forward. The grid and the microbatch are assumed, too. So whatever else that"
+            f" system lost is in it; what a V100 takes by its figures is {workload.name}@v100",
             estimated=True,
         ),
         "layers.update": Source(

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.sizing.prices import PriceError, parse_prices, read_prices
+from bamboo.profiles.files import read_devices
+from bamboo.sizing.prices import PriceError, of_devices, parse_prices, read_prices, shipped_prices
 from sizing_kit import PRICES
 
 
@@ -40,3 +41,21 @@ def test_a_price_files_profiles_are_seen_from_its_folder(tmp_path: Path) -> None
     (tmp_path / "list.yaml").write_text("- a\n")
     with pytest.raises(PriceError, match=r"list\.yaml: expected an object, got a list"):
         read_prices(str(tmp_path / "list.yaml"))
+
+
+def test_a_list_that_comes_with_bamboo_is_read_by_its_name() -> None:
+    """Each machine in it has a device of which something is known, and costs no less on demand."""
+    name = shipped_prices()[-1]
+    found = read_prices(name)
+    assert name in found.source or "2026-11" in found.source
+    assert {one.profile for one in found.machines.values()} == {f"@{device}" for device in read_devices().devices}
+    assert all(one.on_demand is not None and one.on_demand >= one.spot > 0 for one in found.machines.values())
+    assert all(one.source for one in found.machines.values())
+
+
+def test_only_machines_with_the_wanted_devices() -> None:
+    known = read_prices(shipped_prices()[-1])
+    found = of_devices("p", known, ("T4", "h100"))
+    assert sorted(one.profile or "" for one in found.machines.values()) == ["@h100", "@t4"]
+    with pytest.raises(PriceError, match=r"p: no machine has the profile '@b900'; devices with prices are a100, a10g"):
+        of_devices("p", known, ("t4", "b900"))

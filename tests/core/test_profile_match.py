@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from bamboo.job.manifest import parse_manifest
-from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, task_of
+from bamboo.profiles.profile import for_microbatch
+from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, slowness, task_of
 from job_simulation_kit import manifest, profile
 
 JOB = parse_manifest(manifest(2, 1, 6, task={"entrypoint": "mine:build", "config": {"width": 8, "list": [1, 2]}}))
@@ -56,3 +57,13 @@ def test_a_profile_by_hand_is_believed_if_its_layers_are_as_many() -> None:
     assert needs_layers(plain, JOB)
     assert doubt("p", plain, JOB) == ""
     assert "it does not say of which task it is (field task)" in doubt("p", plain, JOB, "no torch")
+
+
+def test_a_profile_that_is_far_slower_than_its_device_is_named_with_the_other_one() -> None:
+    """Samples count: one of twice the microbatch may take twice as long."""
+    quick = for_microbatch(OWN, OWN.samples * 4)
+    assert slowness("p", OWN, quick) == ""
+    slow = msgspec.structs.replace(OWN, samples=OWN.samples * 3)
+    told = slowness("p", OWN, msgspec.structs.replace(slow, name="x@v100"))
+    assert told.startswith("the layers of the profile p take what is left of a published step, 3.0 times as long as")
+    assert "x@v100" in told

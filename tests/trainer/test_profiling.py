@@ -1,5 +1,6 @@
 """`bamboo profile`: what is measured of a task's layers, and the command."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,29 @@ def test_the_command_writes_a_profile_that_a_simulation_reads(tmp_path: Path) ->
     assert simulated.exit_code == 0, simulated.output
 
 
+def test_a_gpu_that_is_not_here_is_computed_for_the_jobs_own_layers(tmp_path: Path) -> None:
+    """By `bamboo profile`, and by commands that are given @ and its name; flags come before what is assumed."""
+    job, written = tmp_path / "job.yaml", tmp_path / "a100.json"
+    job.write_text(yaml.safe_dump(manifest()))
+    runner = CliRunner()
+    given = ["--device", "A100", "--flow", "100", "--start", "20", "--output", str(written)]
+    done = runner.invoke(app, ["profile", str(job), *given])
+    assert done.exit_code == 0, done.output
+    assert "5 layers on NVIDIA A100 80 GB" in done.output
+    found = read_profile(str(written))
+    assert (found.name, found.network.flow, found.times.start, found.times.detection) == ("tiny@a100", 1e8, 20.0, 5.0)
+    assert {"layers.seconds", "times"} <= set(found.estimated)
+    assert "network" not in found.estimated
+    arguments = ["simulate", str(job), "--profile", "@a100", "--preempt-rate", "0", "--seeds", "1", "--price", "1"]
+    simulated = runner.invoke(app, arguments)
+    assert simulated.exit_code == 0, simulated.output
+    assert "may be of another model" not in simulated.output
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        (["--devices", "x.json"], "--devices: expected --device, which says the GPU in it"),
         (["--flow", "0"], "--flow 0: expected a number above 0"),
         (["--start", "-1"], "--start -1: expected a number above 0"),
         (["--flow", "10", "--machine", "5"], "--machine: expected at least --flow"),
@@ -67,3 +88,30 @@ def test_wrong_flags_of_profile_get_one_sentence(tmp_path: Path, given: list[str
     done = CliRunner().invoke(app, ["profile", str(job), *given])
     assert done.exit_code == 2
     assert told in done.output
+
+
+def test_a_device_that_nobody_knows_is_told_before_anything_is_counted(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(manifest("nowhere:build")))
+    for given in (
+        ["profile", str(job), "--device", "b900"],
+        ["plan", str(job), "--profile", "@b900", "--preempt-rate", "0"],
+    ):
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code != 0
+        assert "no figures are known of the device 'b900'; known are v100" in done.output
+
+
+def test_a_plan_over_gpus_of_which_none_is_here(tmp_path: Path) -> None:
+    """With prices that come with Bamboo; the job's own layers are counted once."""
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(manifest()))
+    given = ["plan", str(job), "--device", "t4,l4", "--preempt-rate", "0.1", "--nodes", "3", "--output", "json"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["recommended"]["plan"]["machine"] in ("g4dn.xlarge", "g6.xlarge")
+    assert "layers.seconds" in found["estimated"]
+    wrong = CliRunner().invoke(app, ["plan", str(job), "--device", "t4", "--profile", "@t4", "--preempt-rate", "0"])
+    assert wrong.exit_code == 2
+    assert "--device: not with --profile" in wrong.output

@@ -8,6 +8,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.profiles.profile import ModelProfile, ProfiledTask
 from bamboo.text import count
 
+FAR: Final = 2.0  # times as long, from which on a profile is no estimate of its device
 SHOWN: Final = 200  # characters of a config in a sentence
 
 
@@ -69,6 +70,23 @@ def doubt(name: str, profile: ModelProfile, spec: JobSpec, unknown: str = "") ->
         f"the profile {name} may be of another model: {'; '.join(found)}{so}. All figures are those of its"
         f" {count(len(profile.layers), 'layer')}"
     )
+
+
+def slowness(name: str, profile: ModelProfile, computed: ModelProfile) -> str:
+    """A sentence if a profile's layers take far longer than the device by its figures; "" if not. computed: of the same
+    model and device, whose name is what the user may give instead.
+    """
+    times = _seconds_of_a_sample(profile) / _seconds_of_a_sample(computed)
+    if times < FAR:
+        return ""
+    return (
+        f"the layers of the profile {name} take what is left of a published step, {times:.1f} times as long as that"
+        f" device by its figures ({computed.name}, docs/simulator.md)"
+    )
+
+
+def _seconds_of_a_sample(profile: ModelProfile) -> float:
+    return sum(layer.forward + layer.backward for layer in profile.layers) / profile.samples
 
 
 _PRECISIONS: Final = {

@@ -1,5 +1,6 @@
 """What machines and traffic cost: a file that a user writes, checked strictly. Its reader is the only I/O."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,6 +14,7 @@ from bamboo.text import printable
 FORMAT: Final = "bamboo-prices"
 VERSION: Final = 1
 MOST_MACHINES: Final = 64
+FOLDER: Final = Path(__file__).parent / "prices"
 
 Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
@@ -35,13 +37,15 @@ class ZonePrice(_PricePart, frozen=True, kw_only=True):
 
 class MachinePrice(_PricePart, frozen=True, kw_only=True):
     """Of one kind of machine. USD for a machine and hour. profile: what the job takes on it: a file, seen from the
-    price file's folder, or the name of one that comes with Bamboo. on_demand: None if it is not to be had.
+    price file's folder, the name of one that comes with Bamboo, or @ and a device, for the job's own layers there.
+    on_demand: None if it is not to be had. source: of this machine's prices, if that is worth a word.
     """
 
     spot: Usd
     profile: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
     on_demand: Usd | None = None
     zones: dict[Name, ZonePrice] = {}
+    source: Text = ""
 
 
 class NetworkPrice(_PricePart, frozen=True, kw_only=True):
@@ -62,8 +66,28 @@ class PriceList(_PricePart, frozen=True, kw_only=True):
     network: NetworkPrice = NetworkPrice()
 
 
+def shipped_prices() -> tuple[str, ...]:
+    """The price lists that come with Bamboo, by the month in which they were looked up; the newest is the last."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceList:
+    """Only the machines whose profile is of the job's own layers on one of these devices. Raises PriceError."""
+    wanted = {f"@{device.lower()}" for device in devices}
+    found = {name: one for name, one in prices.machines.items() if (one.profile or "").lower() in wanted}
+    there = {(one.profile or "").lower() for one in prices.machines.values()}
+    if missing := sorted(wanted - there):
+        known = ", ".join(sorted(name[1:] for name in there if name.startswith("@"))) or "none"
+        raise PriceError(f"{path}: no machine has the profile {missing[0][:60]!r}; devices with prices are {known}")
+    return msgspec.structs.replace(prices, machines=found)
+
+
 def read_prices(path: str) -> PriceList:
-    """A YAML or JSON file. Raises PriceError naming it. Profiles' files are named from the current folder on."""
+    """A YAML or JSON file, or a list that comes with Bamboo, by its name. Raises PriceError naming it. Profiles' files
+    are named from the current folder on.
+    """
+    if path in shipped_prices():
+        path = str(FOLDER / f"{path}.yaml")
     try:
         document = load_document(path)
     except ManifestError as error:

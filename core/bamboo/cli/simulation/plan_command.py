@@ -35,16 +35,26 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="FILE",
-            help="What machines and traffic cost, and the machines' profiles (docs/planning.md).",
+            help="What machines and traffic cost, and the machines' profiles (docs/planning.md); or the name of a list"
+            " that comes with Bamboo.",
             show_default="the profile's prices",
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Only machines with these GPUs, from a100 to v100, of which none has to be here: what the job's own"
+            " layers take there is computed. Without --prices they cost what the newest list of Bamboo says.",
+            show_default="all of --prices",
         ),
     ] = None
     profile: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="What `bamboo profile` wrote, or a profile that comes with Bamboo; for machines of --prices without"
-            " one of their own.",
+            help="What `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a GPU; for machines of"
+            " --prices without one of their own.",
         ),
     ] = None
     trace: Annotated[
@@ -144,13 +154,15 @@ def plan(
     for are left out early. Printed are the plans of which no other one is both faster and cheaper, the recommended one,
     and why. The global batch, and so what is learned in a step, stays as the job has it.
 
+    Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
     Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500 --write planned.yaml
     """
     from bamboo.cli.simulation.plan_job import PlanRequest, plan_job
 
     _check(ctx, options)
     wanted = PlanRequest(
-        job=job, prices=options.prices, profile=options.profile, traces=tuple(options.trace or ()),
+        job=job, prices=options.prices, devices=_names(options.device), profile=options.profile,
+        traces=tuple(options.trace or ()),
         rate=options.preempt_rate, replace_rate=options.replace_rate, pattern=options.pattern,
         zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
         notice=options.notice,
@@ -184,13 +196,23 @@ def _check(ctx: typer.Context, options: PlanOptions) -> None:
             usage(f"{name} {amount:g}: expected a number above 0 and at most {most:.0f}")
     check_output_file("--write", options.write)
     check_plot("--plot", options.plot)
-    if options.profile is None and options.prices is None:
-        from bamboo.profiles.files import shipped_names
+    if options.profile is not None and options.device is not None:
+        usage("--device: not with --profile, which says on what device the job runs; @NAME is a profile, too")
+    if options.profile is None and options.prices is None and options.device is None:
+        from bamboo.profiles.files import read_devices, shipped_names
 
         usage(
-            "--profile: expected a file that `bamboo profile` writes, or one of"
-            f" {', '.join(shipped_names())}; or --prices with machines that have one"
+            f"--device: expected some of {', '.join(read_devices().devices)}; or --profile with a file that `bamboo"
+            f" profile` writes, or one of {', '.join(shipped_names())}; or --prices with machines that have one"
         )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """a100,h100. A mistake ends the command."""
+    names = tuple(part.strip() for part in text.split(",")) if text is not None else ()
+    if not all(names) or len(names) > MOST_LISTED:
+        usage(f"--device {(text or '')[:40]!r}: expected at most {MOST_LISTED} names of devices, with commas")
+    return tuple(dict.fromkeys(names))
 
 
 def _numbers(text: str | None, name: str, least: int = 1) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.job_profiles import JobProfiles
 from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.complaints import complain, system_reason
@@ -17,7 +18,6 @@ from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.job.yaml_file import ManifestSource, read_manifest_source, source_of
 from bamboo.names import EXIT_FAILED
-from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
@@ -25,7 +25,7 @@ from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons, zones_named
 from bamboo.sizing.edited_text import edited_text
-from bamboo.sizing.prices import MachinePrice, PriceError, PriceList, read_prices
+from bamboo.sizing.prices import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
 from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trials
@@ -48,6 +48,7 @@ class PlanRequest:
 
     job: Path
     prices: str | None
+    devices: tuple[str, ...]
     profile: str | None
     traces: tuple[str, ...]
     rate: float | None
@@ -123,12 +124,15 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
     if wanted.steps is not None:
         training = {key: value for key, value in document["spec"]["training"].items() if key != "until"}
         document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
-    prices = read_prices(wanted.prices) if wanted.prices is not None else None
-    machines = _machines(prices, wanted)
+    prices = _prices(wanted)
+    machines = _machines(prices, wanted, JobProfiles(spec, document, wanted.job))
     market = _market(wanted, spec, prices)
     for machine in machines.values():
         if not has_price(machine, spec, market):
-            raise SimulationError(f"no price is known for {machine.name}; say it in a file for --prices")
+            listed_here = ", ".join(shipped_prices())
+            raise SimulationError(
+                f"no price is known for {machine.name}; say it in a file for --prices ({listed_here} comes with Bamboo)"
+            )
     paths = {_profile_path(one.price, wanted) or one.name: one.profile for one in machines.values()}
     check_profiles(paths, spec, document, wanted.job)
     return World(
@@ -137,10 +141,20 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
     )  # fmt: skip
 
 
-def _machines(prices: PriceList | None, wanted: PlanRequest) -> dict[str, MachineKind]:
+def _prices(wanted: PlanRequest) -> PriceList | None:
+    """Raises PriceError. Devices without a price file are of the newest list that comes with Bamboo."""
+    path = wanted.prices or (shipped_prices()[-1] if wanted.devices else None)
+    if path is None:
+        return None
+    prices = read_prices(path)
+    return of_devices(path, prices, wanted.devices) if wanted.devices else prices
+
+
+def _machines(prices: PriceList | None, wanted: PlanRequest, profiles: JobProfiles) -> dict[str, MachineKind]:
+    """Raises ProfileError or PriceError."""
     if prices is None:
         assert wanted.profile is not None
-        known = read_profile(wanted.profile)
+        known = profiles.read(wanted.profile)
         return {known.name: machine_of(known.name, known, None)}
     found = {}
     for name, price in prices.machines.items():
@@ -148,7 +162,7 @@ def _machines(prices: PriceList | None, wanted: PlanRequest) -> dict[str, Machin
         if path is None:
             wrong = f"machines.{name}: expected a profile, or --profile for all machines without one"
             raise PriceError(f"{wanted.prices}: {wrong}")
-        found[name] = machine_of(name, read_profile(path), price)
+        found[name] = machine_of(name, profiles.read(path), price)
     return found
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from bamboo.job.spec import JobSpec
 from bamboo.local.trainer_calls.task_check import module_folders
 from bamboo.local.trainer_calls.task_layers import count_layers
+from bamboo.profiles.files import AT, read_profile, shipped_names
 from bamboo.profiles.profile import ModelProfile, ProfileError
-from bamboo.simulation.profile_match import doubt, mismatch, needs_layers
+from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, slowness
 
 
 def check_profiles(profiles: Mapping[str, ModelProfile], spec: JobSpec, manifest: dict[str, Any], job: Path) -> None:
@@ -25,5 +26,14 @@ def check_profiles(profiles: Mapping[str, ModelProfile], spec: JobSpec, manifest
                 unknown = layers
             elif wrong := mismatch(name, profile, spec, layers):
                 raise ProfileError(f"{job}: {wrong}")
-        if told := doubt(name, profile, spec, unknown):
-            print(f"warning: {told}", file=sys.stderr)
+        for told in (doubt(name, profile, spec, unknown), _slowness(name, profile)):
+            if told:
+                print(f"warning: {told}", file=sys.stderr)
+
+
+def _slowness(name: str, profile: ModelProfile) -> str:
+    """Of a profile that comes with Bamboo: its model beside what its device can do."""
+    if name not in shipped_names():
+        return ""
+    model, device = name.rsplit("-", 1)
+    return slowness(name, profile, read_profile(f"{model}{AT}{device}"))

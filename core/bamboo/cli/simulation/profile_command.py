@@ -65,6 +65,18 @@ def profile_job(
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, max=1000, help="Microbatches of each layer whose median counts.")
     ] = 10,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Compute instead what the layers take on a GPU that is not here, from a100 to v100.",
+            show_default="measure on this machine",
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What GPUs can do, for --device.", show_default="the table of Bamboo"),
+    ] = None,
     *,
     options: SurroundingOptions,
 ) -> None:
@@ -73,13 +85,19 @@ def profile_job(
     Forward, backward and optimizer step of each layer are run with the job's microbatch and precision, on the task's
     own data. BAMBOO_DEVICE chooses the device. What the network, the store and the nodes do is given by flags.
 
+    With --device nothing is measured: the layers' operations are counted, and take as long as that GPU's figures say.
+
     Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
+    Example: bamboo profile job.yaml --device a100 --output a100.json
     """
     from bamboo.job.manifest import ManifestError, parse_source
     from bamboo.job.pod_fields import unknown_in_template
     from bamboo.job.yaml_file import read_manifest_source
     from bamboo.local.trainer_calls.task_check import module_folders
-    from bamboo.local.trainer_calls.task_profile import MachineOverrides, measure_task
+    from bamboo.local.trainer_calls.task_counts import count_task
+    from bamboo.local.trainer_calls.task_profile import MachineOverrides, measure_task, surrounded
+    from bamboo.profiles.analytic import analytic_profile
+    from bamboo.profiles.files import read_devices
     from bamboo.profiles.profile import ProfileError, to_json
 
     rates = ("flow", "machine", "storage_write", "storage_read")
@@ -89,6 +107,8 @@ def profile_job(
             usage(f"--{name.replace('_', '-')} {value:g}: expected a number above 0 and at most 1000000")
     if options.flow is not None and options.machine is not None and options.machine < options.flow:
         usage("--machine: expected at least --flow, since one connection cannot carry more than all")
+    if devices is not None and device is None:
+        usage("--devices: expected --device, which says the GPU in it")
     check_output_file("--output", output)
     try:
         source = read_manifest_source(str(job))
@@ -97,7 +117,13 @@ def profile_job(
         usage(*map(str, error.problems))
     around = MachineOverrides(**{n: v * MEGABYTE if n in rates and v is not None else v for n, v in given.items()})
     try:
-        found = measure_task(spec, source.document, module_folders(job), repeats, around)
+        if device is not None:
+            table = read_devices(devices)
+            table.named(device)  # before anything is counted
+            counts = count_task(spec, source.document, module_folders(job))
+            found = surrounded(analytic_profile(counts, table, device), around)
+        else:
+            found = measure_task(spec, source.document, module_folders(job), repeats, around)
     except ProfileError as error:
         complain(error, str(job))
         raise typer.Exit(EXIT_FAILED) from None
@@ -109,7 +135,7 @@ def profile_job(
         except OSError as error:
             complain(f"cannot write {output}: {system_reason(error)}")
             raise typer.Exit(EXIT_FAILED) from None
-    if "layers.seconds" in found.estimated:
+    if device is None and "layers.seconds" in found.estimated:
         typer.echo(f"warning: measure again on an idle machine: {found.sources['layers.seconds'].text}", err=True)
     forward, backward = (1000 * sum(getattr(x, kind) for x in found.layers) for kind in ("forward", "backward"))
     typer.echo(

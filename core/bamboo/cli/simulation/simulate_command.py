@@ -104,8 +104,8 @@ class SimulateOptions:
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="Of a job or --strategy: what `bamboo profile` wrote, or a profile that comes with Bamboo"
-            " (docs/simulator.md).",
+            help="Of a job or --strategy: what `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a"
+            " GPU, for the job's own layers there (docs/simulator.md).",
         ),
     ] = None
     replace_rate: Annotated[

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.job_profiles import JobProfiles
 from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.job.manifest import ManifestError, parse_source
@@ -14,7 +15,6 @@ from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import JobSpec
 from bamboo.job.yaml_file import read_manifest_source
 from bamboo.planning.steps.worker_memory import memory_warning
-from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
@@ -90,7 +90,7 @@ def _run(wanted: JobSimulation) -> JobRun:
         usage(*map(str, error.problems))
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
-    profile = read_profile(wanted.profile)
+    profile = JobProfiles(spec, dict(source.document), wanted.job).read(wanted.profile)
     check_profiles({wanted.profile: profile}, spec, dict(source.document), wanted.job)
     return JobRun(
         spec=spec, manifest=source.document, profile=profile, trace=make_trace(),

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.job_profiles import JobProfiles
 from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.placement_spec import Capacity, pool_price
@@ -63,14 +64,14 @@ def compare(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, 
 def _place(wanted: Comparison) -> Workplace:
     """Raises ProfileError or SimulationError."""
     name = wanted.profile or f"{wanted.workload}-v100"
-    profile = read_profile(name)
     if wanted.job is None:
-        return workplace(profile)
+        return workplace(read_profile(name))
     try:
         source = read_manifest_source(str(wanted.job))
         spec = parse_source(source, unknown_in_template)
     except ManifestError as error:
         usage(*map(str, error.problems))
+    profile = JobProfiles(spec, dict(source.document), wanted.job).read(name)
     check_profiles({name: profile}, spec, dict(source.document), wanted.job)
     profile = msgspec.structs.replace(for_microbatch(profile, spec.training.micro_batch_size), published=None)
     if spec.worker.devices > 1:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from bamboo.job.spec import JobSpec
 from bamboo.local.pool import PoolError
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
@@ -81,6 +83,28 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
             "memory": Source(text="of this machine"),
         },
     )  # fmt: skip
+
+
+def surrounded(profile: ModelProfile, around: MachineOverrides) -> ModelProfile:
+    """A profile that was computed, with what the user says of the machine in place of what was assumed."""
+    was, replace = profile, msgspec.structs.replace
+    flow = around.flow or was.network.flow
+    machine = max(flow, around.machine or was.network.machine)
+    network = replace(was.network, flow=flow, machine=machine, latency=around.latency or was.network.latency)
+    storage = replace(
+        was.storage, write=around.storage_write or was.storage.write, read=around.storage_read or was.storage.read
+    )
+    times = replace(
+        was.times, start=was.times.start if around.start is None else around.start,
+        detection=was.times.detection if around.detection is None else around.detection,
+    )  # fmt: skip
+    given = {
+        "network": around.flow is not None,
+        "storage": None not in (around.storage_write, around.storage_read),
+        "times": None not in (around.start, around.detection),
+    }
+    sources = {**was.sources, **{name: Source(text="given by flags") for name, known in given.items() if known}}
+    return replace(was, network=network, storage=storage, times=times, sources=sources)
 
 
 def _seconds(measured: str, waited: float) -> Source:

@@ -5,9 +5,10 @@ An operation costs the larger of what it computes and what it moves, as in the r
 embedding, an activation, a norm) counts by its bytes.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,12 +93,28 @@ class _NoModules(nullcontext[None]):
     parents = frozenset({"Global"})
 
 
+class Kernel(NamedTuple):
+    """One operation that a device runs by itself. number: the format of its products (NUMBERS, or TF32). bytes: that it
+    reads and writes.
+    """
+
+    number: str
+    flops: int
+    bytes: int
+
+
+NUMBERS: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # all else is as fast as fp32, or slower
+TF32: Final = "tf32"  # products of convolutions in fp32, which cuDNN rounds to TF32 unless it is told not to
+_CONVOLUTIONS: Final = frozenset({aten.convolution, aten.convolution_backward})
+
+
 class Operations(TorchDispatchMode):
-    """Counts what is run inside it, on tensors with or without data. total: so far."""
+    """Counts what is run inside it, on tensors with or without data. total: so far. kernels: how often each."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
+        self.kernels: Counter[Kernel] = Counter()
         self._flops = FlopCounterMode(display=False, custom_mapping=dict(UNCOUNTED))
         self._flops.mod_tracker = _NoModules()  # type: ignore[assignment]
 
@@ -114,9 +131,20 @@ class Operations(TorchDispatchMode):
         before = self._flops.get_total_flops()
         result = func(*args, **(kwargs or {}))
         computed = self._flops.get_total_flops() - before
-        moved = _moved(func, tree_leaves((args, kwargs)), tree_leaves(result))
+        given = tree_leaves((args, kwargs))
+        moved = _moved(func, given, tree_leaves(result))
         self.total += max(computed, OPERATIONS_PER_BYTE * moved)
+        if computed or moved:
+            self.kernels[Kernel(_number(func, given), computed, moved)] += 1
         return result
+
+
+def _number(func: Any, given: Iterable[Any]) -> str:
+    """The format of an operation's products, by its first operand."""
+    operands = (value.dtype for value in given if isinstance(value, Tensor) and value.is_floating_point())
+    number = NUMBERS.get(next(operands, torch.float32), "fp32")
+    convolves = isinstance(func, torch._ops.OpOverload) and func.overloadpacket in _CONVOLUTIONS
+    return TF32 if convolves and number == "fp32" else number
 
 
 def _moved(func: Any, given: Iterable[Any], result: Iterable[Any]) -> int:

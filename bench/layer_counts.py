@@ -1,0 +1,76 @@
+"""Count the layers of the six published models, for the profiles MODEL@DEVICE (`bamboo.profiles.analytic`).
+
+    python bench/layer_counts.py              # core/bamboo/profiles/counts/*.json
+    python bench/layer_counts.py --only vgg
+
+Nothing is measured: torch's counter runs each layer on tensors without data. In fp32, and once more in bf16 (under the
+name MODEL-bf16). Samples of a microbatch are those of the profiles that `bench/profiles.py` writes.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from _common import say, show
+from bamboo.job.manifest import parse_manifest
+from bamboo.local.trainer_calls.task_counts import counts_of
+from bamboo.profiles.files import COUNTS
+from bamboo.profiles.layer_counts import TaskCounts, folded
+from bamboo.profiles.profile import ProfiledTask
+from bamboo.simulation.research.research_workloads import WORKLOADS
+from bamboo_trainer.counting import count
+from profiles import BLOCKS, CONFIGS, microbatch
+
+PRECISIONS = {"": "fp32", "-bf16": "bf16"}
+
+
+def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = None) -> None:
+    """Write a file for each model and precision."""
+    rows = []
+    COUNTS.mkdir(exist_ok=True)
+    for name in (name for name in CONFIGS if only in (None, name)):
+        for suffix, precision in PRECISIONS.items():
+            say(name + suffix)
+            found = counted(name, name + suffix, precision)
+            content = msgspec.json.encode(found)
+            (COUNTS / f"{name}{suffix}.json").write_bytes(content + b"\n")
+            operations = sum(
+                layer.times * op[1] * op[3] for layer in found.layers for op in (*layer.forward, *layer.backward)
+            )
+            rows.append(
+                [name + suffix, str(found.samples), f"{operations / found.samples / 1e9:.1f}", str(len(content))]
+            )
+    show("counts", ["model", "samples", "10^9 operations a sample", "bytes"], rows)
+
+
+def counted(name: str, called: str, precision: str) -> TaskCounts:
+    """Of models of equal blocks one block is counted."""
+    model, config = CONFIGS[name]
+    blocks = BLOCKS.get(name)
+    samples = microbatch(WORKLOADS[name])
+    manifest = _manifest(model, config if blocks is None else {**config, "blocks": 1}, samples, precision)
+    found = counts_of(parse_manifest(manifest), count(manifest))
+    replace = msgspec.structs.replace
+    layers = list(found.layers)
+    if blocks is not None:
+        layers[1] = replace(layers[1], times=blocks)
+    task = ProfiledTask(entrypoint=f"bamboo_trainer.models.{model}:build", config=config, precision=precision)
+    return replace(found, name=called, layers=folded(tuple(layers)), task=task)
+
+
+def _manifest(model: str, config: dict[str, Any], samples: int, precision: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "counts"},
+        "spec": {
+            "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": config},
+            "training": {
+                "steps": 1, "globalBatchSize": samples, "microBatchSize": samples, "precision": precision,
+            },
+            "topology": {"stages": 1},
+        },
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    typer.run(run)

@@ -1,0 +1,104 @@
+"""What a GPU would run for each layer, counted without one."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo.job.manifest import parse_manifest
+from bamboo_trainer.data.in_memory import TensorDataset
+from bamboo_trainer.layer_work import FusedOperations, LayerWork, layer_work
+from bamboo_trainer.loading import settled_task
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.inspection.operations import Operations
+from profiling_kit import manifest
+
+
+def counted(precision: str = "fp32", **config: Any) -> tuple[LayerWork, ...]:
+    document = manifest(**config)
+    document["spec"]["training"]["precision"] = precision
+    task, spec = settled_task(parse_manifest(document))
+    return layer_work(task, spec)
+
+
+def flops(rows: tuple[tuple[str, int, int, int], ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, operations, _, times in rows:
+        found[number] = found.get(number, 0) + operations * times
+    return {number: total for number, total in found.items() if total}
+
+
+def test_a_block_has_the_products_of_its_matrices_and_of_attention() -> None:
+    """Of BERT with a width of 16, two samples of 16 tokens; a backward has two products for each."""
+    block = counted()[1]
+    tokens, width = 2 * 16, 16
+    matrices = 2 * tokens * (3 + 1 + 4 + 4) * width * width
+    attention = 2 * 2 * tokens * 16 * width
+    assert flops(block.forward) == {"fp32": matrices + attention}
+    assert 2 * matrices + 2 * attention <= flops(block.backward)["fp32"] <= 2 * matrices + 3 * attention
+
+
+def test_products_are_of_the_jobs_precision_and_parameters_are_cast_once_a_step() -> None:
+    whole, half = counted()[1], counted("bf16")[1]
+    assert flops(half.forward) == {"bf16": flops(whole.forward)["fp32"]}
+    cast = 4 * 16 * 16 * (4 + 2)  # of the weight of the MLP, were it read in fp32 and written in bf16
+    assert not [row for row in half.forward if row[1] == 0 and row[2] == cast]
+
+
+def test_the_last_layer_has_the_loss_and_the_first_no_gradient_of_its_inputs() -> None:
+    first, *_, last = counted()
+    assert not flops(first.forward)
+    vocabulary, tokens, width = 97, 2 * 16, 16
+    assert flops(last.forward)["fp32"] >= 2 * tokens * width * (vocabulary + width)
+    assert sum(times for *_, times in last.forward) > 5
+
+
+def test_attention_and_dropout_are_one_operation_as_on_a_gpu() -> None:
+    query = torch.ones(1, 2, 8, 4)
+    mask = torch.ones(1, 1, 1, 8, dtype=torch.bool)
+    with FusedOperations(), Operations() as fused:
+        found = F.scaled_dot_product_attention(query, query, query, attn_mask=mask, dropout_p=0.5)
+        dropped = F.dropout(found, 0.5, training=True)
+    assert found.shape == dropped.shape == query.shape
+    assert sum(fused.kernels.values()) == 2
+    with FusedOperations():
+        assert F.dropout(query, 0.5, training=False) is query
+
+
+def test_a_convolution_in_fp32_may_be_rounded_to_tf32() -> None:
+    with Operations() as operations:
+        nn.Conv2d(3, 4, 3)(torch.ones(1, 3, 8, 8))
+    assert [kernel.number for kernel in operations.kernels if kernel.flops] == ["tf32"]
+
+
+class LooksAtValues(nn.Module):
+    """Cannot be run without data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out if bool(x.sum() > 1e9) else out * 2
+
+
+def test_what_cannot_be_run_without_data_is_run_with_it() -> None:
+    inputs = TensorDataset((torch.ones(8, 4),), (torch.zeros(8, 4),))
+    task = Task(
+        layers=[LooksAtValues, LooksAtValues], loss=lambda out, target: (out[0] - target[0]).square().mean(),
+        dataset=inputs, optimizer=torch.optim.SGD, learning_rate=0.1,
+    )  # fmt: skip
+    spec = parse_manifest(manifest())
+    first, last = layer_work(task, spec)
+    assert flops(first.forward) == {"fp32": 2 * 2 * 4 * 4}
+    assert flops(last.backward) == {"fp32": 2 * 2 * 2 * 4 * 4}
+
+
+def test_a_layer_that_keeps_only_its_inputs_is_run_again_in_its_backward() -> None:
+    usual = counted()[1]
+    task, spec = settled_task(parse_manifest(manifest()))
+    again = layer_work(replace(task, checkpointed=[1]), spec)[1]
+    assert flops(again.backward)["fp32"] == flops(usual.backward)["fp32"] + flops(usual.forward)["fp32"]
