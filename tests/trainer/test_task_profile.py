@@ -18,7 +18,10 @@ def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
     assert answer["loopback"] > 1e6
     assert 0 <= answer["waited"] < 1
     found = profile_of(
-        parse_manifest(manifest()), answer | {"waited": 0.01}, 3, MachineOverrides(flow=1e8, latency=0.001)
+        parse_manifest(manifest()),
+        answer | {"waited": 0.01, "unsteady": []},
+        3,
+        MachineOverrides(flow=1e8, latency=0.001),
     )
     assert (found.network.flow, found.network.latency, found.samples) == (1e8, 0.001, 2)
     assert "network" not in found.estimated
@@ -26,3 +29,29 @@ def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
     busy = profile_of(parse_manifest(manifest()), answer | {"waited": 0.3}, 3, MachineOverrides(flow=1e8))
     assert "layers.seconds" in busy.estimated
     assert "the machine was busy: 30 % of the time no processor was free" in busy.sources["layers.seconds"].text
+
+
+def test_layers_whose_times_differ_are_named_and_make_it_an_estimate() -> None:
+    steady = profile(manifest(), 3) | {"waited": 0.0, "unsteady": [], "repeats": 12}
+    spec, around = parse_manifest(manifest()), MachineOverrides(flow=1e8)
+    found = profile_of(spec, steady, 3, around)
+    assert "layers.seconds" not in found.estimated
+    said = found.sources["layers.seconds"].text
+    assert said.startswith("median of 3 to 12 microbatches of 2 on ")
+    assert said.endswith("each known within 3 %")
+    doubtful = profile_of(spec, steady | {"unsteady": [1, 4], "spread": 0.124}, 3, around)
+    assert "layers.seconds" in doubtful.estimated
+    assert (
+        "not steady: of 2 of 5 layers (1, 4) the median is known within 12 % and not 3 %"
+        in doubtful.sources["layers.seconds"].text
+    )
+
+
+def test_what_is_not_steady_is_measured_again_within_bounds() -> None:
+    """Without any seconds for it as often as asked for; else at most ten times as often."""
+    once = profile(manifest(), 2, 0.0)
+    assert once["repeats"] == 2
+    assert once["unsteady"] == [0, 1, 2, 3, 4], "two times tell nothing"
+    again = profile(manifest(), 2, 60.0)
+    assert 2 < again["repeats"] <= 20
+    assert again["bound"] == 0.03

@@ -1,7 +1,8 @@
 """What a job's layers take on this machine's device: measured one layer after the other, for `bamboo profile`.
 
-Each layer is a stage of its own, run by the same code as in training, with the job's microbatch and precision. Its
-inputs are what the layers before it make of the task's own data.
+A layer is measured again until its median is known well enough, within bounds. Each layer is a stage of its own, run by
+the same code as in training, with the job's microbatch and precision. Its inputs are what the layers before it make of
+the task's own data.
 """
 
 import socket
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from bamboo_trainer.memory.estimate import LayerSize, measure
 from bamboo_trainer.memory.placement import choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
+from bamboo_trainer.steadiness import Steadiness, spread
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
@@ -31,46 +33,69 @@ from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.training import TrainingConfig
 
 WARMUP: Final = 2  # microbatches before those that count
+REPEAT_SECONDS: Final = 60.0  # for measuring again what is not steady, all layers together
+MOST_ROUNDS: Final = 10
 LOOPBACK_BYTES: Final = 64 << 20
 LOOPBACK_SECONDS: Final = 30.0
 WORKER: Final = "profile-0"
 
 
-def profile(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """`problem`: one sentence, or what was measured; only JSON values. repeats: microbatches whose median counts.
+def profile(manifest: dict[str, Any], repeats: int, seconds: float = REPEAT_SECONDS) -> dict[str, Any]:
+    """`problem`: one sentence, or what was measured; only JSON values. repeats: microbatches whose median counts; as
+    many again, up to ten times, while that is not steady, for so many seconds of all layers together.
 
     layers: seconds of forward, backward and update, and bytes. device: its name. load: seconds until the task was
-    loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. loopback: bytes
-    a second of one connection within this machine. memory: bytes of the device.
+    loaded. waited: share of the measuring in which no processor was free, which is not in the seconds. repeats: how
+    many microbatches counted, at most. unsteady: the layers that were given up; spread: by what share of itself the
+    worst median may be off; bound: by what share it should be. loopback: bytes a second of one connection within this
+    machine. memory: bytes of the device.
     """
     began = time.monotonic()
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
-    found = found_or_problem(lambda: _profile(spec, repeats, began), (MemoryError, OSError, RuntimeError))
+    found = found_or_problem(lambda: _profile(spec, repeats, seconds, began), (MemoryError, OSError, RuntimeError))
     return found if "problem" in found else found | {"loopback": loopback()}
 
 
-def _profile(spec: JobSpec, repeats: int, began: float) -> dict[str, Any]:
+def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[str, Any]:
     device = choose_device(WORKER)
     use(device, deterministic=spec.training.deterministic)
     task, spec = settled_task(spec)
     loaded = time.monotonic() - began
     sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
     clock, started = WorkClock(time.perf_counter), time.perf_counter()
-    worked = clock()
-    seconds = _measured(task, spec, device, repeats, clock)
+    worked, steadiness = clock(), Steadiness(most=MOST_ROUNDS * repeats)
+    measured = _measured(task, spec, device, repeats, seconds, steadiness, clock)
     took = time.perf_counter() - started
+    spreads = [max(map(spread, one.kinds)) for one in measured]
     return {
-        "layers": [_told(*each) for each in zip(seconds, sizes, costs, strict=True)],
+        "layers": [_told(*each) for each in zip(measured, sizes, costs, strict=True)],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         "load": loaded,
         "waited": max(0.0, 1 - (clock() - worked) / took),
-    }
+        "repeats": max(len(one.kinds[0]) for one in measured),
+        "unsteady": [index for index, one in enumerate(measured) if not steadiness.reached(one.kinds)],
+        "spread": min(1.0, max(spreads)), "bound": steadiness.bound,
+    }  # fmt: skip
 
 
-def _told(seconds: tuple[float, float, float], size: LayerSize, cost: float) -> dict[str, Any]:
-    forward, backward, update = seconds
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Seconds of each microbatch's forward and backward, and of each optimizer step."""
+
+    forward: list[float]
+    backward: list[float]
+    update: list[float]
+
+    @property
+    def kinds(self) -> tuple[list[float], list[float]]:
+        """What a step has many of, and what is measured again."""
+        return self.forward, self.backward
+
+
+def _told(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
+    forward, backward, update = map(statistics.median, (times.forward, times.backward, times.update))
     return {
         "forward": forward, "backward": backward, "update": update, "parameters": size.held,
         "optimizer": size.remembered, "gradients": size.gradients, "activations": size.kept, "boundary": size.outputs,
@@ -79,30 +104,50 @@ def _told(seconds: tuple[float, float, float], size: LayerSize, cost: float) -> 
 
 
 def _measured(
-    task: Task, spec: JobSpec, device: torch.device, repeats: int, clock: WorkClock
-) -> list[tuple[float, float, float]]:
-    """(forward, backward, update) of each layer, medians. Only one layer is in memory at a time."""
+    task: Task,
+    spec: JobSpec,
+    device: torch.device,
+    repeats: int,
+    seconds: float,
+    steadiness: Steadiness,
+    clock: WorkClock,
+) -> list[LayerTimes]:
+    """Of each layer. Only one is in memory at a time; each may use its share of the seconds that are left."""
     count = len(task.layers)
     config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
     stages = tuple((index, index + 1) for index in range(count))
     reader = BatchReader(task, config.samples)
     inputs: Parts | None = None
-    found = []
+    found, left = [], seconds
     try:
         for index in range(count):
             stage = Stage(task, index, stages, config, device, reader)
-            work = stage.begin(range(config.microbatches), (0, config.microbatches))
-            times = []
-            for microbatch in range(config.microbatches):
-                forward, outputs = _timed(clock, stage, partial(stage.forward, work, 0, microbatch, inputs))
-                backward = _backward(clock, stage, work, microbatch, outputs)
-                times.append((forward, backward))
-            update = _update(clock, stage, work, repeats)
-            found.append((*(statistics.median(kind) for kind in zip(*times[WARMUP:], strict=True)), update))
+            forward, backward, work, outputs = _round(clock, stage, config, inputs)
+            began, share = time.monotonic(), left / (count - index)
+            while not steadiness.enough((forward, backward), share - (time.monotonic() - began)):
+                more, back, work, outputs = _round(clock, stage, config, inputs)
+                forward += more
+                backward += back
+            left -= time.monotonic() - began
+            found.append(LayerTimes(forward, backward, _update(clock, stage, work, repeats)))
             inputs = outputs
     finally:
         reader.close()
     return found
+
+
+def _round(
+    clock: WorkClock, stage: Stage, config: TrainingConfig, inputs: Parts | None
+) -> tuple[list[float], list[float], Work, Parts]:
+    """A step's microbatches: what all but the first forwards and backwards took, its work, and the last outputs."""
+    work = stage.begin(range(config.microbatches), (0, config.microbatches))
+    forwards, backwards, outputs = [], [], None
+    for microbatch in range(config.microbatches):
+        forward, outputs = _timed(clock, stage, partial(stage.forward, work, 0, microbatch, inputs))
+        forwards.append(forward)
+        backwards.append(_backward(clock, stage, work, microbatch, outputs))
+    assert outputs is not None
+    return forwards[WARMUP:], backwards[WARMUP:], work, outputs
 
 
 def _timed(clock: WorkClock, stage: Stage, what: Callable[[], Any]) -> tuple[float, Any]:
@@ -118,11 +163,11 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
     return _timed(clock, stage, lambda: stage.backward(work, 0, microbatch, given))[0]
 
 
-def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> float:
-    """Of the optimizer's step; the first one makes what the optimizer remembers."""
+def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
+    """Of optimizer steps but the first, which makes what the optimizer remembers."""
     gradient, running = work.gradients.total()[: stage.size], stage.folded(work.contributions)
     times = [_timed(clock, stage, lambda: stage.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
-    return statistics.median(times[1:])
+    return times[1:]
 
 
 def loopback() -> float:

@@ -15,6 +15,7 @@ from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(rich_markup_mode=None)
 MEGABYTE = 1e6
+MOST_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,12 @@ def profile_job(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
     output: Written = None,
     repeats: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Microbatches of each layer whose median counts.")
+        int,
+        typer.Option(metavar="N", min=1, max=1000, help="Microbatches of each layer whose median counts."),
     ] = 10,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="For measuring again, up to ten times as often, what is not steady.")
+    ] = 60.0,
     device: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +88,8 @@ def profile_job(
     """Measure the job's layers on this machine's device, and write a profile for `bamboo simulate`.
 
     Forward, backward and optimizer step of each layer are run with the job's microbatch and precision, on the task's
-    own data. BAMBOO_DEVICE chooses the device. What the network, the store and the nodes do is given by flags.
+    own data, until each median is known within 3 %. BAMBOO_DEVICE chooses the device. What the network, the store and
+    the nodes do is given by flags.
 
     With --device nothing is measured: the layers' operations are counted, and take as long as that GPU's figures say.
 
@@ -107,6 +113,8 @@ def profile_job(
             usage(f"--{name.replace('_', '-')} {value:g}: expected a number above 0 and at most 1000000")
     if options.flow is not None and options.machine is not None and options.machine < options.flow:
         usage("--machine: expected at least --flow, since one connection cannot carry more than all")
+    if not 0 <= seconds <= MOST_SECONDS:
+        usage(f"--seconds {seconds:g}: expected a number from 0 to {MOST_SECONDS:.0f}")
     if devices is not None and device is None:
         usage("--devices: expected --device, which says the GPU in it")
     check_output_file("--output", output)
@@ -123,7 +131,7 @@ def profile_job(
             counts = count_task(spec, source.document, module_folders(job))
             found = surrounded(analytic_profile(counts, table, device), around)
         else:
-            found = measure_task(spec, source.document, module_folders(job), repeats, around)
+            found = measure_task(spec, source.document, module_folders(job), repeats, around, seconds)
     except ProfileError as error:
         complain(error, str(job))
         raise typer.Exit(EXIT_FAILED) from None

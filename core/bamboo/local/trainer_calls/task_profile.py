@@ -17,6 +17,8 @@ from bamboo.simulation.profile_match import task_of
 
 PROFILE: Final = "bamboo_trainer.profiling:profile"
 PROFILE_SECONDS: Final = 3600.0
+REPEAT_SECONDS: Final = 60.0  # for measuring again what is not steady
+SHOWN_LAYERS: Final = 5
 BUSY: Final = 0.05  # share of the time without a processor, from which on measured seconds are only an estimate
 DISK_RATE: Final = 100e6  # bytes a second, if nobody says what the store does
 
@@ -38,12 +40,19 @@ class MachineOverrides:
 
 
 def measure_task(
-    spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path], repeats: int, around: MachineOverrides
+    spec: JobSpec,
+    manifest: dict[str, Any],
+    folders: Sequence[Path],
+    repeats: int,
+    around: MachineOverrides,
+    seconds: float = REPEAT_SECONDS,
 ) -> ModelProfile:
-    """folders: of the task's modules. repeats: microbatches whose median counts. Raises ProfileError."""
+    """folders: of the task's modules. repeats: microbatches whose median counts, and as many again while that is not
+    steady; seconds: for that. Raises ProfileError.
+    """
     if missing := missing_packages():
         raise ProfileError(f"bamboo profile needs {missing}, not installed here")
-    arguments = {"manifest": manifest, "repeats": repeats}
+    arguments = {"manifest": manifest, "repeats": repeats, "seconds": seconds}
     try:
         answer = ask_trainer(
             PROFILE, arguments, folders, seconds=PROFILE_SECONDS, failed="the task could not be measured"
@@ -62,7 +71,8 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
     flow = around.flow or answer["loopback"]
     layers = [Layer(**layer) for layer in answer["layers"]]
     samples = spec.training.micro_batch_size
-    measured = f"median of {repeats} microbatches of {samples} on {device}, layer by layer"
+    often = f"{repeats} to {answer['repeats']}" if answer["repeats"] > repeats else f"{repeats}"
+    measured = f"median of {often} microbatches of {samples} on {device}, layer by layer"
     return ModelProfile(
         name=spec.name, device=device, samples=samples, layers=tuple(layers),
         network=Network(flow=flow, machine=max(flow, around.machine or flow), latency=around.latency),
@@ -74,7 +84,7 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
         machine=Machine(memory=answer["memory"] or host, host_memory=host),
         task=task_of(spec),
         sources={
-            "layers.seconds": _seconds(measured, answer["waited"]),
+            "layers.seconds": _seconds(measured, answer),
             "layers.update": Source(text=f"median of optimizer steps on {device}, layer by layer"),
             "layers.bytes": Source(text="counted from the layers, on tensors without data where that is possible"),
             "network": _network(around),
@@ -107,11 +117,22 @@ def surrounded(profile: ModelProfile, around: MachineOverrides) -> ModelProfile:
     return replace(was, network=network, storage=storage, times=times, sources=sources)
 
 
-def _seconds(measured: str, waited: float) -> Source:
-    if waited < BUSY:
-        return Source(text=measured)
-    busy = f"the machine was busy: {100 * waited:.0f} % of the time no processor was free, which is not counted"
-    return Source(text=f"{measured}; {busy}, but slows what is", estimated=True)
+def _seconds(measured: str, answer: dict[str, Any]) -> Source:
+    """Known well enough on a machine that has nothing else to do; else an estimate, and why."""
+    waited, unsteady = answer["waited"], answer["unsteady"]
+    told = []
+    if waited >= BUSY:
+        busy = f"the machine was busy: {100 * waited:.0f} % of the time no processor was free, which is not counted"
+        told.append(f"{busy}, but slows what is")
+    if unsteady:
+        layers = ", ".join(map(str, unsteady[:SHOWN_LAYERS])) + (" and others" if len(unsteady) > SHOWN_LAYERS else "")
+        told.append(
+            f"not steady: of {len(unsteady)} of {len(answer['layers'])} layers ({layers}) the median is known within"
+            f" {100 * answer['spread']:.0f} % and not {100 * answer['bound']:.0f} %"
+        )
+    if told:
+        return Source(text="; ".join([measured, *told]), estimated=True)
+    return Source(text=f"{measured}, each known within {100 * answer['bound']:.0f} %")
 
 
 def _network(around: MachineOverrides) -> Source:

@@ -1,0 +1,39 @@
+"""Until when something is measured again: until its median is known well enough, or for long enough. Pure."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+FEWEST: Final = 5  # times, of which nothing can be said below
+NOTCH: Final = 1.57  # times the quartiles' distance over the root of their number: where a median is (McGill, 1978)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steadiness:
+    """bound: by what share of itself a median may be off. floor: seconds that do not matter. most: times at most."""
+
+    bound: float = 0.03
+    floor: float = 20e-6
+    most: int = 100
+
+    def reached(self, kinds: Sequence[Sequence[float]]) -> bool:
+        """kinds: seconds of each thing that is measured, all as often."""
+        return all(self._known(times) for times in kinds)
+
+    def enough(self, kinds: Sequence[Sequence[float]], left: float) -> bool:
+        """Is nothing to be measured again? left: seconds that there are for it."""
+        return self.reached(kinds) or len(kinds[0]) >= self.most or left <= 0
+
+    def _known(self, times: Sequence[float]) -> bool:
+        off = spread(times)
+        return off <= self.bound or off * statistics.median(times) <= self.floor
+
+
+def spread(times: Sequence[float]) -> float:
+    """By what share of itself the median of these may be off; infinite if they are too few, or all zero."""
+    if len(times) < FEWEST:
+        return math.inf
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return NOTCH * (high - low) / math.sqrt(len(times)) / median if median > 0 else math.inf
