@@ -1,20 +1,21 @@
 """Which way to train on nodes that are taken away is the fastest, and which the cheapest?
 
-    python bench/headline.py [--traces FOLDER] [--seeds 3] [--hours 24] [--rendezvous S] [--json FILE] [--plot FILE]
-    python bench/headline.py --restarts 30,300,900,1800 [--seeds 2]
+    python bench/headline.py [--traces FOLDER] [--cases 33%,p3-trace] [--quick] [--seeds 1] [--hours 24]
+    python bench/headline.py --restarts 30,300,900,1800 [--seeds 1]
 
-All strategies for the six published models, at 10, 16 and 33 percent hourly preemptions and, with --traces, on every
-recording of nodes in a folder (its first hours). Each with its best parameters in hindsight: docs/simulator.md. Printed
-are the tables of docs/benchmarks.md; --json has all figures.
+Bamboo is its real coordinator, driven in virtual time; beside it are the published strategies, which take the time of
+their steps and the memory that these need from the same functions. For the six published models, at 10, 16 and 33
+percent hourly preemptions and, with --traces, on every recording of nodes in a folder (its first hours). Each with its
+best parameters, zones and number of nodes in hindsight, by throughput and by value: docs/simulator.md. Printed are the
+tables of docs/benchmarks.md; --json has all figures. --quick: two models, one rate and the first six hours.
 --restarts: only how many times as fast as those that restart Bamboo is, if restarts of the former, and of nothing else,
 take so long.
 """
 
 import math
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,11 @@ import typer
 from msgspec.structs import replace
 
 from _common import say, write_json
+from bamboo.job.manifest import parse_manifest
 from bamboo.profiles.files import read_profile
-from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, STRATEGIES, Workplace, strategy_result, workplace
+from bamboo.simulation.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
+from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, Aim
+from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_trace
 from bamboo.traces.generate import Generation, generate
@@ -34,10 +38,13 @@ from bamboo.traces.trace import NodeTraceError, Trace
 
 MODELS = ("gpt-2", "bert", "resnet", "gnmt", "vgg", "alexnet")
 RATES = (0.10, 0.16, 0.33)
+QUICK_MODELS, QUICK_RATES, QUICK_HOURS = ("bert", "vgg"), (0.33,), 6.0
 REPLACED = 0.5  # probability that a node that is missing is replaced within an hour
 BASELINES = ("checkpoint", "checkpoint-blocking", "torchrun-elastic", "torchrun-fixed")
-OURS = "bamboo"
+UNEQUAL = "bamboo, reproducible: false"  # sums of gradients depend on the grid, as everywhere else
+NAMES = (*STRATEGIES, UNEQUAL)
 MORE_COLOURS = ("#b3b84a", "#3b8d8a")
+PROCESSES = 2
 Row = dict[str, Any]
 
 
@@ -55,12 +62,12 @@ class Work:
     rate: float = 0.0
     recording: Trace | None = None
 
-    def place(self, rendezvous: float | None) -> Workplace:
+    def job(self, rendezvous: float | None = None) -> ComparedJob:
         """rendezvous: seconds, if not the profile's."""
         profile = read_profile(f"{self.model}-v100")
         if rendezvous is not None:
             profile = replace(profile, times=replace(profile.times, rendezvous=rendezvous))
-        return workplace(profile)
+        return published_job(profile)
 
     def traces(self, nodes: int) -> list[Trace]:
         if self.recording is not None:
@@ -71,11 +78,10 @@ class Work:
 
 def run(
     traces: Annotated[Path | None, typer.Option(help="A folder with recordings.")] = None,
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Two models, one rate, six hours.")] = False,
+    seeds: Annotated[int, typer.Option(min=1)] = 1,
     hours: Annotated[float, typer.Option(help="Of each run, at most; recordings are cut.")] = 24.0,
-    rendezvous: Annotated[
-        float | None, typer.Option(help="Seconds until all processes of a restarted job have found each other.")
-    ] = None,
+    cases: Annotated[str | None, typer.Option(help="Only these rates and recordings, as 33%,p3-trace.")] = None,
     restarts: Annotated[
         str | None, typer.Option(help="Seconds of a restart of checkpoint and restart, with commas; nothing else.")
     ] = None,
@@ -83,33 +89,37 @@ def run(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
     """Simulate, and print throughput, value and goodput beside checkpoints' and on-demand nodes'."""
+    models, rates = (QUICK_MODELS, list(QUICK_RATES)) if quick else (MODELS, list(RATES))
+    hours = min(hours, QUICK_HOURS) if quick else hours
     if restarts is not None:
-        _restarts([float(one) for one in restarts.split(",")], seeds, hours)
+        _restarts([float(one) for one in restarts.split(",")], models, rates, seeds, hours)
         return
     recordings = dict(_recordings(traces)) if traces else {}
-    made_up = {f"{rate:.0%}": rate for rate in RATES}
+    wanted = None if cases is None else set(cases.split(","))
+    rates = [rate for rate in rates if wanted is None or f"{rate:.0%}" in wanted]
     work = [
         Work(model=model, case=case, seeds=seeds, hours=hours, rate=rate, recording=recording)
         for case, rate, recording in (
-            *((case, rate, None) for case, rate in made_up.items()),
-            *((case, 0.0, recording) for case, recording in recordings.items()),
+            *((f"{rate:.0%}", rate, None) for rate in rates),
+            *((case, 0.0, recording) for case, recording in recordings.items() if wanted is None or case in wanted),
         )
-        for model in MODELS
+        for model in models
     ]
-    say(f"{len(work)} cases of {len(STRATEGIES)} strategies")
-    rows = [row for found in _in_processes(partial(_case, rendezvous), work) for row in found]
-    _show_made_up(rows, list(made_up))
-    if recordings:
-        _show_recordings(rows, list(recordings))
-    write_json(json, {"seeds": seeds, "hours": hours, "rendezvous": rendezvous, "rows": rows})
+    say(f"{len(work)} cases of {len(NAMES)} strategies")
+    rows = [row for found in _in_processes(_case, work) for row in found]
+    table = Table(rows=rows, models=models)
+    if rates:
+        _show_made_up(table, [f"{rate:.0%}" for rate in rates])
+    _show_cases(table, list(dict.fromkeys(one.case for one in work)))
+    write_json(json, {"seeds": seeds, "hours": hours, "rows": rows})
     if plot is not None:
-        _plot(rows, plot)
+        _plot(table, [f"{rate:.0%}" for rate in rates], plot)
 
 
 def _in_processes(what: Callable[[Work], Any], work: Sequence[Work]) -> Iterator[Any]:
     """Results in the order of the work, and a line on standard error for each."""
     began = time.monotonic()
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(PROCESSES) as pool:
         for number, (one, found) in enumerate(zip(work, pool.map(what, work), strict=True), start=1):
             say(f"{number} of {len(work)} after {time.monotonic() - began:.0f} s: {one.model}, {one.case}")
             yield found
@@ -126,62 +136,100 @@ def _recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
             yield path.stem, trace
 
 
-def _case(rendezvous: float | None, work: Work) -> list[Row]:
-    place = work.place(rendezvous)
-    traces = work.traces(place.nodes)
+def _case(work: Work) -> list[Row]:
+    job = work.job()
+    found: dict[tuple[str, Aim], list[StrategyResult]] = {}
+    bounds = list[float]()
+    for trace in work.traces(job.place.nodes):
+        for name in (ON_DEMAND, *SPOT):
+            for objective in Aim:
+                found.setdefault((name, objective), []).append(compared(name, job, trace, work.hours, objective))
+        for name, one in ((OURS, job), (UNEQUAL, _unequal(job))):
+            runs = CoordinatorRuns(one, trace, work.hours)
+            for objective in Aim:
+                found.setdefault((name, objective), []).append(runs.best(objective))
+            if name == OURS:
+                bounds.append(runs.bound(Aim.THROUGHPUT))
     return [
         {
             "model": work.model,
             "case": work.case,
             "strategy": name,
-            **spread_of([strategy_result(name, place, trace, work.hours) for trace in traces]).mean,
+            "objective": objective.value,
+            "bound": statistics.fmean(bounds),
+            **spread_of(results).mean,
         }
-        for name in STRATEGIES
+        for (name, objective), results in found.items()
     ]
 
 
-def _restarts(seconds: list[float], seeds: int, hours: float) -> None:
+def _unequal(job: ComparedJob) -> ComparedJob:
+    spec = job.document["spec"]
+    document = {**job.document, "spec": {**spec, "training": {**spec["training"], "reproducible": False}}}
+    return ComparedJob(place=job.place, spec=parse_manifest(document), document=document)
+
+
+def _restarts(seconds: list[float], models: Sequence[str], rates: Sequence[float], seeds: int, hours: float) -> None:
     work = [
-        Work(model=model, case=f"{rate:.0%}", seeds=seeds, hours=hours, rate=rate) for model in MODELS for rate in RATES
+        Work(model=model, case=f"{rate:.0%}", seeds=seeds, hours=hours, rate=rate) for model in models for rate in rates
     ]
     results = _in_processes(partial(_slow_restarts, seconds), work)
     found = {(one.model, one.rate): result for one, result in zip(work, results, strict=True)}
     lines = []
-    for rate in RATES:
+    for rate in rates:
         for name in BASELINES:
-            means = [_mean(found[model, rate][name][at] for model in MODELS) for at in range(len(seconds))]
-            lines.append([f"{rate:.0%}, `{name}`", *(f"{mean:.2f}" for mean in means)])
+            means = [_mean([found[model, rate][name][at] for model in models]) for at in range(len(seconds))]
+            lines.append([f"{rate:.0%}, `{name}`", *means])
     _markdown(["Bamboo's samples/s over those of", *(f"restarts of {second:g} s" for second in seconds)], lines)
 
 
 def _slow_restarts(seconds: Sequence[float], work: Work) -> dict[str, list[float]]:
     """Bamboo's samples over those of each baseline, for each duration of a restart."""
-    place = work.place(None)
-    traces = work.traces(place.nodes)
-    ours = sum(strategy_result(OURS, place, trace, work.hours).samples for trace in traces)
+    job = work.job()
+    traces = work.traces(job.place.nodes)
+    ours = sum(compared(OURS, job, trace, work.hours).samples for trace in traces)
     found: dict[str, list[float]] = {name: [] for name in BASELINES}
     for second in seconds:
-        slow = work.place(second)
+        slow = work.job(second)
         for name in BASELINES:
-            theirs = sum(strategy_result(name, slow, trace, work.hours).samples for trace in traces)
+            theirs = sum(compared(name, slow, trace, work.hours).samples for trace in traces)
             found[name].append(ours / theirs if theirs else math.inf)
     return found
 
 
-def _mean(ratios: Iterable[float]) -> float:
-    """Geometric, of what is known."""
+def _mean(ratios: Sequence[float]) -> str:
+    """Geometric, of those that can be had, and of how many that is if not of all."""
     known = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
-    return math.exp(statistics.fmean(map(math.log, known))) if known else math.nan
+    if not known:
+        return "–"
+    mean = math.exp(statistics.fmean(map(math.log, known)))
+    return f"{mean:.2f}" if len(known) == len(ratios) else f"{mean:.2f} ({len(known)} of {len(ratios)})"
 
 
-def _over(rows: dict[tuple[str, str], Row], name: str, base: str, figure: str) -> float:
-    """Mean over the models that make any progress with both."""
-    pairs = [(rows[model, name][figure], rows[model, base][figure]) for model in MODELS]
-    return _mean(one / other if other else math.inf for one, other in pairs)
+@dataclass(frozen=True, slots=True)
+class Table:
+    rows: Sequence[Row]
+    models: Sequence[str]
 
+    def of(self, case: str, model: str, name: str, objective: Aim = Aim.THROUGHPUT) -> Row:
+        return next(
+            row
+            for row in self.rows
+            if (row["case"], row["model"], row["strategy"], row["objective"]) == (case, model, name, objective.value)
+        )
 
-def _of(rows: Sequence[Row], case: str) -> dict[tuple[str, str], Row]:
-    return {(row["model"], row["strategy"]): row for row in rows if row["case"] == case}
+    def over(self, case: str, name: str, base: str, objective: Aim = Aim.THROUGHPUT) -> list[float]:
+        """Of each model: throughput, or value, as many times as that of another strategy."""
+        figure = "value" if objective is Aim.VALUE else "throughput"
+        pairs = [
+            (self.of(case, model, name, objective)[figure], self.of(case, model, base, objective)[figure])
+            for model in self.models
+        ]
+        return [one / other if other else math.inf for one, other in pairs]
+
+    def best_other(self, case: str, model: str) -> Row:
+        rows = [self.of(case, model, name) for name in SPOT]
+        return max(rows, key=lambda row: float(row["throughput"]))
 
 
 def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
@@ -190,83 +238,90 @@ def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     print()
 
 
-def _show_made_up(rows: Sequence[Row], cases: Sequence[str]) -> None:
-    """Means over the models, then each model."""
-    by = {case: _of(rows, case) for case in cases}
+def _show_made_up(table: Table, cases: Sequence[str]) -> None:
+    """Means over the models."""
     heads = ["", *(head for case in cases for head in (f"{case}: samples/s", "value", "goodput"))]
     lines = []
-    for name in STRATEGIES:
+    for name in NAMES:
         line = [name]
         for case in cases:
-            goodput = statistics.fmean(by[case][model, name]["goodput"] for model in MODELS)
-            speed, value = (
-                _over(by[case], name, base, figure)
-                for base, figure in (("checkpoint", "throughput"), (ON_DEMAND, "value"))
-            )
-            line += [f"{speed:.2f}", f"{value:.2f}", f"{goodput:.3f}"]
+            goodput = statistics.fmean(table.of(case, model, name)["goodput"] for model in table.models)
+            speed = _mean(table.over(case, name, "checkpoint"))
+            value = _mean(table.over(case, name, ON_DEMAND, Aim.VALUE))
+            line += [speed, value, f"{goodput:.3f}"]
         lines.append(line)
     _markdown(heads, lines)
-    heads = ["", "Bamboo: samples/s", "USD/h", "checkpoint: samples/s", "on-demand: samples/s", "USD/h", "best other"]
-    lines = []
-    for model in MODELS:
-        for case in cases:
-            ours, theirs, steady = (by[case][model, name] for name in (OURS, "checkpoint", ON_DEMAND))
-            others = {name: by[case][model, name]["throughput"] for name in SPOT if name != OURS}
-            best = max(others, key=others.__getitem__)
-            lines.append(
-                [
-                    f"{model}, {case}", f"{ours['throughput']:.1f}", f"{ours['usd_per_hour']:.2f}",
-                    f"{theirs['throughput']:.1f}", f"{steady['throughput']:.1f}", f"{steady['usd_per_hour']:.2f}",
-                    f"{others[best]:.1f} ({best})",
-                ]
-            )  # fmt: skip
-    _markdown(heads, lines)
 
 
-def _show_recordings(rows: Sequence[Row], cases: Sequence[str]) -> None:
+def _show_cases(table: Table, cases: Sequence[str]) -> None:
+    """Means over the models for each case, then Bamboo's share of the bound and of the best other for each model."""
     heads = [
-        "", "Nodes", "Losses", "Bamboo: samples/s over checkpoint", "value over on-demand", "goodput",
-        "Best other: samples/s over checkpoint",
+        "", "Nodes", "Losses", "over the bound", "over checkpoint", "over the best other", "the same, " + UNEQUAL,
+        "value over on-demand", "best other's",
     ]  # fmt: skip
     lines = []
     for case in cases:
-        by = _of(rows, case)
-        others = {
-            name: _over(by, name, "checkpoint", "throughput") for name in SPOT if name not in (OURS, "checkpoint")
-        }
-        best = max(others, key=lambda name: others[name] if others[name] == others[name] else 0.0)
-        goodput = statistics.fmean(by[model, OURS]["goodput"] for model in MODELS)
-        held = by["bert", OURS]
-        lines.append(
-            [
-                case, f"{held['nodes']:.1f}", f"{held['preemptions']:.0f}",
-                f"{_over(by, OURS, 'checkpoint', 'throughput'):.2f}", f"{_over(by, OURS, ON_DEMAND, 'value'):.2f}",
-                f"{goodput:.3f}", f"{others[best]:.2f} ({best})",
-            ]
-        )  # fmt: skip
+        held = table.of(case, table.models[-1], OURS)
+        best = {model: table.best_other(case, model)["throughput"] for model in table.models}
+        ours, unequal = (
+            {model: table.of(case, model, name)["throughput"] for model in table.models} for name in (OURS, UNEQUAL)
+        )
+        values = {name: table.over(case, name, ON_DEMAND, Aim.VALUE) for name in SPOT}
+        others = [max(values[name][at] for name in SPOT) for at in range(len(table.models))]
+        lines.append([
+            case, f"{held['nodes']:.1f}", f"{held['preemptions']:.0f}",
+            _mean([_share(table, case, model) for model in table.models]), _mean(table.over(case, OURS, "checkpoint")),
+            _mean(_ratios(ours, best)), _mean(_ratios(unequal, best)),
+            _mean(table.over(case, OURS, ON_DEMAND, Aim.VALUE)), _mean(others),
+        ])  # fmt: skip
+    _markdown(heads, lines)
+    heads = ["Bamboo over its bound; over checkpoint; over the best other", *table.models]
+    lines = []
+    for case in cases:
+        line = [case]
+        for model in table.models:
+            ours, best = table.of(case, model, OURS), table.best_other(case, model)
+            speed, theirs = ours["throughput"], table.of(case, model, "checkpoint")["throughput"]
+            parts = (_ratio(speed, ours["bound"]), _ratio(speed, theirs), _ratio(speed, best["throughput"]))
+            line.append(f"{'; '.join(parts)} ({best['strategy']})")
+        lines.append(line)
     _markdown(heads, lines)
 
 
-def _plot(rows: list[Row], path: Path) -> None:
+def _share(table: Table, case: str, model: str) -> float:
+    row = table.of(case, model, OURS)
+    return row["throughput"] / row["bound"] if row["bound"] else math.inf
+
+
+def _ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[float]:
+    return [ours[model] / theirs[model] if theirs[model] else math.inf for model in ours]
+
+
+def _ratio(one: float, other: float) -> str:
+    return f"{one / other:.2f}" if other else "–"
+
+
+def _plot(table: Table, cases: Sequence[str], path: Path) -> None:
     """Throughput of each strategy over that of checkpoints, and value over that of on-demand nodes."""
     from matplotlib.figure import Figure
 
     from bamboo.simulation.plots import COLOURS, GROUND, INK, SOFT
 
-    names = [name for name in STRATEGIES if name != ON_DEMAND]
+    names = [name for name in NAMES if name != ON_DEMAND]
     figure = Figure(figsize=(13, 6.4), facecolor=GROUND, layout="constrained")
-    panels = (("throughput", "checkpoint", "samples/s over checkpoint and restart"),
-              ("value", ON_DEMAND, "samples per USD over on-demand nodes"))  # fmt: skip
-    for line, (figure_name, base, said) in enumerate(panels):
-        for column, rate in enumerate(RATES):
-            axes = figure.add_subplot(2, len(RATES), line * len(RATES) + column + 1)
-            by = {(row["model"], row["strategy"]): row for row in rows if row["case"] == f"{rate:.0%}"}
+    panels = (
+        (Aim.THROUGHPUT, "checkpoint", "samples/s over checkpoint and restart"),
+        (Aim.VALUE, ON_DEMAND, "samples per USD over on-demand nodes"),
+    )
+    for line, (objective, base, said) in enumerate(panels):
+        for column, case in enumerate(cases):
+            axes = figure.add_subplot(2, len(cases), line * len(cases) + column + 1)
             for place, (name, colour) in enumerate(zip(names, (*COLOURS, *MORE_COLOURS), strict=False)):
-                heights = [by[model, name][figure_name] / by[model, base][figure_name] for model in MODELS]
-                at = [number + (place - len(names) / 2) * 0.085 for number in range(len(MODELS))]
-                axes.bar(at, heights, 0.085, color=colour, label=name)
-            axes.set_xticks(range(len(MODELS)), MODELS, fontsize=8, color=SOFT)
-            axes.set_title(f"{said}, {rate:.0%} hourly", fontsize=9, color=INK, loc="left")
+                heights = [one if math.isfinite(one) else 0.0 for one in table.over(case, name, base, objective)]
+                at = [number + (place - len(names) / 2) * 0.08 for number in range(len(heights))]
+                axes.bar(at, heights, 0.08, color=colour, label=name)
+            axes.set_xticks(range(len(table.models)), table.models, fontsize=8, color=SOFT)
+            axes.set_title(f"{said}, {case} hourly", fontsize=9, color=INK, loc="left")
             axes.tick_params(colors=SOFT, labelsize=8)
             axes.set_ylim(bottom=0)
             if line == column == 0:

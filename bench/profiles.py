@@ -52,7 +52,7 @@ from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt-2": ("gpt2", {"size": "xl", "data": {"length": 1024}}),
+    "gpt-2": ("gpt2", {"size": "xl", "data": {"length": 1024}, "checkpoint": True}),
     "bert": ("bert", {"size": "large", "data": {"length": 512}}),
     "resnet": ("resnet", {"size": "152"}),
     "gnmt": ("gnmt", {"size": "16"}),
@@ -63,7 +63,7 @@ BLOCKS = {"gpt-2": 48, "bert": 24}  # equal ones, of which one is counted
 T = TypeVar("T")
 LEAST = 0.05  # of the seconds of an ideal pipeline, that have to be left
 PIPELINES = 4  # of the published grids, on spot and on demand
-FORWARD = 1 / 3  # of forward and backward together
+FORWARD, REPEATED_FORWARD = 1 / 3, 1 / 4  # of forward and backward together; if the backward runs forwards again
 FLOW, MACHINE = 5e9 / 8, 10e9 / 8
 LATENCY = 0.001
 MEMORY_BANDWIDTH = 900e9
@@ -142,10 +142,11 @@ def profile_of(workload: Workload) -> ModelProfile:
     task = settled(load_task(f"bamboo_trainer.models.{model}:build", one), 0)
     costs, seconds = _repeated(layer_costs(task, samples), blocks), whole_seconds(workload, samples)
     sizes = _repeated(measure(task, _spec(model, one, samples)), blocks)
+    share = REPEATED_FORWARD if config.get("checkpoint") else FORWARD
     layers = tuple(
         Layer(
-            forward=_rounded(FORWARD * seconds * cost / sum(costs)),
-            backward=_rounded((1 - FORWARD) * seconds * cost / sum(costs)),
+            forward=_rounded(share * seconds * cost / sum(costs)),
+            backward=_rounded((1 - share) * seconds * cost / sum(costs)),
             update=_rounded(UPDATE_BYTES * size.parameters / MEMORY_BANDWIDTH),
             parameters=size.held, optimizer=size.remembered, gradients=size.gradients, activations=size.kept,
             boundary=0 if index == len(sizes) - 1 else size.outputs, cost=cost,
@@ -188,15 +189,16 @@ def _published(workload: Workload) -> Published:
 
 def _sources(workload: Workload, samples: int) -> dict[str, Source]:
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
-    simulator = "the published Bamboo simulator (NSDI 2023)"
+    simulator, repeats = "the published Bamboo simulator (NSDI 2023)", "checkpoint" in CONFIGS[workload.name][1]
     return {
         "layers.seconds": Source(
             text=f"a step of {workload.samples} samples on {workload.on_demand_gpus} on-demand V100s takes"
             f" {workload.on_demand_seconds:g} s in {simulator}; taken to be 1F1B on {PIPELINES} x {stages} with {count}"
             f" microbatches of {samples} each, of which the layers take what is left when the simulator has counted"
-            " boundaries, the sum of gradients and the update; dealt to the layers by counted"
-            " operations, a third to the forward. The grid and the microbatch are assumed, too. So whatever else that"
-            f" system lost is in it; what a V100 takes by its figures is {workload.name}@v100",
+            " boundaries, the sum of gradients and the update; dealt to the layers by counted operations, a"
+            f" {'quarter to the forward, which the backward repeats' if repeats else 'third to the forward'}."
+            " The grid and the microbatch are assumed, too. So whatever else that system lost is in it; what a V100"
+            f" takes by its figures is {workload.name}@v100",
             estimated=True,
         ),
         "layers.update": Source(

@@ -1,5 +1,7 @@
 """What is written down of a run."""
 
+import pytest
+
 from bamboo.simulation.job.job_record import JobRecord, Series, mean_over_time
 
 HOUR = 3600.0
@@ -22,3 +24,14 @@ def test_what_is_counted_so_far_never_falls_when_a_run_ends() -> None:
     assert counted[-1] == (8 + 2) / 2
     rates = mean_over_time("throughput", runs)[1]
     assert (round(rates[10], 6), round(rates[-1], 6)) == (0.75, 0.5), "a rate is that of the runs that still go on"
+
+
+def test_steps_that_had_been_done_before_are_redone_time() -> None:
+    """Four steps in 40 s, of which two are new, and one that a loss made 3 s longer."""
+    record = JobRecord(samples=1)
+    record.stepped(0.0, 40.0, 4, 2)
+    record.stepped(40.0, 53.0, 1, 1)
+    record.pauses.append((45.0, 3.0))
+    record.stepped(53.0, 63.0, 1, -2)
+    found = record.figures(100.0)
+    assert (found.steps, found.redone * HOUR, found.trained * HOUR) == (3, pytest.approx(30), pytest.approx(30))

@@ -7,7 +7,8 @@ from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer
 from bamboo.planning.steps.step_times import StepModel
 from bamboo.profiles.files import read_profile, shipped_names
-from bamboo.simulation.strategies.choose import ON_DEMAND, strategy_result, workplace
+from bamboo.simulation.comparison import compared, published_job
+from bamboo.simulation.strategies.choose import ON_DEMAND
 from bamboo.traces.generate import Generation, generate
 
 
@@ -47,6 +48,6 @@ def test_the_strategies_have_the_same_baseline(name: str) -> None:
     profile = read_profile(name)
     assert profile.published is not None
     trace = generate(Generation(nodes=8, hours=2, removal=0.1, addition=0.5), 1)
-    found = strategy_result(ON_DEMAND, workplace(profile), trace, 2)
+    found = compared(ON_DEMAND, published_job(profile), trace, 2)
     rate = profile.published.batch / profile.published.on_demand_seconds
     assert rate * 0.99 <= found.samples / (found.duration - found.idle - found.stalled) <= rate * 1.35

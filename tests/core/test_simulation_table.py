@@ -1,6 +1,7 @@
 """Tables of figures in terminals of any width."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console, Group
@@ -45,3 +46,10 @@ def test_names_that_are_wider_than_the_terminal_are_folded() -> None:
     lines = printed(fitted(("CASE", "NODES"), [(name, "1.00"), ("b", "2.00")], 40), 40)
     assert max(map(len, lines)) <= 40
     assert "".join(line.split()[0] for line in lines[1:-1]).replace("1.00", "") == name
+
+
+def test_what_is_not_known_is_no_number() -> None:
+    """As the value where no price is known."""
+    mean = {"throughput": 1.5, "value": math.nan}
+    found = Spread(runs=2, mean=mean, deviation={"throughput": 0.5, "value": math.nan}, fatal_share=0.0)
+    assert printed(simulation_table([("0.1", found)]), 80)[1].split() == ["0.1", "2", "1.50", "±", "0.50", "–"]

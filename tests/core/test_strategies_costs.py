@@ -1,17 +1,34 @@
-"""What a step and a stage's state cost on a grid."""
+"""What a step and a stage's state cost on a grid: what the coordinator and simulated jobs have for them."""
 
 import pytest
+from msgspec.structs import replace
 
+from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.resplit import Grid
-from bamboo.simulation.strategies.costs import Costs
-from strategy_kit import COSTS, profile
+from bamboo.planning.steps.grid_rates import GridRates
+from bamboo.profiles.files import read_profile
+from bamboo.simulation.comparison import published_job
+from strategy_kit import COSTS, costs_of, profile
 
 
 def test_a_step_is_a_pipelines_fill_and_its_microbatches() -> None:
-    """1x2: (8 + 1) x 2 s; 2x2: (4 + 1) x 2 s; a doubled stage does 4 x 2 microbatches; 3 pipelines: ceil(8/3)."""
+    """1x2: (8 + 1) x 2 s; 2x2: (4 + 1) x 2 s; 3 pipelines: ceil(8/3)."""
     assert [COSTS.step(Grid(2, count)) for count in (1, 2, 3)] == pytest.approx([18, 10, 8])
-    assert COSTS.step(Grid(2, 2), 2.0) == pytest.approx(8 * 2 + 2)
     assert COSTS.rate(Grid(0, 0)) == 0
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
+    """With the configured schedule, and the same memory."""
+    known = costs_of(profile(state=100, flow=1000.0), 8, schedule)
+    rates = GridRates(known.profile.figures, known.spec, known.profile.machine.memory)
+    grids = [Grid(stages, pipelines) for stages in (1, 2, 3, 4) for pipelines in (1, 2)]
+    assert [known.step(grid) for grid in grids] == [rates.seconds(grid) for grid in grids]
+    assert [known.fits(grid) for grid in grids] == [rates.fits(grid) for grid in grids]
+
+
+def test_zero_bubble_makes_steps_shorter() -> None:
+    assert costs_of(profile(), 8, "ZBH1").step(Grid(4, 1)) < COSTS.step(Grid(4, 1))
 
 
 def test_pipelines_of_different_length_end_together() -> None:
@@ -20,19 +37,40 @@ def test_pipelines_of_different_length_end_together() -> None:
     assert COSTS.uneven((2, 2)) == pytest.approx(COSTS.step(Grid(2, 2)))
 
 
-def test_what_the_network_carries_is_part_of_a_step() -> None:
-    """2 pipelines of one stage: each sends and receives 2 x 1/2 of 400 bytes of gradients at 100 bytes a second."""
-    layer = profile().layers[0]
-    from msgspec.structs import replace
-
-    layers = (replace(layer, gradients=100),) * 4
-    costs = Costs(replace(profile(flow=100.0), layers=layers), 8)
-    assert costs.step(Grid(1, 2)) == pytest.approx(4 * 4 + 4)
-    assert costs.step(Grid(4, 1), replicas=True) == pytest.approx(11)
-    assert Costs(replace(profile(flow=5.0), layers=layers), 8).step(Grid(4, 1), replicas=True) == pytest.approx(100 / 5)
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_pipelines_of_equal_length_take_a_grids_step_however_many_microbatches_they_have(schedule: str) -> None:
+    """Beyond some number each one adds the same; that is not executed."""
+    known = costs_of(profile(5, flow=5000.0), 120, schedule)
+    for stages in (2, 3, 5):
+        assert known.uneven((stages,)) == pytest.approx(known.step(Grid(stages, 1)), rel=1e-3)
 
 
-def test_the_memory_of_a_device_bounds_the_stages() -> None:
-    costs = Costs(profile(state=400), 8)
-    assert (costs.least_stages(), costs.least_stages(2)) == (2, 4)
-    assert Costs(profile(state=2000), 8).least_stages() is None
+def test_lost_places_make_a_step_longer_by_what_their_peers_have_to_do() -> None:
+    grid = Grid(4, 3)
+    steps = [COSTS.rerouted(grid, least) for least in (3, 2, 1)]
+    assert COSTS.step(grid) <= steps[0] <= steps[1] < steps[2]
+    order = StageOrder.of(COSTS.spec.topology)
+    alone = GridRates(COSTS.profile.figures, COSTS.spec).pipeline_ends(4, 8, order)
+    assert steps[2] <= max(alone), "weight gradients are postponed"
+
+
+def test_what_the_network_carries_is_part_of_a_step_as_far_as_nothing_hides_it() -> None:
+    """Boundaries of 50 bytes at 100 bytes a second are on their way while others are computed, but for the fill."""
+    layer = replace(profile().layers[0], boundary=50)
+    slow = costs_of(replace(profile(flow=100.0), layers=(layer,) * 4), 8)
+    assert COSTS.step(Grid(4, 1)) + 6 * 0.5 <= slow.step(Grid(4, 1)) < COSTS.step(Grid(4, 1)) + 6 * 0.5 + 4
+    layer = replace(profile().layers[0], gradients=100)
+    summed = costs_of(replace(profile(flow=100.0), layers=(layer,) * 4), 8)
+    assert summed.step(Grid(1, 2)) == pytest.approx(COSTS.step(Grid(1, 2)) + 4), "one stage has nothing to hide it"
+
+
+def test_the_memory_of_a_device_bounds_the_grids() -> None:
+    known = costs_of(profile(state=400), 8)
+    assert [known.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
+    assert [costs_of(profile(state=2000), 8).grid(4, stages).pipelines for stages in (1, 4)] == [0, 0]
+
+
+def test_a_published_model_is_trained_with_microbatches_for_which_copies_fit() -> None:
+    """BERT on 12 stages of 16 GB has no memory for a neighbour's stage with two samples, and has with one."""
+    assert published_job(read_profile("bert-v100")).spec.training.micro_batch_size == 1
+    assert published_job(read_profile("vgg-v100")).spec.training.micro_batch_size == 8

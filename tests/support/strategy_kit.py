@@ -2,6 +2,7 @@
 
 import pytest
 
+from bamboo.job.manifest import parse_manifest
 from bamboo.profiles.profile import (
     SOURCES,
     Layer,
@@ -51,4 +52,15 @@ def run(policy: Policy, *changes: tuple[float, str, str], duration: float) -> St
     return found
 
 
-COSTS = Costs(profile(), 8)  # 4 layers of 1 s, 8 microbatches of one sample
+def costs_of(model: ModelProfile, batch: int, schedule: str = "1F1B") -> Costs:
+    """Of a job with microbatches of one sample, whose links have one connection."""
+    spec = {
+        "task": {"entrypoint": "a:build"},
+        "training": {"steps": 10, "globalBatchSize": batch, "microBatchSize": 1},
+        "topology": {"stages": 1, "flowsPerLink": 1, "schedule": schedule},
+    }
+    document = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "x"}, "spec": spec}
+    return Costs(model, parse_manifest(document))
+
+
+COSTS = costs_of(profile(), 8)  # 4 layers of 1 s, 8 microbatches of one sample

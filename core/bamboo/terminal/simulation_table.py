@@ -28,6 +28,7 @@ DIGITS = {
     "usd_per_hour": 2, "usd": 2,
     "zone_gb_per_hour": 1, "zone_usd_per_hour": 2, "steps": 0,
 }  # fmt: skip
+UNKNOWN = "–"
 GAP = 2  # columns of a terminal between two of a table
 Case = tuple[str, Spread]
 
@@ -121,5 +122,7 @@ def simulation_csv(cases: Sequence[Case]) -> str:
 
 def _cell(found: Spread, figure: str) -> str:
     digits = DIGITS.get(figure, 3)
+    if not math.isfinite(found.mean[figure]):
+        return UNKNOWN
     mean = f"{found.mean[figure]:.{digits}f}"
     return f"{mean} ± {found.deviation[figure]:.{digits}f}" if found.runs > 1 and figure != "steps" else mean

@@ -186,8 +186,8 @@ def simulate(
 
     Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
 
-    With --strategy it compares a modelled policy for Bamboo with those of other systems, in closed form, for a
-    published model (--workload) or for a job with its profile.
+    With --strategy it compares Bamboo's own coordinator with models of other systems' policies, for a published
+    model (--workload) or for a job with its profile.
 
     Example: bamboo simulate --strategy all --workload bert --preempt-rate 0.1 --preempt-rate 0.33
     """
@@ -264,12 +264,6 @@ def _check_flags(ctx: typer.Context, model: SimulationModel) -> None:
     refuse_beside(ctx, OF_A_JOB if model is SimulationModel.RESEARCH else OF_RESEARCH, f"--model {model.value}")
 
 
-MODELLED = (
-    "bamboo is a modelled policy, which takes the fastest grid for the nodes of the moment. The coordinator does not do"
-    " that yet: `bamboo simulate JOB.yaml` runs it, and docs/benchmarks.md has both side by side."
-)
-
-
 def _simulate_strategies(ctx: typer.Context, job: Path | None, options: SimulateOptions) -> None:
     from bamboo.cli.simulation.run_progress import RunProgress
     from bamboo.cli.simulation.simulate_strategies import Comparison, compare, runs
@@ -289,8 +283,6 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
     with RunProgress(runs(wanted), shown=not options.quiet) as progress:
         cases = compare(wanted, progress.done)
     _print(cases, options.output)
-    if not options.quiet and any(case.split()[-1] == "bamboo" for case, _ in cases):
-        typer.echo(MODELLED, err=True)
 
 
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:

@@ -1,4 +1,4 @@
-"""`bamboo simulate --strategy`: from its flags to published strategies under the same nodes and assumptions."""
+"""`bamboo simulate --strategy`: from its flags to Bamboo and published strategies under the same nodes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,12 +13,11 @@ from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.placement_spec import Capacity, pool_price
 from bamboo.job.pod_fields import unknown_in_template
-from bamboo.job.spec import wanted_pipelines
 from bamboo.job.yaml_file import read_manifest_source
 from bamboo.profiles.files import read_profile
-from bamboo.profiles.profile import Prices, ProfileError, for_microbatch
+from bamboo.profiles.profile import Prices, ProfileError
+from bamboo.simulation.comparison import STRATEGIES, ComparedJob, compared, own_job, published_job
 from bamboo.simulation.figures import SimulationError, Spread
-from bamboo.simulation.strategies.choose import STRATEGIES, Workplace, strategy_result, workplace
 from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_nodes
@@ -51,21 +50,22 @@ def compare(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, 
     """A case for each rate (or the traces) and strategy. done: is told of each run. A mistake ends the command."""
     names = _strategies(wanted.strategies)
     try:
-        place = replace(_place(wanted), zone_price=wanted.zone_price)
+        job = _job(wanted)
+        job = replace(job, place=replace(job.place, zone_price=wanted.zone_price))
         return [
-            (f"{case} {name}", spread_of([_run(name, place, trace, wanted.hours, done) for trace in traces]))
-            for case, traces in _cases(wanted, place.nodes)
+            (f"{case} {name}", spread_of([_run(name, job, trace, wanted.hours, done) for trace in traces]))
+            for case, traces in _cases(wanted, job.place.nodes)
             for name in names
         ]
     except (ProfileError, SimulationError, NodeTraceError) as error:
         usage(str(error))
 
 
-def _place(wanted: Comparison) -> Workplace:
+def _job(wanted: Comparison) -> ComparedJob:
     """Raises ProfileError or SimulationError."""
     name = wanted.profile or f"{wanted.workload}-v100"
     if wanted.job is None:
-        return workplace(read_profile(name))
+        return published_job(read_profile(name))
     try:
         source = read_manifest_source(str(wanted.job))
         spec = parse_source(source, unknown_in_template)
@@ -73,7 +73,6 @@ def _place(wanted: Comparison) -> Workplace:
         usage(*map(str, error.problems))
     profile = JobProfiles(spec, dict(source.document), wanted.job).read(name)
     check_profiles({name: profile}, spec, dict(source.document), wanted.job)
-    profile = msgspec.structs.replace(for_microbatch(profile, spec.training.micro_batch_size), published=None)
     if spec.worker.devices > 1:
         raise SimulationError(
             f"{wanted.job}: expected spec.worker.devices 1 with --strategy, whose nodes have one GPU each,"
@@ -86,8 +85,7 @@ def _place(wanted: Comparison) -> Workplace:
         raise SimulationError(
             f"{wanted.job}: expected pricePerHour in a node pool of each capacity, or prices in the profile {name}"
         )
-    nodes = spec.topology.stages * wanted_pipelines(spec)
-    return workplace(profile, batch=spec.training.global_batch_size, nodes=nodes)
+    return own_job(profile, spec, dict(source.document))
 
 
 def runs(wanted: Comparison) -> int:
@@ -96,8 +94,8 @@ def runs(wanted: Comparison) -> int:
     return cases * len(_strategies(wanted.strategies))
 
 
-def _run(name: str, place: Workplace, trace: Trace, hours: float | None, done: Callable[[int], None]) -> StrategyResult:
-    found = strategy_result(name, place, trace, hours)
+def _run(name: str, job: ComparedJob, trace: Trace, hours: float | None, done: Callable[[int], None]) -> StrategyResult:
+    found = compared(name, job, trace, hours)
     done(1)
     return found
 

@@ -4,7 +4,7 @@ What is compared are whole steps by the model of a step that simulations use (`s
 the memory for them (`worker_memory`). Pure, but for what is remembered.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -12,9 +12,11 @@ import msgspec
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.grid import initial_plan, layer_ranges, make_layout
 from bamboo.planning.plan import Layout, Peer, Plan
+from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.resplit import Grid
-from bamboo.planning.steps.step_times import StepModel
+from bamboo.planning.steps.pipelines import Place
+from bamboo.planning.steps.step_times import Stages, StepModel
 from bamboo.planning.steps.worker_memory import device_bytes
 from bamboo.profiles.profile import ModelFigures
 
@@ -57,19 +59,24 @@ class GridRates:
         self._model = StepModel(figures, spec)
         self._seconds: dict[Grid, float] = {}
         self._fits: dict[Grid, bool] = {}
-        self._best: dict[int, tuple[GridRate, ...]] = {}
+        self._best: dict[tuple[int, int | None], tuple[GridRate, ...]] = {}
 
-    def best(self, workers: int) -> tuple[GridRate, ...]:
+    def best(self, workers: int, stages: int | None = None) -> tuple[GridRate, ...]:
         """The grids that so many workers can run, the fastest first, of equals the one with the fewest workers.
 
-        Those whose longest stage alone takes longer than the fastest one's step are left out.
+        Those whose longest stage alone takes longer than the fastest one's step are left out. stages: only grids with
+        so many.
         """
-        if workers not in self._best:
-            self._best[workers] = tuple(sorted(self._compared(workers), key=_rank))
-        return self._best[workers]
+        if (workers, stages) not in self._best:
+            self._best[workers, stages] = tuple(sorted(self._compared(workers, stages), key=_rank))
+        return self._best[workers, stages]
 
-    def _compared(self, workers: int) -> list[GridRate]:
-        grids = bounded_grids(self.spec, len(self.figures.layers), workers)
+    def _compared(self, workers: int, stages: int | None) -> list[GridRate]:
+        grids = [
+            grid
+            for grid in bounded_grids(self.spec, len(self.figures.layers), workers)
+            if stages in (None, grid.stages)
+        ]
         found: list[GridRate] = []
         for least, grid in sorted((self._least(grid), grid) for grid in grids):
             if found and least > min(one.seconds for one in found):
@@ -103,9 +110,25 @@ class GridRates:
         """Of a step under that plan, in which workers may run several stages."""
         return self._model.seconds(plan, layout)
 
+    def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
+        """Of one pipeline; see `StepModel`."""
+        return self._model.pipeline_ends(self.ranges(stages), microbatches, order)
+
+    def completed(self, grid: Grid, ends: Mapping[Place, float]) -> float:
+        """Seconds of a step on that grid whose cells are done then; see `StepModel`."""
+        plan = self._plan(grid)
+        return self._model.completed(plan, plan.target, ends)
+
+    def stages(self, stages: int) -> Stages:
+        """Sums over the layers of each, if there are so many."""
+        return self._model.stages(self.ranges(stages))
+
+    def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
+        """The layers of each of so many stages."""
+        return layer_ranges(self.figures.costs, self.spec.topology, stages, self.spec.worker.devices)
+
     def _plan(self, grid: Grid) -> Plan:
-        spec = self._spec_of(grid)
-        ranges = layer_ranges(self.figures.costs, spec.topology, grid.stages, spec.worker.devices)
+        spec, ranges = self._spec_of(grid), self.ranges(grid.stages)
         peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(grid.cells)]
         plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy)
         return msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, self.figures.costs))

@@ -170,6 +170,26 @@ class StepModel:
         """Until a cell's owner has what another worker's portion of it came to."""
         return 0.0 if plan.at(cell).owner == worker else self._sync(self.stages(plan.stages).gradients[0], 1)
 
+    # parts of steps of pipelines that are no plan's
+
+    def pipeline_ends(
+        self, ranges: tuple[tuple[int, int], ...], microbatches: int, order: StageOrder
+    ) -> tuple[float, ...]:
+        """When each stage of one pipeline has done its forwards and backwards, every stage by a worker of its own."""
+        stages, workers = self.stages(ranges), tuple(range(len(ranges)))
+        group = Group(
+            forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=(workers,),
+            microbatches=(microbatches,), order=order, network=self.figures.network,
+            flows=self._spec.topology.flows_per_link, busy=stages.update, machines=workers,
+        )  # fmt: skip
+        return self._times(group).ends[0]
+
+    def completed(self, plan: Plan, layout: Layout, ends: Mapping[Place, float]) -> float:
+        """A step whose cells have done their forwards and backwards then, however they did: with what the sums of
+        gradients, the updates and the commit add to it.
+        """
+        return max(self._committed(plan, layout, ends), self._least(plan, layout, {}))
+
     # a step without losses
 
     def _calm(self, plan: Plan, layout: Layout) -> float:

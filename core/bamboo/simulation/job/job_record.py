@@ -22,7 +22,8 @@ class JobFigures:
     grid without any disturbance, over the time since training began. preemptions: workers that were taken away, with or
     without notice. takeovers: cells that moved in the middle of a step, or with notice. restores: times that the job
     went back to a checkpoint; repeated: steps that it did again. pause: seconds, the mean by which a step was longer in
-    which an owner was lost. waited: hours without a grid. begun: hours until training
+    which an owner was lost. trained, redone: hours of steps that count, without such pauses, and of those that had been
+    done before. waited: hours without a grid. begun: hours until training
     began. fatal: times that a stage was lost with all its copies. hours: until the last step, or until the time was up.
     """
 
@@ -40,6 +41,8 @@ class JobFigures:
     zone_usd_per_hour: float
     value: float
     goodput: float
+    trained: float
+    redone: float
     waited: float
     begun: float
     hours: float
@@ -84,7 +87,8 @@ Span = tuple[float, float, float]  # from, until, how much
 class JobRecord:
     """Seconds since the job was submitted. steps: (from, until, how many new ones); usual: seconds of an undisturbed
     one on the whole grid. nodes, usd: spans of a number, and of USD an hour. crossed: of bytes between zones;
-    zone_price: USD for each GB of them and each way. traffic: all bytes by their kind.
+    zone_price: USD for each GB of them and each way. traffic: all bytes by their kind. redone: seconds of steps that
+    had been done before.
     """
 
     samples: int
@@ -100,6 +104,7 @@ class JobRecord:
     moments: dict[str, list[float]] = field(default_factory=dict)
     pauses: list[tuple[float, float]] = field(default_factory=list)
     stopped: list[Span] = field(default_factory=list)
+    redone: float = 0.0
     repeated: int = 0
     fatal: int = 0
     _since: float = 0.0
@@ -140,9 +145,21 @@ class JobRecord:
             zone_gb_per_hour=crossed / GB / seconds * HOUR, zone_usd_per_hour=across / seconds * HOUR,
             value=throughput / rate if rate else float("nan"),
             goodput=trained * self.usual / since if since > 0 else 0.0,
+            trained=self._trained / HOUR, redone=self.redone / HOUR,
             waited=sum(s for _, _, s in self.stopped) / HOUR,
             begun=(self.begun if self.begun is not None else end) / HOUR, hours=hours, steps=round(trained),
         )  # fmt: skip
+
+    @property
+    def _trained(self) -> float:
+        """Seconds."""
+        whole = sum(until - since for since, until, _ in self.steps) - self.redone
+        return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
+
+    def stepped(self, since: float, until: float, steps: int, new: int) -> None:
+        """So many steps were done in that time, of which the last ones are new."""
+        self.steps.append((since, until, max(0, new)))
+        self.redone += (until - since) * (steps - max(0, new)) / steps
 
     def series(self, end: float) -> Series:
         width = max(end, 1e-9) / BINS

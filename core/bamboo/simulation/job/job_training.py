@@ -229,8 +229,7 @@ class SimulatedTraining:
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)
-        if new > 0:
-            self._record.steps.append((self._since, now, new))
+        self._record.stepped(self._since, now, steps, new)
         self.step += steps
         self._furthest = max(self._furthest, self.step)
         checkpoint, hold = self._carry(plan)

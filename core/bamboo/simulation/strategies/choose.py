@@ -1,30 +1,30 @@
 """All strategies by name, each with the parameters that are best for it under the very nodes that it will see. Pure.
 
-Hindsight is the same for all, and favours none: whoever has more to choose had it from its paper.
+Hindsight is the same for all, and favours none: whoever has more to choose had it from its paper. What is best depends
+on the objective, and nodes and zones are chosen by the same one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-
-import msgspec
+from typing import Protocol, TypeVar
 
 from bamboo.planning.splits.resplit import Grid
-from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.strategies.costs import NOTHING, Costs
 from bamboo.simulation.strategies.drive import StrategyResult, drive
 from bamboo.simulation.strategies.policies.memory_checkpoints import MemoryCheckpoints
 from bamboo.simulation.strategies.policies.on_demand import OnDemand
 from bamboo.simulation.strategies.policies.quorum import Quorum
-from bamboo.simulation.strategies.policies.redundancy import MOST_STAGES, Redundancy
 from bamboo.simulation.strategies.policies.rerouting import Rerouting
 from bamboo.simulation.strategies.policies.restarting import Restarting
 from bamboo.simulation.strategies.policies.templates import Templates
 from bamboo.simulation.strategies.policy import Policy
 from bamboo.simulation.strategies.saving import blocking, young_daly
-from bamboo.simulation.strategies.timeline import steady, timeline
+from bamboo.simulation.strategies.timeline import Timeline, steady, timeline
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Trace, make_trace, unpriced
 
@@ -33,6 +33,30 @@ MOST_TRIED = 4  # numbers of stages, for each of three numbers of nodes
 RARELY = (1.0, 10.0, 100.0)  # losses for each one that a strategy does not bear, tried for the interval of checkpoints
 TOLERATED = (1, 2, 3)  # f of pipeline templates; Oobleck's default is 3
 ON_DEMAND = "on-demand"
+SIZES = (1.0, 0.75, 0.625, 0.5)  # of the most nodes, tried where the value counts
+REGION = re.compile(r"^(.*\d)-?[a-z]$|^([a-z]+\d?)-\d$")
+AS_FAST = 0.95  # as on-demand nodes: at least so fast is a training whose value counts
+
+
+class Aim(StrEnum):
+    """By what parameters, nodes and zones are chosen. VALUE: samples for a dollar, of all that are about as fast as
+    on-demand nodes; if none is, samples a second.
+    """
+
+    THROUGHPUT = "Throughput"
+    VALUE = "Value"
+
+
+class Comparable(Protocol):
+    """Of a run."""
+
+    @property
+    def throughput(self) -> float: ...
+    @property
+    def value(self) -> float: ...
+
+
+R = TypeVar("R", bound=Comparable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +72,9 @@ class Setting:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """Numbers of stages that fit into memory and are not more than the nodes."""
-        return self._from(self.costs.least_stages())
-
-    @property
-    def double(self) -> tuple[int, ...]:
-        """The same, where a device can hold two stages."""
-        return self._from(self.costs.least_stages(MOST_STAGES))
+        """Numbers of stages that have a grid of these nodes that fits into memory."""
+        most = min(self.nodes, len(self.costs.profile.layers), MOST_STAGES_TRIED)
+        return tuple(stages for stages in range(1, most + 1) if self.costs.grid(self.nodes, stages).pipelines)
 
     @property
     def tried(self) -> tuple[int, ...]:
@@ -65,10 +85,6 @@ class Setting:
             ordered = sorted((stages for stages in rates if rates[stages]), key=rates.__getitem__, reverse=True)
             found |= set(ordered[:MOST_TRIED])
         return tuple(sorted(found))
-
-    def _from(self, least: int | None) -> tuple[int, ...]:
-        most = min(self.nodes, len(self.costs.profile.layers), MOST_STAGES_TRIED)
-        return tuple(range(least, most + 1)) if least is not None else ()
 
 
 def _restart(setting: Setting) -> Iterator[Policy]:
@@ -88,10 +104,13 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
     for stages in setting.tried:
         saving = blocking(setting.costs, stages, setting.mtbf)
-        for pipelines in range(1, min(setting.nodes // stages, setting.costs.microbatches) + 1):
+        most = min(setting.nodes // stages, setting.costs.microbatches)
+        for grid in (Grid(stages, pipelines) for pipelines in range(1, most + 1)):
+            if not setting.costs.fits(grid):
+                continue
             yield Restarting(
                 costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf,
-                fixed=Grid(stages, pipelines),
+                fixed=grid,
             )  # fmt: skip
 
 
@@ -134,16 +153,6 @@ def _quorum(setting: Setting) -> Iterator[Policy]:
             yield Quorum(costs=setting.costs, grid=grid, saving=saving)
 
 
-def _bamboo(setting: Setting) -> Iterator[Policy]:
-    usual = setting.costs.best(setting.nodes, setting.double)
-    for replicas in (False, True) if usual.cells else ():
-        for rarely in RARELY:
-            yield Redundancy(
-                costs=setting.costs, choices=setting.double, replicas=replicas, mtbf=setting.mtbf,
-                saving=young_daly(setting.costs, usual.stages, rarely * setting.mtbf),
-            )  # fmt: skip
-
-
 SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
     {
         "checkpoint": _restart,
@@ -155,7 +164,6 @@ SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
         "rerouting": _rerouting,
         "memory-checkpoints": _memory,
         "quorum": _quorum,
-        "bamboo": _bamboo,
     }
 )
 STRATEGIES = (ON_DEMAND, *SPOT)
@@ -163,7 +171,7 @@ STRATEGIES = (ON_DEMAND, *SPOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """A model on its machines. nodes: held at most on the spot market. on_demand_nodes: of the baseline. zone_price:
+    """A job on its machines. nodes: held at most on the spot market. on_demand_nodes: of the baseline. zone_price:
     USD for a GB that crosses zones, and for each of both ways.
     """
 
@@ -173,91 +181,107 @@ class Workplace:
     zone_price: float = ZONE_TRAFFIC_PRICE
 
 
-def workplace(profile: ModelProfile, *, batch: int | None = None, nodes: int | None = None) -> Workplace:
-    """Of what was published of a model, unless told otherwise. Raises SimulationError for what is not known."""
-    published = profile.published
-    if published is None and (batch is None or nodes is None):
-        raise SimulationError(
-            f"{profile.name}: it says nothing of what was published (field published), such as a batch and a grid;"
-            " JOB.yaml says them, too"
-        )
-    batch = batch if batch is not None or published is None else published.batch
-    wanted = nodes if nodes is not None or published is None else published.stages * published.pipelines
-    assert batch is not None
-    assert wanted is not None
-    steady_nodes = published.on_demand_stages * published.on_demand_pipelines if published and nodes is None else wanted
-    return Workplace(costs=Costs(calibrated(profile), batch), nodes=wanted, on_demand_nodes=steady_nodes)
+def chosen(outcomes: Iterable[R], objective: Aim, speed: float) -> R:
+    """The best one. speed: samples a second of on-demand nodes."""
+    found = list(outcomes)
+    fast = [one for one in found if one.throughput >= AS_FAST * speed]
+    if objective is Aim.VALUE and fast:
+        return max(fast, key=lambda one: (one.value, one.throughput))
+    return max(found, key=lambda one: (one.throughput, one.value))
 
 
-def calibrated(profile: ModelProfile) -> ModelProfile:
-    """With layers that take a multiple of their time, so that the published on-demand grid has its published step.
-
-    The shipped profiles have it in the simulation of a job, which executes the schedule; this arithmetic is coarser.
-    At least a tenth of the layers' time stays.
-    """
-    published = profile.published
-    if published is None:
-        return profile
-    grid = Grid(published.on_demand_stages, published.on_demand_pipelines)
-    low, high = 0.1, 2.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        slow = Costs(_scaled(profile, middle), published.batch).step(grid) > published.on_demand_seconds
-        low, high = (low, middle) if slow else (middle, high)
-    return _scaled(profile, low)
-
-
-def _scaled(profile: ModelProfile, factor: float) -> ModelProfile:
-    replace = msgspec.structs.replace
-    layers = (
-        replace(layer, forward=layer.forward * factor, backward=layer.backward * factor) for layer in profile.layers
-    )
-    return replace(profile, layers=tuple(layers))
-
-
-def strategy_result(name: str, place: Workplace, trace: Trace, hours: float | None = None) -> StrategyResult:
-    """What a strategy comes to under a trace, with its best parameters; no progress if no grid fits into memory. Of a
-    trace with several zones it takes the nodes of all, or of one, whichever has the largest product of throughput and
-    value: where a tenth more of one buys a tenth less of the other.
+def strategy_result(
+    name: str,
+    place: Workplace,
+    trace: Trace,
+    hours: float | None = None,
+    objective: Aim = Aim.THROUGHPUT,
+) -> StrategyResult:
+    """What a strategy comes to under a trace, with the parameters, zones and number of nodes that are best by the
+    objective; no progress if no grid fits into memory.
 
     Raises SimulationError if the profile has no prices, or if the trace has no nodes, or prices for others than these.
     """
+    check(place, trace)
+    if name == ON_DEMAND:
+        return chosen(_on_demand(place, _hours(trace, hours)), objective, on_demand_speed(place))
+    found = (
+        result
+        for part in zone_choices(trace)
+        for nodes in sizes(place.nodes, objective)
+        for result in _tried(name, place, part, hours, nodes)
+    )
+    nothing = drive(OnDemand(costs=place.costs, grid=NOTHING), _timeline(place, trace, hours, place.nodes))
+    return chosen([nothing, *found], objective, on_demand_speed(place))
+
+
+def sizes(nodes: int, objective: Aim) -> tuple[int, ...]:
+    """Numbers of nodes that a job may hold at most: it holds what it can get if only its speed counts."""
+    if objective is Aim.THROUGHPUT:
+        return (nodes,)
+    return tuple(dict.fromkeys(max(1, round(nodes * size)) for size in SIZES))
+
+
+def on_demand_speed(place: Workplace) -> float:
+    """Samples a second of the fastest grid of on-demand nodes."""
+    return place.costs.rate(_steady_grid(place))
+
+
+def zone_choices(trace: Trace) -> Iterator[Trace]:
+    """In which of its zones a job may be: in one of them, or in all of a region, whose links are about as good as those
+    within a zone. Links between regions are not, so no pipelines are formed across these.
+    """
+    zones = list(dict.fromkeys(change.zone for change in trace.changes))
+    regions: dict[str, list[str]] = {}
+    for zone in zones:
+        regions.setdefault(region_of(zone), []).append(zone)
+    several = [tuple(names) for names in regions.values() if len(names) > 1]
+    for names in (*several, *((zone,) for zone in zones)):
+        changes = [change for change in trace.changes if change.zone in names]
+        yield make_trace(changes, trace.prices, duration=trace.duration, source=trace.source)
+
+
+def region_of(zone: str) -> str:
+    """By the names that clouds give: us-east-1a is in us-east-1, us-central1-b in us-central1, eastus-2 in eastus. A
+    zone with another name is in a region with all others of such names.
+    """
+    found = REGION.match(zone)
+    return found.group(1) or found.group(2) if found else ""
+
+
+def check(place: Workplace, trace: Trace) -> None:
+    """Raises SimulationError for what cannot be compared."""
     profile = place.costs.profile
     if profile.prices is None:
         raise SimulationError(f"{profile.name}: a profile without prices cannot be compared by cost")
     for problem in _problems(trace):
         raise SimulationError(problem)
-    found = [_best(name, place, one, hours) for one in (trace, *_single_zones(trace))]
-    return max(found, key=lambda one: one.throughput * one.value)
 
 
-def _single_zones(trace: Trace) -> Iterator[Trace]:
-    zones = dict.fromkeys(change.zone for change in trace.changes)
-    for zone in zones if len(zones) > 1 else ():
-        changes = [change for change in trace.changes if change.zone == zone]
-        yield make_trace(changes, trace.prices, duration=trace.duration, source=trace.source)
+def _hours(trace: Trace, hours: float | None) -> float:
+    return trace.duration / 3600 if hours is None else min(hours, trace.duration / 3600)
 
 
-def _best(name: str, place: Workplace, trace: Trace, hours: float | None) -> StrategyResult:
-    """With the parameters that train most."""
+def _timeline(place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Timeline:
     profile = place.costs.profile
     assert profile.prices is not None
-    duration = None if hours is None else hours * 3600
-    spot = timeline(
-        trace, capacity=place.nodes, start=profile.times.start, usd_per_hour=profile.prices.spot, duration=duration
-    )
+    return timeline(
+        trace, capacity=nodes, start=profile.times.start, usd_per_hour=profile.prices.spot,
+        duration=None if hours is None else hours * 3600,
+    )  # fmt: skip
+
+
+def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Iterator[StrategyResult]:
+    """With each of its parameters."""
+    spot = _timeline(place, trace, hours, nodes)
     losses = sum(1 for change in spot.changes if change.lost)
     setting = Setting(
         costs=place.costs,
-        nodes=place.nodes,
+        nodes=nodes,
         usual=max(1, round(spot.node_seconds / spot.duration)),
         mtbf=spot.duration / max(1, losses),
     )
-    if name == ON_DEMAND:
-        return _on_demand(place, spot.duration / 3600)
-    found = (drive(policy, spot, place.zone_price) for policy in SPOT[name](setting))
-    best = max(found, key=lambda one: one.samples, default=None)
-    return best or drive(OnDemand(costs=place.costs, grid=NOTHING), spot)
+    return (drive(policy, spot, place.zone_price) for policy in SPOT[name](setting))
 
 
 def _problems(trace: Trace) -> Iterator[str]:
@@ -267,10 +291,16 @@ def _problems(trace: Trace) -> Iterator[str]:
         yield told
 
 
-def _on_demand(place: Workplace, hours: float) -> StrategyResult:
-    """The fastest grid that the baseline's nodes form; those that it has no place for are not paid for."""
+def _on_demand(place: Workplace, hours: float) -> Iterator[StrategyResult]:
+    """All nodes of the baseline, also those that its fastest grid has no place for; or only as many as that needs."""
     costs, prices = place.costs, place.costs.profile.prices
     assert prices is not None
-    setting = Setting(costs=costs, nodes=place.on_demand_nodes, usual=place.on_demand_nodes, mtbf=hours * 3600)
-    grid = costs.best(place.on_demand_nodes, setting.choices)
-    return drive(OnDemand(costs=costs, grid=grid), steady(grid.cells, hours, prices.on_demand))
+    grid = _steady_grid(place)
+    for held in dict.fromkeys((place.on_demand_nodes, grid.cells or place.on_demand_nodes)):
+        yield drive(OnDemand(costs=costs, grid=grid), steady(held, hours, prices.on_demand))
+
+
+def _steady_grid(place: Workplace) -> Grid:
+    nodes = place.on_demand_nodes
+    setting = Setting(costs=place.costs, nodes=nodes, usual=nodes, mtbf=1.0)
+    return place.costs.best(nodes, setting.choices)

@@ -1,21 +1,23 @@
-"""What a step, a stage's state and a way back cost on a grid, from a profile: the same for all strategies. Pure.
+"""What a step, a stage's state and a way back cost on a grid, from a profile: the same for all strategies.
 
-Seconds, bytes, samples. The stages are split as the coordinator splits them; the slowest one sets the pace.
+Steps, the split of layers and the memory that workers need are those of `bamboo.planning.steps`, by which the
+coordinator chooses its grid and by which jobs are simulated. Seconds, bytes, samples. Pure, but for what is remembered.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from bamboo.planning.grid import split_layers
+from bamboo.job.spec import ElasticSpec, JobSpec, Objective, PipelineSchedule, RedundancyMode
+from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.resplit import Grid
-from bamboo.profiles.profile import Layer, ModelProfile
+from bamboo.planning.steps.grid_rates import GridRates
+from bamboo.profiles.profile import ModelProfile, for_microbatch
 
 SNAPSHOT_BYTES = 3e9  # a second, from a V100 to pageable host memory
-ZERO_BUBBLE = 1 / 3  # what is left of the fill of a pipeline if weight gradients are postponed
-
-
 NOTHING = Grid(0, 0)  # trains nothing
+SETTLED = 8  # microbatches beyond two for each stage, after which each further one adds the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,114 +25,118 @@ class StageCost:
     """The largest of all stages. seconds: of a microbatch's forward and backward. state: parameters and optimizer."""
 
     seconds: float
-    update: float
-    parameters: int
     state: int
     gradients: int
     boundary: int
-    memory: int
 
 
-@dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one profile and global batch."""
+    """Of a job on one kind of machine. Its redundancy, its bounds and sums that do not depend on the grid are what
+    other systems do not have; everything else is as the job says.
+    """
 
-    profile: ModelProfile
-    batch: int
-    _stages: dict[int, StageCost] = field(default_factory=dict)
-    _steps: dict[tuple[Grid, float, bool], float] = field(default_factory=dict)
-    _uneven: dict[tuple[int, ...], float] = field(default_factory=dict)
+    def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
+        self.profile = for_microbatch(profile, spec.training.micro_batch_size)
+        self.spec = _plain(spec, len(profile.layers))
+        self._rates = GridRates(self.profile.figures, self.spec, profile.machine.memory)
+        self._order = StageOrder.of(self.spec.topology)
+        self._zero_bubble = StageOrder.of(replace(self.spec.topology, schedule=PipelineSchedule.ZB_H1))
+        self._stages: dict[int, StageCost] = {}
+        self._uneven: dict[tuple[int, ...], float] = {}
+        self._pipelines: dict[tuple[int, int, StageOrder], tuple[float, ...]] = {}
+        self._rerouted: dict[tuple[Grid, int], float] = {}
+
+    @property
+    def batch(self) -> int:
+        return self.spec.training.global_batch_size
 
     @property
     def microbatches(self) -> int:
-        return max(1, self.batch // self.profile.samples)
+        return self.spec.training.microbatches
 
     def stage(self, stages: int) -> StageCost:
         found = self._stages.get(stages)
         if found is None:
-            found = self._stages[stages] = self._largest(stages)
+            sums = self._rates.stages(stages)
+            parts = [self.profile.layers[first:end] for first, end in self._rates.ranges(stages)]
+            found = self._stages[stages] = StageCost(
+                seconds=max(map(sum, zip(sums.forward, sums.backward, strict=True))),
+                state=max(sum(layer.parameters + layer.optimizer for layer in part) for part in parts),
+                gradients=max(sums.gradients),
+                boundary=max(sums.boundary),
+            )
         return found
 
-    def _largest(self, stages: int) -> StageCost:
-        layers = self.profile.layers
-        parts = [layers[begin:end] for begin, end in split_layers(self.profile.costs, stages)]
-        kept = min(stages, self.microbatches)
-        return StageCost(
-            seconds=max(
-                sum(one.forward + one.backward + 2 * self.profile.times.instruction for one in part) for part in parts
-            ),
-            update=max(sum(one.update for one in part) for part in parts),
-            parameters=max(sum(one.parameters for one in part) for part in parts),
-            state=max(sum(one.parameters + one.optimizer for one in part) for part in parts),
-            gradients=max(sum(one.gradients for one in part) for part in parts),
-            boundary=max(part[-1].boundary for part in parts),
-            memory=max(
-                sum(one.parameters + one.optimizer + one.gradients for one in part)
-                + _activations(part, max(1, min(kept, stages - place)))
-                for place, part in enumerate(parts)
-            ),
-        )
+    def fits(self, grid: Grid) -> bool:
+        """Whether devices have the memory for its stages."""
+        return grid.stages <= len(self.profile.layers) and self._rates.fits(grid)
 
-    def fits(self, stages: int, times: float = 1.0) -> bool:
-        """Whether a device holds a stage; times: or so many of them."""
-        return stages <= len(self.profile.layers) and times * self.stage(stages).memory <= self.profile.machine.memory
-
-    def least_stages(self, times: float = 1.0) -> int | None:
-        """That a device's memory allows; None if it allows none."""
-        counts = range(1, len(self.profile.layers) + 1)
-        return next((count for count in counts if self.fits(count, times)), None)
-
-    def step(self, grid: Grid, load: float = 1.0, *, replicas: bool = False) -> float:
-        """Of the whole batch. load: of the slowest stage, as a multiple of its share (2: somebody runs two stages).
-        replicas: each stage's gradients go to another node, beside the next step.
-        """
-        key = (grid, load, replicas)
-        found = self._steps.get(key)
-        if found is None:
-            count = math.ceil(self.microbatches / grid.pipelines)
-            fill = (grid.stages - 1) * self.paced(grid.stages)
-            found = self._steps[key] = self.whole_step(grid, count * load * self.paced(grid.stages) + fill, replicas)
-        return found
+    def step(self, grid: Grid) -> float:
+        """Of the whole batch, with a node for each stage."""
+        return self._rates.seconds(grid)
 
     def paced(self, stages: int) -> float:
         """Between two microbatches of the slowest stage: computing, or the way of what it sends."""
-        cost, network = self.stage(stages), self.profile.network
-        return max(cost.seconds, cost.boundary / network.flow if stages > 1 else 0.0)
+        cost = self.stage(stages)
+        return max(cost.seconds, cost.boundary / self._link(cost.boundary) if stages > 1 else 0.0)
 
     def uneven(self, lengths: tuple[int, ...]) -> float:
         """A step on pipelines with so many stages each, to which the microbatches are given so that the last one ends
-        as early as possible.
+        as early as possible. Gradients are summed as by stages of the shortest one.
         """
         found = self._uneven.get(lengths)
         if found is None:
-            paces = [self.paced(length) for length in lengths]
-            low, high = 0.0, max((self.microbatches + n) * pace for n, pace in zip(lengths, paces, strict=True))
-            for _ in range(50):
-                middle = (low + high) / 2
-                done = sum(max(0, int(middle / p - n + 1 + 1e-9)) for n, p in zip(lengths, paces, strict=True))
-                low, high = (low, middle) if done >= self.microbatches else (middle, high)
-            found = self._uneven[lengths] = self.whole_step(Grid(min(lengths), len(lengths)), high)
+            shares = self._shares(lengths)
+            grid = Grid(min(lengths), len(lengths))
+            ends: dict[tuple[int, int], float] = {}
+            for d, (length, share) in enumerate(zip(lengths, shares, strict=True)):
+                done = self._ends(length, share, self._order)
+                ends |= {(d, s): done[s * length // grid.stages] for s in range(grid.stages)}
+            found = self._uneven[lengths] = self._rates.completed(grid, ends)
         return found
 
-    def whole_step(self, grid: Grid, computing: float, replicas: bool = False) -> float:
-        """The step of which computing takes so long: with first and last hops, the gradients' sum, and the update."""
-        cost, network = self.stage(grid.stages), self.profile.network
-        hop = cost.boundary / network.flow + network.latency
-        moved = 2 * (grid.pipelines - 1) / grid.pipelines * cost.gradients
-        reduced = moved / min(network.machine, network.flow * max(1, grid.pipelines - 1))
-        whole = computing + 2 * (grid.stages - 1) * hop + reduced + cost.update + self.profile.times.commit
-        if not replicas:
-            return whole
-        return max(whole, cost.gradients / network.flow + reduced + cost.update)
+    def _shares(self, lengths: tuple[int, ...]) -> list[int]:
+        """Microbatches of each pipeline, at least one: the next one is for whoever is done with it first."""
+        shares = [1] * len(lengths)
+        until = [(max(self._ends(length, 2, self._order)), d) for d, length in enumerate(lengths)]
+        heapq.heapify(until)
+        for _ in range(self.microbatches - len(lengths)):
+            d = until[0][1]
+            shares[d] += 1
+            heapq.heapreplace(until, (max(self._ends(lengths[d], shares[d] + 1, self._order)), d))
+        return shares
 
-    def rate(self, grid: Grid, load: float = 1.0, *, replicas: bool = False) -> float:
+    def rerouted(self, grid: Grid, least: int) -> float:
+        """A step in which some stage has only so many nodes for all microbatches, which postpone weight gradients."""
+        found = self._rerouted.get((grid, least))
+        if found is None:
+            share = math.ceil(self.microbatches / least)
+            done = self._ends(grid.stages, share, self._zero_bubble)
+            ends = {(d, s): done[s] for d in range(grid.pipelines) for s in range(grid.stages)}
+            found = self._rerouted[grid, least] = max(self._rates.completed(grid, ends), self.step(grid))
+        return found
+
+    def _ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
+        """When each stage of a pipeline is done. From some number of microbatches on each one adds the same."""
+        found = self._pipelines.get((stages, microbatches, order))
+        if found is None:
+            most = 2 * stages + SETTLED
+            found = self._rates.pipeline_ends(stages, min(microbatches, most), order)
+            if microbatches > most:
+                before = self._rates.pipeline_ends(stages, most - stages, order)
+                more = (microbatches - most) * (max(found) - max(before)) / stages
+                found = tuple(end + more for end in found)
+            self._pipelines[stages, microbatches, order] = found
+        return found
+
+    def rate(self, grid: Grid) -> float:
         """Samples a second; 0 for no grid."""
-        return self.batch / self.step(grid, load, replicas=replicas) if grid.pipelines else 0.0
+        return self.batch / self.step(grid) if grid.pipelines else 0.0
 
     def grid(self, nodes: int, stages: int) -> Grid:
-        """As many pipelines of so many stages as the nodes fill, and the batch allows."""
-        pipelines = min(nodes // stages, self.microbatches)
-        return Grid(stages, pipelines) if pipelines else NOTHING
+        """The fastest grid of so many stages that the nodes have the memory for."""
+        found = self._rates.best(nodes, stages)
+        return found[0].grid if found else NOTHING
 
     def best(self, nodes: int, choices: Sequence[int], rate: Callable[[Grid], float] | None = None) -> Grid:
         """The fastest of the grids with one of these numbers of stages; of equals the one with fewer stages."""
@@ -145,7 +151,7 @@ class Costs:
 
     def regroup(self, stages: int) -> float:
         """Processes that stay find each other anew, and get a stage's state from a peer."""
-        return self.profile.times.regroup + self.stage(stages).state / self.profile.network.flow
+        return self.profile.times.regroup + self.moved(self.stage(stages).state)
 
     def restart(self, stages: int) -> float:
         """Processes begin anew, and each reads its stage from the store."""
@@ -154,13 +160,25 @@ class Costs:
 
     def copy(self, stages: int) -> float:
         """A stage's state from one node to another."""
-        network = self.profile.network
-        return network.latency + self.stage(stages).state / network.flow
+        return self.profile.network.latency + self.moved(self.stage(stages).state)
+
+    def moved(self, size: float) -> float:
+        """Seconds that so many bytes take between two nodes."""
+        return size / self._link(size)
+
+    def _link(self, size: float) -> float:
+        return self.profile.network.link(size, self.spec.topology.flows_per_link)
 
 
-def _activations(part: Sequence[Layer], kept: int) -> int:
-    """Of so many microbatches on a stage: all that backwards need, or only each layer's output and the rest of one
-    layer, if the others are computed again; the published steps are those of systems that did what they had to.
-    """
-    whole = kept * sum(one.activations for one in part)
-    return min(whole, kept * sum(one.boundary for one in part) + max(one.activations for one in part))
+def _plain(spec: JobSpec, layers: int) -> JobSpec:
+    training = replace(spec.training, reproducible=False, gradient_groups=None)
+    return replace(
+        spec,
+        training=training,
+        topology=replace(spec.topology, split=None, shard_optimizer=False),
+        elastic=ElasticSpec(
+            min_pipelines=1, max_pipelines=training.most_pipelines, objective=Objective.THROUGHPUT, max_stages=layers,
+            max_workers=layers * training.most_pipelines,
+        ),
+        redundancy=replace(spec.redundancy, mode=RedundancyMode.NONE),
+    )  # fmt: skip

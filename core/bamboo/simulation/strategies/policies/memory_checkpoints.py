@@ -54,8 +54,7 @@ class MemoryCheckpoints:
 
     def window(self, grid: Grid) -> int:
         """Steps until a whole snapshot is with the peer."""
-        each = self.costs.profile.network.flow * self.costs.step(grid)
-        return max(1, math.ceil(self.costs.stage(self.stages).state / each))
+        return max(1, math.ceil(self.costs.moved(self.costs.stage(self.stages).state) / self.costs.step(grid)))
 
     def replay(self, grid: Grid) -> float:
         """Seconds: on average one and a half windows, as the newest whole snapshot is one or two windows old."""

@@ -7,11 +7,10 @@ one pipeline less. A new node gets its state in the background, and takes a plac
 nobody left, the job goes back to its checkpoint.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 from bamboo.planning.splits.resplit import Grid
-from bamboo.simulation.strategies.costs import ZERO_BUBBLE, Costs
+from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.places import Places, begun, begun_again
 from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View, in_rows
 
@@ -91,16 +90,12 @@ class Rerouting:
         return Places(grid=Grid(self.stages, len(cells) // self.stages), cells=tuple(cells))
 
     def _rate(self, state: Places) -> float:
-        """Of the stage with the fewest peers: its microbatches, and what is left of the pipeline's fill."""
+        """Of the stage with the fewest peers, which have all of its microbatches."""
         if not state.grid.pipelines:
             return 0.0
-        costs, (stages, pipelines) = self.costs, state.grid
-        least = min(self._alive(state))
-        if least == pipelines:
+        costs, least = self.costs, min(self._alive(state))
+        if least == state.grid.pipelines:
             return costs.rate(state.grid)
         if not least:
             return 0.0
-        pace = costs.paced(stages)
-        rerouted = math.ceil(costs.microbatches / least) * pace + ZERO_BUBBLE * (stages - 1) * pace
-        usual = math.ceil(costs.microbatches / pipelines) * pace + (stages - 1) * pace
-        return costs.batch / costs.whole_step(state.grid, max(rerouted, usual))
+        return costs.batch / costs.rerouted(state.grid, least)
