@@ -196,7 +196,7 @@ def _estimated(report: PlanReport) -> list[str]:
     if report.found.chosen is not None:
         one = report.found.chosen.candidate
         if one.micro_batch != report.world.machines[one.machine].profile.samples:
-            found.add(f"layers.seconds of microbatches of {one.micro_batch}, in proportion")
+            found.add(f"layers.seconds of microbatches of {one.micro_batch} (in proportion)")
     return sorted(found)
 
 
