@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo_trainer.data.in_memory import TensorDataset
 from bamboo_trainer.layer_work import FusedOperations, LayerWork, layer_work
 from bamboo_trainer.loading import settled_task
+from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.operations import Operations
 from profiling_kit import manifest
@@ -71,6 +73,15 @@ def test_a_convolution_in_fp32_may_be_rounded_to_tf32() -> None:
     with Operations() as operations:
         nn.Conv2d(3, 4, 3)(torch.ones(1, 3, 8, 8))
     assert [kernel.number for kernel in operations.kernels if kernel.flops] == ["tf32"]
+
+
+def test_a_language_model_is_counted_without_data_whatever_its_tokens_weigh(caplog: pytest.LogCaptureFixture) -> None:
+    """With data the loss of a real one takes gigabytes: its logits are samples x length x vocabulary."""
+    caplog.set_level("INFO")
+    task, spec = settled_task(parse_manifest(manifest()))
+    layer_work(task, spec)
+    measure(task, spec)
+    assert "the layers are run with data" not in caplog.text
 
 
 class LooksAtValues(nn.Module):

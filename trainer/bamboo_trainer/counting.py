@@ -1,6 +1,5 @@
 """What a job's layers compute and move, counted on any machine, for profiles of devices that are not here."""
 
-import os
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ def count(manifest: dict[str, Any]) -> dict[str, Any]:
     """`problem`: one sentence, or `layers`: of each its operations and bytes, as `bamboo.profiles.layer_counts` has
     them, with the job's microbatch and precision.
     """
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)
     return found_or_problem(lambda: {"layers": _layers(spec)}, (MemoryError, OSError, RuntimeError))
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -28,6 +29,7 @@ from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.costs import layer_without_values
+from bamboo_trainer.tasks.inspection.operations import RecurrentRefused
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups
@@ -79,7 +81,8 @@ def _without_data(task: Task, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iter
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         inputs, targets = (tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in parts) for parts in batch)
-    yield from _walk(task, spec, lambda index: layer_without_values(task, index, mode), (inputs, targets), mode)
+    build = partial(layer_without_values, task, mode=mode)
+    yield from _walk(task, spec, build, (inputs, targets), mode, RecurrentRefused)
 
 
 def _walk(
@@ -88,8 +91,11 @@ def _walk(
     build: Callable[[int], nn.Module],
     batch: tuple[Parts, Parts],
     within: AbstractContextManager[object],
+    recurrent: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[LayerSize]:
-    """One layer after the other, each on the outputs of the one before; `within` is entered around each."""
+    """One layer after the other, each on the outputs of the one before; `within` is entered around each, `recurrent`
+    around each forward.
+    """
     parts, last = batch[0], len(task.layers) - 1
     checkpointed, groups = checkpointed_layers(task), tied_groups(task)
     again = {name for name, (_, first) in groups.items() if name != first}
@@ -99,7 +105,7 @@ def _walk(
             inputs = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)
             own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
             with _kept(own) as kept:
-                with autocast(torch.device("cpu"), spec.training.precision.value):
+                with recurrent(), autocast(torch.device("cpu"), spec.training.precision.value):
                     parts = run_layer(layer, index, inputs)
                 if index < last:
                     parts = passed_on(parts, TrainingConfig.of(spec.training).boundary_dtype)

@@ -61,6 +61,8 @@ def parted(given: Any, what: str) -> tuple[Any, float | None]:
     if isinstance(weight, Tensor):
         if weight.numel() != 1:
             raise TaskError(f"{what}: the weight must be a number, got a tensor {list(weight.shape)}")
+        if hasattr(weight, "fake_mode"):
+            return given.total, 1.0  # a tensor without data: a layer is only looked at, and no weight is used
         weight = weight.detach().item()
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
         raise TaskError(f"{what}: the weight must be a finite number of at least 0, got {weight!r}")

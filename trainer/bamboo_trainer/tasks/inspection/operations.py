@@ -184,6 +184,15 @@ class AllStepsAtOnce(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class RecurrentRefused(TorchFunctionMode):
+    """Raises RuntimeError where a recurrent layer is run: without data it seems to keep nothing for its backward."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _GATES:
+            raise RuntimeError("what a recurrent layer keeps for its backward shows only with data")
+        return func(*args, **(kwargs or {}))
+
+
 _GATES: Final = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
