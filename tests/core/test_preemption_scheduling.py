@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from bamboo.coordinator.events import Status, WorkerState
+from bamboo.job.manifest import parse_manifest
 from bamboo.preemption.scheduling import AtStep, Preemption, Schedule, check, due, parse, victim
+from job_simulation_kit import manifest
 
 STATUS = Status(
     phase="Running", epoch=2, step=3, steps=10, first_loss=None, loss=None, losses=(), lost_samples=0,
@@ -124,11 +126,20 @@ def test_random_preemptions_have_the_rate_and_follow_the_seed() -> None:
     assert due(parse(["random:0"]), 0, 1e9)[0] == ()
 
 
-@pytest.mark.parametrize("text", ["at:11", "at:3:2"])
+@pytest.mark.parametrize("text", ["at:100001", "at:3:2"])
 def test_what_can_never_happen_is_refused(text: str) -> None:
+    spec = parse_manifest(manifest(2, 1, 4))
     with pytest.raises(ValueError, match=text):
-        check(parse([text]), steps=10, stages=2)
-    check(parse(["at:10:1", "random:1"]), steps=10, stages=2)
+        check(parse([text]), spec)
+    check(parse(["at:10:1", "random:1"]), spec)
+
+
+def test_a_stage_that_the_grid_may_come_to_have_can_be_hit() -> None:
+    elastic = {"objective": "Throughput", "maxStages": 4, "maxWorkers": 8}
+    spec = parse_manifest(manifest(2, 1, 4, elastic=elastic))
+    check(parse(["at:10:3"]), spec)
+    with pytest.raises(ValueError, match="the job has stages 0 to 3"):
+        check(parse(["at:10:4"]), spec)
 
 
 def test_the_victim_is_of_the_stage_and_alive() -> None:

@@ -139,7 +139,7 @@ def run(
     spec, manifest = local.job(job)
     try:
         schedule = preemption.parse(local.preempt or [], seed=local.seed)
-        preemption.check(schedule, steps=spec.training.steps, stages=spec.topology.stages)
+        preemption.check(schedule, spec)
     except ValueError as error:
         usage(str(error))
     local.check()

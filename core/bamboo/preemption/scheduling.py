@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bamboo.complaints import system_reason
 from bamboo.coordinator.events import Status, WorkerState
+from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
 from bamboo.traces.files import parse_trace
 from bamboo.traces.trace import removal_times
@@ -96,8 +97,9 @@ def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = r
     return Schedule(seed=seed, entries=tuple(entries))
 
 
-def check(schedule: Schedule, *, steps: int, stages: int) -> None:
-    """Raises ValueError for what can never happen in a job of that size."""
+def check(schedule: Schedule, spec: JobSpec) -> None:
+    """Raises ValueError for what can never happen in that job, on none of the grids that it may come to."""
+    steps, stages = spec.training.steps, spec.elastic.most_stages(spec.topology)
     for entry in schedule.entries:
         if isinstance(entry, AtStep):
             if entry.stage is not None and entry.stage >= stages:
