@@ -67,6 +67,30 @@ def test_an_image_that_cannot_be_pulled_is_told(installed: Cluster, namespace: s
     assert condition(status, "WorkersReady")["reason"] == "ImagePullBackOff"
 
 
+@pytest.mark.parametrize(
+    ("kind", "source"), [("secrets", {"secret": {"secretName": "s3"}}), ("configmaps", {"configMap": {"name": "s3"}})]
+)
+def test_a_secret_or_config_map_that_is_missing_as_a_volume_is_named(
+    installed: Cluster, namespace: str, operator: Operator, kind: str, source: Json
+) -> None:
+    """A kubelet tells it in events alone. The operator has the rights of operator/rbac.yaml, and none on Secrets."""
+    document = small("unmounted", steps=20)
+    template = document["spec"]["worker"]["template"]["spec"]
+    template["volumes"] = [{"name": "credentials", **source}]
+    mounts = [{"name": "credentials", "mountPath": "/bamboo-test/credentials"}]
+    template["containers"] = [{"name": "trainer", "volumeMounts": mounts}]
+    job = Job(installed.api, namespace, document)
+    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "FailedMount")
+    said = condition(status, "WorkersReady")["message"]
+    assert "worker(s) cannot start: FailedMount: " in said
+    assert 'volume "credentials"' in said
+    assert "s3" in said
+    assert "s3" in job.told("FailedMount")
+    made = {"metadata": {"name": "s3"}, "data": {"key": "eA=="}}
+    installed.api.request("POST", f"/api/v1/namespaces/{namespace}/{kind}", made)
+    job.until("Complete")
+
+
 # The operator dies
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from bamboo.job.placement_spec import NodePool
 from bamboo_operator.pods.scale_down import surplus_worker
-from bamboo_operator.pods.starting.startup_problems import StartupProblem, startup_problems
+from bamboo_operator.pods.starting.startup_problems import StartupProblem, is_unexplained, startup_problems
 from operator_kit import at, pod
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
@@ -80,6 +80,49 @@ def held(*gates):
 def test_startup_problems_are_named_once_for_all_pods(pods, expected):
     found = startup_problems({f"w{number}": each for number, each in enumerate(pods)})
     assert [f"{trouble.reason}: {trouble.message}" for trouble in found] == expected
+
+
+def placed(*conditions, uid="u0", **waiting):
+    found = pending(*conditions, **waiting)
+    found["metadata"]["uid"] = uid
+    found["spec"]["nodeName"] = "a"
+    return found
+
+
+SANDBOX = {"type": "PodReadyToStartContainers", "status": "True"}
+UNMOUNTED = StartupProblem("FailedMount", 'FailedMount: secret "s" not found')
+
+
+@pytest.mark.parametrize(
+    ("found", "unexplained"),
+    [
+        (placed(), True),  # the kubelet has not said anything yet
+        (placed(reason="ContainerCreating"), True),
+        (placed({**SANDBOX, "status": "False"}, reason="PodInitializing"), True),
+        (placed(SANDBOX, reason="ContainerCreating"), False),  # it pulls an image
+        (placed(reason="ErrImagePull"), False),
+        (pending(reason="ContainerCreating"), False),  # it has no node
+        (placed(reason="ContainerCreating") | {"metadata": {"deletionTimestamp": at(0)}}, False),
+        (pod(), False),
+        (pod(phase="Failed", ended={"exitCode": 1}), False),
+    ],
+)
+def test_a_pod_is_unexplained_while_its_status_does_not_tell_why_it_does_not_start(found, unexplained):
+    found["spec"].setdefault("nodeName", "a" if found["status"]["phase"] != "Pending" else None)
+    assert is_unexplained(found) == unexplained
+
+
+def test_what_events_say_is_told_of_unexplained_pods_alone():
+    pods = {
+        "w0": placed(reason="ContainerCreating"),
+        "w1": placed(uid="u1", reason="ErrImagePull", message="no"),
+        "w2": placed(uid="u2"),
+    }
+    assert startup_problems(pods, dict.fromkeys(("u0", "u1", "u2"), UNMOUNTED)) == (
+        StartupProblem("FailedMount", '2 worker(s) cannot start: FailedMount: secret "s" not found (w0, ...)'),
+        StartupProblem("ImagePullBackOff", "1 worker(s) cannot start: ErrImagePull: no (w1)"),
+    )
+    assert [problem.reason for problem in startup_problems(pods)] == ["ImagePullBackOff"]
 
 
 def test_a_pod_that_is_deleted_is_no_startup_problem():

@@ -46,6 +46,7 @@ TELLERS: dict[str, tuple[int, str]] = {
 TABLES = {
     "operator/bamboo_operator/cluster/cloud_marks.py": {"DISRUPTIONS": "keys"},
     "operator/bamboo_operator/pods/starting/startup_problems.py": {"_WAITING": "values"},
+    "operator/bamboo_operator/pods/starting/startup_events.py": {"_CAUSES": "values"},
 }
 # Functions whose results are reasons
 ANSWERS = {

@@ -49,6 +49,9 @@ class Place:
         self.no_budgets = False  # has the operator no right to make one?
         self.invalid = ""  # why a dry run of a pod fails
         self.kubelets = True  # does anybody end pods that are deleted?
+        self.events: dict[str, list[dict[str, Any]]] = {}  # of pods, by their uids
+        self.events_read: list[str] = []  # the uids of those whose events were asked for
+        self.no_events = False  # has the operator no right to list them?
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -138,6 +141,12 @@ class Place:
         self.asked.append(name)
         pod = self.pods.get(name)
         return pod["metadata"]["uid"] if pod else None
+
+    async def pod_events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+        if self.no_events:
+            raise ApiError(403, "Forbidden", "may not list events")
+        self.events_read.append(uid)
+        return copy.deepcopy(self.events.get(uid, []))
 
     async def apply_network_policy(self, policy: dict[str, Any]) -> None:
         self.policies.append(policy)

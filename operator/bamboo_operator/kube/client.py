@@ -15,6 +15,7 @@ from bamboo_operator.kube.api_calls import ApiCallCounts
 TIMEOUT_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
 API_CONNECTIONS = 32
+POD_EVENTS = 100  # that are read of one; the kubelet counts what happens again, and begins 25 at most in a row
 FIELD_MANAGER = "bamboo-operator"
 
 
@@ -210,6 +211,12 @@ class ApiClient:
         """value: None removes the label."""
         body = {"metadata": {"labels": {label: value}}}
         await self._call("PATCH", pod_path(namespace, name), body, kind=MERGE)
+
+    async def pod_events(self, namespace: str, uid: str) -> list[Object]:
+        """What is told of that very pod."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(POD_EVENTS)}
+        items = (await self._call("GET", _events(namespace), query=query)).get("items")
+        return items if isinstance(items, list) else []
 
     async def create_event(self, event: Object) -> Object:
         return await self._call("POST", _events(event["metadata"]["namespace"]), event)

@@ -34,6 +34,7 @@ from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
 from bamboo_operator.pods.starting import join_timeout
 from bamboo_operator.pods.starting.scheduling_gates import GateReleases
 from bamboo_operator.pods.starting.start_backoff import StartBackoff
+from bamboo_operator.pods.starting.startup_events import StartupEvents
 from bamboo_operator.pods.starting.startup_problems import (
     GATED,
     StartupProblem,
@@ -74,6 +75,7 @@ class PodController:
         self._recovering = False
         self._backoff = StartBackoff()
         self._rechecks = PodRechecks(job.key[0], cluster, api)
+        self._startup_events = StartupEvents(job.key[0], api)
         self._nodes = NodeLookup(cluster, api) if resumed else None
         self._joined_before: set[WorkerId] = set()
         self._repair_at = -math.inf if settings.network_policy else math.inf  # the network policy; time.monotonic()
@@ -101,6 +103,7 @@ class PodController:
             self._delete_ended_pods,
             self._replace_unjoined,
             self._recheck_pods,
+            self._read_startup_events,
             self._move_to_fallback,
             self._roll,
             self._scale_down,
@@ -113,7 +116,8 @@ class PodController:
                 failed = error
         if failed is not None:
             raise failed
-        self.settled = before == self._memory() and not (self._rechecks.more or self._rolling.tries_again)
+        more = self._rechecks.more or self._startup_events.more or self._rolling.tries_again
+        self.settled = before == self._memory() and not more
 
     def _memory(self) -> tuple[object, ...]:
         """What one reconciliation leaves to the next, but for times."""
@@ -140,7 +144,7 @@ class PodController:
         yield from (since + LEAVE_SECONDS for since in self._requests.removing.values())
         yield from self._deletions.deadlines(self.pods.all().values())
         yield from self._rolling.deadlines
-        yield from (self._backoff.until, self._rechecks.next(), self._repair_at)
+        yield from (self._backoff.until, self._rechecks.next(), self._startup_events.next(), self._repair_at)
         if self._budget is not None:
             yield from self._budget.deadlines
 
@@ -153,7 +157,7 @@ class PodController:
         """Why workers do not start; a reason that is new is recorded as an event."""
         backoff = self._backoff if self._backoff.holds(time.monotonic()) else None
         missing = missing_pods(self.adding, backoff, refused=str(self._refusal or ""), pools_full=self._pools_full)
-        found = (*missing, *startup_problems(self.pods.all()))
+        found = (*missing, *startup_problems(self.pods.all(), self._startup_events.problems))
         if late := join_timeout.join_problem(self._unjoined(self._began), self._settings.coordinator_url):
             found = (*found, late)
         for problem in found:
@@ -212,7 +216,10 @@ class PodController:
 
     def _sight(self) -> Sight:
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
-        return Sight(state=self._requests.state, status=self._requests.status(), pods=self.pods.all(), waited=waited)
+        return Sight(
+            state=self._requests.state, status=self._requests.status(), pods=self.pods.all(), waited=waited,
+            startup_events=self._startup_events.problems,
+        )  # fmt: skip
 
     def _withdraw(self) -> None:
         if count := min(self.adding, surplus_requests(self._requests.state)):
@@ -307,6 +314,10 @@ class PodController:
         """Whether the pods exist for whose workers the coordinator waits."""
         waited_for = {pod["metadata"]["uid"]: name for name, pod in self._not_joined().items()}
         await self._rechecks.read(waited_for, time.monotonic())
+
+    async def _read_startup_events(self) -> None:
+        """Of pods that do not start though their status has nothing to say against it."""
+        await self._startup_events.read(self._not_joined(), time.monotonic())
 
     # pools
 

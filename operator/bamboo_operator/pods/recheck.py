@@ -13,14 +13,15 @@ RECHECKS_AT_ONCE = 10
 
 
 class RecheckSchedule:
-    """Each object is read again after a minute of waiting, and then less and less often."""
+    """Each object is read again after first seconds of waiting, and then less and less often, up to every last ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
         self._next: dict[str, tuple[float, float]] = {}  # when, and how long after the last time
 
     def due(self, waited_for: Collection[str], now: float) -> list[str]:
         """Which of those are to be read now. What is not waited for any more is forgotten."""
-        new = (now + FIRST_SECONDS, FIRST_SECONDS)
+        new = (now + self._first, self._first)
         self._next = {key: self._next.get(key, new) for key in waited_for}
         return [key for key, (at, _) in self._next.items() if at <= now]
 
@@ -30,7 +31,7 @@ class RecheckSchedule:
 
     def answered(self, key: str, now: float) -> None:
         """It was read, and has not changed."""
-        pause = min(2 * self._next[key][1], LAST_SECONDS)
+        pause = min(2 * self._next[key][1], self._last)
         self._next[key] = (now + pause, pause)
 
 
@@ -39,7 +40,7 @@ class PodRechecks:
 
     def __init__(self, namespace: str, cluster: ClusterCache, api: ApiClient) -> None:
         self._namespace, self._cluster, self._api = namespace, cluster, api
-        self._schedule = RecheckSchedule()
+        self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
         self.more = False
 
     def next(self) -> float:

@@ -44,6 +44,7 @@ class PodRunner:
         self.api, self.pod, self.place, self.folder, self.logs = api, pod, place, folder, logs
         self.children: dict[str, children.Child] = {}
         self.reasons: dict[str, str] = {}
+        self._warned: set[str] = set()  # messages of its events
         self.over = False
         self._facts: Json = {
             "podIP": place.pod_ip, "podIPs": [{"ip": place.pod_ip}], "hostIP": place.host_ip,
@@ -149,15 +150,31 @@ class PodRunner:
             try:
                 await self._volumes.prepare()
                 return True
-            except (Unknown, *Failure) as problem:
-                self._wait_all("ContainerCreating", str(problem))
+            except Unknown as problem:
+                self._changed.set()  # its containers are being created, and that is all that the status says
+                if str(problem) not in self._warned:
+                    self._warned.add(str(problem))
+                    self._help(self._warn("FailedMount", str(problem)))
+            except Failure as problem:
+                logger.warning("volumes of %s: %s", self.path, problem)
             await self._pause(RETRY_SECONDS)
         return False
 
-    def _wait_all(self, reason: str, message: str) -> None:
-        for record in self._records.values():
-            record.wait(reason, message)
-        self._changed.set()
+    async def _warn(self, reason: str, message: str) -> None:
+        """By an event, which is told once: who waits for long would find how often it has happened since."""
+        await self.place.contact.wait()
+        meta, stamp = self.pod["metadata"], pod_status.now()
+        known = {key: meta[key] for key in ("namespace", "name", "uid")}
+        event = {
+            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": f"{meta['name']}."}, "type": "Warning",
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **known}, "reason": reason, "message": message,
+            "source": {"component": "kubelet", "host": self.pod["spec"]["nodeName"]}, "count": 1,
+            "firstTimestamp": stamp, "lastTimestamp": stamp,
+        }  # fmt: skip
+        try:
+            await self.api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/events", event)
+        except Failure as error:
+            logger.warning("event of %s: %r", self.path, error)
 
     async def _supervise(self, container: Json, record: Record, policy: str) -> None:
         while True:

@@ -35,7 +35,10 @@ class Volumes:
     async def prepare(self) -> None:
         """Raises Unknown when something is not there yet; may be called again."""
         for volume in self.pod["spec"].get("volumes", []):
-            self.paths[volume["name"]] = await self._path(volume)
+            try:
+                self.paths[volume["name"]] = await self._path(volume)
+            except Unknown as problem:
+                raise Unknown(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {problem}') from None
 
     async def refresh(self) -> None:
         """Files made from the pod and from tokens are written anew."""

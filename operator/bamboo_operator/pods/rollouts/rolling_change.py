@@ -31,7 +31,7 @@ from bamboo_operator.pods.rollouts.rollout import (
     released,
 )
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplate, WorkerTemplates
-from bamboo_operator.pods.starting.startup_problems import startup_problems
+from bamboo_operator.pods.starting.startup_problems import StartupProblem, startup_problems
 
 Pods = Mapping[WorkerId, dict[str, Any]]
 READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
@@ -39,12 +39,16 @@ READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a reconciliation sees. pods: all of the job's. waited: seconds for which some pod has found no node."""
+    """What a reconciliation sees. pods: all of the job's. waited: seconds for which some pod has found no node.
+
+    startup_events: what events say of pods that do not start, by their uids.
+    """
 
     state: CoordinatorState
     status: Status
     pods: Pods
     waited: float
+    startup_events: Mapping[str, StartupProblem]
 
     @property
     def job(self) -> JobSpec:
@@ -163,7 +167,7 @@ class RollingChange:
         )  # fmt: skip
         refusal = self._current_refusal(revision, paused=job.rollout.paused)
         late = {w.name: sight.pods[w.name] for w in workers if w.updated and not w.ready}
-        problems = startup_problems(late)
+        problems = startup_problems(late, sight.startup_events)
         return RolloutView(
             revision=revision,
             section=self._templates.section_digest(job),

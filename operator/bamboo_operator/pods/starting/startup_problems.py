@@ -1,5 +1,5 @@
 """Why workers' pods do not start, as their status says: no node for them, no image, a secret that is missing, or
-a gate that holds them back.
+a gate that holds them back. Where the status is silent, their events are read (`startup_events`).
 """
 
 import re
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from bamboo_operator.cluster.signals import lives
@@ -30,6 +31,8 @@ _WAITING = {  # reasons why a container waits that do not pass by themselves -> 
     "CreateContainerError": "CreateContainerError",
     "RunContainerError": "RunContainerError",
 }
+_SILENT = (None, "ContainerCreating", "PodInitializing")  # says nothing of why it waits
+HAS_SANDBOX = "PodReadyToStartContainers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ class StartupProblem:
 
     reason: str
     message: str
+
+
+NO_EVENTS: Mapping[str, StartupProblem] = MappingProxyType({})
 
 
 def missing_pods(
@@ -54,12 +60,30 @@ def missing_pods(
         yield StartupProblem("PoolsFull", f"{count} worker(s) are not requested: every node pool is at its maxWorkers")
 
 
-def startup_problems(pods: Mapping[str, Json]) -> tuple[StartupProblem, ...]:
+def is_unexplained(pod: Json) -> bool:
+    """Is it on a node, has nothing of it started, and does its status not say why?
+
+    A pod that has its volumes and its network says so (PodReadyToStartContainers, from Kubernetes 1.29 on): then its
+    images are pulled, and whatever goes wrong from there on is in its status.
+    """
+    status = pod.get("status") or {}
+    if not lives(pod) or not (pod.get("spec") or {}).get("nodeName"):
+        return False
+    if any(c.get("type") == HAS_SANDBOX and c.get("status") == "True" for c in status.get("conditions") or ()):
+        return False
+    waiting = [_waiting(container) for container in _containers(status)]
+    return all(found is not None and found.get("reason") in _SILENT for found in waiting)
+
+
+def startup_problems(
+    pods: Mapping[str, Json], events: Mapping[str, StartupProblem] = NO_EVENTS
+) -> tuple[StartupProblem, ...]:
     """What keeps these workers, by name, from starting: one for each reason, with the first worker's message.
 
-    Those that are held back come last: for them it is to wait, while the others need somebody's help.
+    events: what those of pods say whose status does not tell, by the pods' uids. Workers that are held back come last:
+    for them it is to wait, while the others need somebody's help.
     """
-    found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name])]
+    found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name], events)]
     count = Counter(problem.reason for _, problem in found)
     first = {problem.reason: (name, problem.message) for name, problem in reversed(found)}
     told = tuple(StartupProblem(reason, _sentence(reason, count[reason], *first[reason])) for reason in sorted(first))
@@ -79,7 +103,7 @@ def _held_back(pods: Mapping[str, Json]) -> Iterator[StartupProblem]:
         yield StartupProblem(GATED, f"{len(held)} worker(s) are held back by scheduling gates: {names}"[:500])
 
 
-def _of(pod: Json) -> Iterator[StartupProblem]:
+def _of(pod: Json, events: Mapping[str, StartupProblem]) -> Iterator[StartupProblem]:
     status = pod.get("status") or {}
     if not lives(pod) or gates_of(pod):
         return
@@ -87,18 +111,28 @@ def _of(pod: Json) -> Iterator[StartupProblem]:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:
             yield StartupProblem(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
             return
-    yield from islice(_stalled(pod), 1)
+    told = events.get(pod["metadata"]["uid"]) if is_unexplained(pod) else None
+    yield from islice((told,) if told else _stalled(status), 1)
 
 
-def _stalled(pod: Json) -> Iterator[StartupProblem]:
+def _stalled(status: Json) -> Iterator[StartupProblem]:
     """One for each container that is kept from starting."""
-    status = pod.get("status") or {}
-    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
-        waiting = (container.get("state") or {}).get("waiting") or {}
+    for container in _containers(status):
+        waiting = _waiting(container) or {}
         if reason := _WAITING.get(str(waiting.get("reason"))):
             yield StartupProblem(
                 reason, _why(str(waiting["reason"]), waiting.get("message"), container.get("image"))[:500]
             )
+
+
+def _containers(status: Json) -> list[Json]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _waiting(container: Json) -> Json | None:
+    """None if it has started."""
+    found: Json | None = (container.get("state") or {}).get("waiting")
+    return found
 
 
 def _why(reason: str, message: Any, image: Any) -> str:

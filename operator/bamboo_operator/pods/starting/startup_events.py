@@ -1,0 +1,100 @@
+"""What only a pod's events tell of why it does not start: a volume or a network that its node cannot give it.
+
+A Secret that an environment variable is made of, and that is missing, is in the pod's status. As a volume it is not:
+there the container is `ContainerCreating` until it starts, and all that the kubelet says, it says in events.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.objects import parsed_time
+from bamboo_operator.pods.recheck import RecheckSchedule
+from bamboo_operator.pods.starting.startup_problems import StartupProblem, is_unexplained
+
+Json = Mapping[str, Any]
+
+FIRST_SECONDS, LAST_SECONDS = 10.0, 60.0  # how long a pod has been awaited when its events are read, and read again
+READ_AT_ONCE = 10
+REPEATED_SECONDS = 150.0  # within which the kubelet tries a volume again, and says again that it cannot be mounted
+LONGEST_MESSAGE = 500
+_CAUSES = {  # reasons of events -> the reason that is reported
+    "FailedMount": "FailedMount",
+    "FailedMapVolume": "FailedMount",
+    "FailedAttachVolume": "FailedAttachVolume",
+    "FailedCreatePodSandBox": "FailedCreatePodSandBox",
+    "NetworkNotReady": "NetworkNotReady",
+}
+_PROGRESS = ("Pulling", "Pulled", "Created", "Started")  # what it says when all volumes and the network are there
+_SUMMARY = "Unable to attach or mount volumes"  # names volumes, and no cause
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """at: when it happened last, by the clock of who tells it."""
+
+    reason: str
+    message: str
+    at: datetime
+
+    @classmethod
+    def read(cls, event: Json) -> "PodEvent":
+        series, metadata = event.get("series") or {}, event.get("metadata") or {}
+        last, began = series.get("lastObservedTime") or event.get("lastTimestamp"), metadata.get("creationTimestamp")
+        at = parsed_time(last or event.get("eventTime") or began) or _LONG_AGO
+        return cls(str(event.get("reason")), str(event.get("message") or ""), at)
+
+
+def event_problem(events: Iterable[Json]) -> StartupProblem | None:
+    """What these events of one pod say holds it back now; None if they say nothing, or that it has passed."""
+    found = [PodEvent.read(event) for event in events]
+    failures = [event for event in found if event.reason in _CAUSES]
+    if not failures:
+        return None
+    newest = max(event.at for event in failures)
+    if any(event.reason in _PROGRESS and event.at >= newest for event in found):
+        return None
+    current = [event for event in failures if (newest - event.at).total_seconds() <= REPEATED_SECONDS]
+    causes = [event for event in current if not event.message.startswith(_SUMMARY)] or current
+    reason = _CAUSES[max(causes, key=lambda event: (event.at, event.reason)).reason]
+    messages = sorted({event.message for event in causes if _CAUSES[event.reason] == reason})
+    return StartupProblem(reason, f"{reason}: {'; '.join(messages)}"[:LONGEST_MESSAGE])
+
+
+class StartupEvents:
+    """What is read of them, for the pods whose status does not tell why they do not start.
+
+    more: the events of some pods are due that were not read yet.
+    """
+
+    def __init__(self, namespace: str, api: ApiClient) -> None:
+        self._namespace, self._api = namespace, api
+        self._schedule = RecheckSchedule(FIRST_SECONDS, LAST_SECONDS)
+        self._problems: dict[str, StartupProblem] = {}
+        self.more = False
+
+    def next(self) -> float:
+        """When events are to be read (monotonic seconds)."""
+        return self._schedule.next()
+
+    @property
+    def problems(self) -> Mapping[str, StartupProblem]:
+        """By the pods' uids."""
+        return self._problems
+
+    async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
+        """pods: all that may have yet to start. Raises what is in API_ERRORS."""
+        awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
+        self._problems = {uid: problem for uid, problem in self._problems.items() if uid in awaited}
+        due = self._schedule.due(awaited, now)
+        self.more = len(due) > READ_AT_ONCE
+        for uid in due[:READ_AT_ONCE]:
+            problem = event_problem(await self._api.pod_events(self._namespace, uid))
+            self._schedule.answered(uid, now)
+            self._problems.pop(uid, None)
+            if problem is not None:
+                self._problems[uid] = problem
