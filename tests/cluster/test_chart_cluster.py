@@ -1,6 +1,9 @@
 """The chart on a real API server by a real Helm: installed, upgraded, rolled back, uninstalled; the operator runs."""
 
 import secrets
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ import yaml
 from chart_release import CRD, Release, no_crd
 from cluster.client import Json
 from cluster.handle import Cluster
-from helm_kit import HelmError, Missing, helm
+from helm_kit import ROOT, HelmError, Missing, helm
 from operator_jobs import small
 from operator_process import Job
 
@@ -196,6 +199,91 @@ def test_the_crd_is_upgraded_and_may_go_with_the_release(release: Install, clust
     bamboo.uninstall()
     bamboo.until_gone()
     cluster.api.wait(CRD, lambda found: not found)
+
+
+def older_crd(release: Release) -> str:
+    """What kubectl has installed before: the chart's CRD, but for what a newer one changes."""
+    document: Json = yaml.safe_load((release.chart / "files" / "bamboojob.yaml").read_text())
+    document["spec"]["names"]["shortNames"] = ["old"]
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def documented(heading: str) -> list[str]:
+    """The commands of the first block below that text in docs/upgrade.md."""
+    page = (ROOT / "docs" / "upgrade.md").read_text()
+    return page.partition(heading)[2].partition("```\n")[2].partition("```")[0].strip().splitlines()
+
+
+class Shell:
+    """Commands as the page shows them, by the kubectl of the tests."""
+
+    def __init__(self, cluster: Cluster, home: Path) -> None:
+        programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        self._env = {"KUBECONFIG": str(cluster.kubeconfig), "PATH": programs, "HOME": str(home)}
+
+    def run(self, command: str) -> None:
+        done = subprocess.run(shlex.split(command), env=self._env, capture_output=True, text=True, timeout=120)
+        print(f"$ {command}\n{done.stdout}{done.stderr}")
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def shell(cluster: Cluster, tmp_path: Path) -> Shell:
+    return Shell(cluster, tmp_path)
+
+
+def made_by_kubectl(release: Release, shell: Shell, folder: Path) -> Job:
+    """A CRD, and a job of it; Helm refuses both an install and an upgrade over it."""
+    file = folder / "bamboojob.yaml"
+    file.write_text(older_crd(release))
+    shell.run(f"kubectl apply --server-side -f {file}")
+    shell.run("kubectl wait --for=condition=Established --timeout=60s crd/bamboojobs.bamboo.dev")
+    job = Job(release.api, release.namespace, small("before", steps=20))
+    for act in (release.install, release.upgrade_or_install):
+        with pytest.raises(HelmError, match="invalid ownership metadata"):
+            act()
+    return job
+
+
+def applied(release: Release, job: Job) -> None:
+    """The chart's CRD is there, and the job that was there before is the release's."""
+    assert release.api.get(CRD)["spec"]["names"]["shortNames"] == ["bj"]
+    job.until("Complete")
+
+
+# Helm 4 applies on the server, except on one that is too old for it (Release); here it has to all the same
+@pytest.mark.parametrize(("major", "server_side"), [("4", True), ("4", False), ("3", False)])
+def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
+    release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
+) -> None:
+    """By the commands of docs/upgrade.md."""
+    bamboo = release(major)
+    job = made_by_kubectl(bamboo, shell, tmp_path)
+    commands = documented("**A CRD that kubectl has made**")
+    assert [command.split()[:3] for command in commands] == [["kubectl", verb, "crd"] for verb in ("label", "annotate")]
+    for command in commands:
+        named = command.replace("release-name=bamboo ", f"release-name={bamboo.name} ")
+        shell.run(named.replace("release-namespace=bamboo-system", f"release-namespace={bamboo.namespace}"))
+    if server_side:
+        with pytest.raises(HelmError, match=r'conflicts? with "kubectl"'):
+            bamboo.upgrade_or_install("--server-side=true")
+        bamboo.upgrade_or_install("--server-side=true", "--force-conflicts")
+        bamboo.upgrade_or_install("--server-side=true")  # once is enough
+    else:
+        bamboo.upgrade_or_install()
+    applied(bamboo, job)
+
+
+@pytest.mark.parametrize(
+    ("major", "flags"), [("4", ("--server-side=true", "--force-conflicts")), ("4", ()), ("3", ())], ids=str
+)
+def test_a_release_takes_such_a_crd_by_one_flag_too(
+    release: Install, shell: Shell, tmp_path: Path, major: str, flags: tuple[str, ...]
+) -> None:
+    bamboo = release(major)
+    job = made_by_kubectl(bamboo, shell, tmp_path)
+    bamboo.upgrade_or_install("--take-ownership", *flags)
+    applied(bamboo, job)
 
 
 MONITORING = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}

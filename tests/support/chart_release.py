@@ -45,6 +45,10 @@ class Release:
     def upgrade(self, **values: Any) -> str:
         return self._apply("upgrade", values)
 
+    def upgrade_or_install(self, *more: str) -> str:
+        flags = (*self._flags, "--install", *more, *WAIT)
+        return self.helm.run("upgrade", self.name, str(self.chart), *flags, values=self.values)
+
     def _apply(self, verb: str, values: Mapping[str, Any]) -> str:
         flags = (*self._flags, *(("--create-namespace",) if verb == "install" else ()), *WAIT)
         return self.helm.run(verb, self.name, str(self.chart), *flags, values=merged(self.values, values))
