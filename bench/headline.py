@@ -1,17 +1,19 @@
 """Which way to train on nodes that are taken away is the fastest, and which the cheapest?
 
     python bench/headline.py [--traces FOLDER] [--cases 33%,p3-trace] [--quick] [--seeds 1] [--hours 24]
-    python bench/headline.py --restarts 30,300,900,1800 [--seeds 1]
+    python bench/headline.py --restarts 30,300,900,1800 [--cases 16%] [--seeds 1]
 
 Bamboo is its real coordinator, driven in virtual time; beside it are the published strategies, which take the time of
 their steps and the memory that these need from the same functions. For the six published models, at 10, 16 and 33
 percent hourly preemptions and, with --traces, on every recording of nodes in a folder (its first hours). Each with its
 best parameters, zones and number of nodes in hindsight, by throughput and by value: docs/simulator.md. Printed are the
-tables of docs/benchmarks.md; --json has all figures. --quick: two models, one rate and the first six hours.
+tables of docs/benchmarks.md; --json has all figures. --schedule ZBH1: all with that
+schedule. --quick: two models, one rate and the first six hours.
 --restarts: only how many times as fast as those that restart Bamboo is, if restarts of the former, and of nothing else,
 take so long.
 """
 
+import dataclasses
 import math
 import statistics
 import time
@@ -27,9 +29,11 @@ from msgspec.structs import replace
 
 from _common import say, write_json
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import PipelineSchedule
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, Aim
+from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_trace
@@ -43,7 +47,7 @@ REPLACED = 0.5  # probability that a node that is missing is replaced within an 
 BASELINES = ("checkpoint", "checkpoint-blocking", "torchrun-elastic", "torchrun-fixed")
 UNEQUAL = "bamboo, reproducible: false"  # sums of gradients depend on the grid, as everywhere else
 NAMES = (*STRATEGIES, UNEQUAL)
-MORE_COLOURS = ("#b3b84a", "#3b8d8a")
+MORE_COLOURS = ("#b3b84a", "#3b8d8a", "#8fc4c2")
 PROCESSES = 2
 Row = dict[str, Any]
 
@@ -61,13 +65,21 @@ class Work:
     hours: float
     rate: float = 0.0
     recording: Trace | None = None
+    schedule: str = PipelineSchedule.ONE_F_ONE_B.value
 
     def job(self, rendezvous: float | None = None) -> ComparedJob:
         """rendezvous: seconds, if not the profile's."""
         profile = read_profile(f"{self.model}-v100")
         if rendezvous is not None:
             profile = replace(profile, times=replace(profile.times, rendezvous=rendezvous))
-        return published_job(profile)
+        known = published_job(profile)
+        if self.schedule == known.spec.topology.schedule:
+            return known
+        topology = {**known.document["spec"]["topology"], "schedule": self.schedule}
+        document = {**known.document, "spec": {**known.document["spec"], "topology": topology}}
+        spec = parse_manifest(document)
+        place = dataclasses.replace(known.place, costs=Costs(profile, spec))
+        return ComparedJob(place=place, spec=spec, document=document)
 
     def traces(self, nodes: int) -> list[Trace]:
         if self.recording is not None:
@@ -81,6 +93,7 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="Two models, one rate, six hours.")] = False,
     seeds: Annotated[int, typer.Option(min=1)] = 1,
     hours: Annotated[float, typer.Option(help="Of each run, at most; recordings are cut.")] = 24.0,
+    schedule: Annotated[str, typer.Option(help="Of all: 1F1B or ZBH1.")] = PipelineSchedule.ONE_F_ONE_B.value,
     cases: Annotated[str | None, typer.Option(help="Only these rates and recordings, as 33%,p3-trace.")] = None,
     restarts: Annotated[
         str | None, typer.Option(help="Seconds of a restart of checkpoint and restart, with commas; nothing else.")
@@ -91,14 +104,14 @@ def run(
     """Simulate, and print throughput, value and goodput beside checkpoints' and on-demand nodes'."""
     models, rates = (QUICK_MODELS, list(QUICK_RATES)) if quick else (MODELS, list(RATES))
     hours = min(hours, QUICK_HOURS) if quick else hours
+    wanted = None if cases is None else set(cases.split(","))
+    rates = [rate for rate in rates if wanted is None or f"{rate:.0%}" in wanted]
     if restarts is not None:
         _restarts([float(one) for one in restarts.split(",")], models, rates, seeds, hours)
         return
     recordings = dict(_recordings(traces)) if traces else {}
-    wanted = None if cases is None else set(cases.split(","))
-    rates = [rate for rate in rates if wanted is None or f"{rate:.0%}" in wanted]
     work = [
-        Work(model=model, case=case, seeds=seeds, hours=hours, rate=rate, recording=recording)
+        Work(model=model, case=case, seeds=seeds, hours=hours, rate=rate, recording=recording, schedule=schedule)
         for case, rate, recording in (
             *((f"{rate:.0%}", rate, None) for rate in rates),
             *((case, 0.0, recording) for case, recording in recordings.items() if wanted is None or case in wanted),

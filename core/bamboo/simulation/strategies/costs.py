@@ -40,7 +40,9 @@ class Costs:
         self.spec = _plain(spec, len(profile.layers))
         self._rates = GridRates(self.profile.figures, self.spec, profile.machine.memory)
         self._order = StageOrder.of(self.spec.topology)
-        self._zero_bubble = StageOrder.of(replace(self.spec.topology, schedule=PipelineSchedule.ZB_H1))
+        late = replace(self.spec, topology=replace(self.spec.topology, schedule=PipelineSchedule.ZB_H1))
+        self._late_rates = GridRates(self.profile.figures, late, profile.machine.memory)
+        self._late_order = StageOrder.of(late.topology)
         self._stages: dict[int, StageCost] = {}
         self._uneven: dict[tuple[int, ...], float] = {}
         self._pipelines: dict[tuple[int, int, StageOrder], tuple[float, ...]] = {}
@@ -107,11 +109,15 @@ class Costs:
         return shares
 
     def rerouted(self, grid: Grid, least: int) -> float:
-        """A step in which some stage has only so many nodes for all microbatches, which postpone weight gradients."""
+        """A step in which some stage has only so many nodes for all microbatches.
+
+        They postpone weight gradients if they have the memory for that.
+        """
         found = self._rerouted.get((grid, least))
         if found is None:
             share = math.ceil(self.microbatches / least)
-            done = self._ends(grid.stages, share, self._zero_bubble)
+            late = self._late_rates.fits(Grid(grid.stages, least))
+            done = self._ends(grid.stages, share, self._late_order if late else self._order)
             ends = {(d, s): done[s] for d in range(grid.pipelines) for s in range(grid.stages)}
             found = self._rerouted[grid, least] = max(self._rates.completed(grid, ends), self.step(grid))
         return found

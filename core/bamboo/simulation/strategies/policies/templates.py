@@ -9,6 +9,7 @@ no copy left, the job goes back to its checkpoint.
 from dataclasses import dataclass
 from itertools import accumulate
 
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View
 from bamboo.simulation.strategies.saving import pays
@@ -61,6 +62,8 @@ class Templates:
             whole = min(len(ready), count * self.longest)
             for used in (whole - whole % count, whole):
                 lengths = [used // count + (place < used % count) for place in range(count)]
+                if not all(self.costs.fits(Grid(length, count)) for length in set(lengths)):
+                    continue
                 rate = self.rate(tuple(lengths))
                 if rate > fastest:
                     rows = zip(lengths, accumulate(lengths), strict=True)
