@@ -3,8 +3,9 @@
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
@@ -33,23 +34,26 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
         count, mp_context=get_context("fork"), initializer=_begin, initargs=(reader, writer, work)
     )
     try:
-        yield from _begun(executor, items)
+        begun: deque[Future[R]] = _begun(executor, items)
+        while begun:
+            yield begun.popleft().result()
         executor.shutdown(wait=True)
     except BrokenProcessPool:
         raise SimulationError(
             "a process that simulated was killed, perhaps for want of memory; --jobs 1 needs the least"
         ) from None
     finally:
+        # No future is cancelled: the executor's thread cannot tell a cancelled one that its process is gone.
         writer.close()
-        executor.shutdown(wait=True, cancel_futures=True)
+        executor.shutdown(wait=True)
         reader.close()
 
 
-def _begun(executor: ProcessPoolExecutor, items: Sequence[T]) -> Iterator[R]:
+def _begun(executor: ProcessPoolExecutor, items: Sequence[T]) -> deque[Future[R]]:
     """The processes are forked here. A signal that comes before they have said what they do with it waits."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return executor.map(_do, items)
+        return deque(executor.submit(_do, item) for item in items)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
