@@ -75,8 +75,8 @@ soak: $(STAMP) ## random faults, N=50 rounds, and the property tests once with n
 	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random --timeout=0 $(PYTEST_ARGS)
 
 simulate: $(STAMP) ## protocol and operator under random faults in virtual time, N=50 times 100 seeds of each kind
-	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulation/simulate.py --seeds 0:$(N)00 $$kind; done
-	$(BIN)/python tests/simulation/operator_simulate.py --seeds 0:$(N)0  # a tenth as many, for they take longer
+	for kind in "" --elastic --restarts --grids; do $(BIN)/python tests/simulation/simulate.py --seeds 0:$(N)00 $$kind; done
+	for kind in "" --grids; do $(BIN)/python tests/simulation/operator_simulate.py --seeds 0:$(N)0 $$kind; done  # a tenth as many, for they take longer
 
 cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
 	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO)

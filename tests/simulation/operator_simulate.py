@@ -4,6 +4,7 @@
     python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going] [--audit]
 
 --regression: the disturbances are those of a scenario that went wrong once; with --seeds, "all" is each of them.
+--grids: the coordinator chooses the grid of each job, of all that its workers can run.
 --audit: jobs are also reconciled when nothing is due, and whatever such a reconciliation does is a failure.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import multiprocessing
 import os
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,26 +24,37 @@ from sim_many import report
 ALL = "all"
 
 
-def chosen(seed: int, name: str | None) -> ClusterScenario:
-    return regression(name, seed) if name else scenario(seed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is done with each seed; see the flags."""
+
+    regression: str | None
+    grids: bool
+    audit: bool
+
+    def scenario(self, seed: int) -> ClusterScenario:
+        if self.regression:
+            return regression(self.regression, seed, chooses=self.grids)
+        return scenario(seed, chooses=self.grids)
+
+    def command(self, seed: int) -> str:
+        flags = f' --regression "{self.regression}"' if self.regression else ""
+        flags += " --grids" * self.grids + " --audit" * self.audit
+        return f"python tests/simulation/operator_simulate.py --seed {seed}{flags} --verbose"
 
 
-def run_seed(seed: int, name: str | None, *, audit: bool = False) -> RunResult:
+def run_seed(trial: Trial, seed: int) -> RunResult:
     torch.set_num_threads(1)
-    return OperatorSimulation(chosen(seed, name), audit=audit).run()
+    return OperatorSimulation(trial.scenario(seed), audit=trial.audit).run()
 
 
-def command(seed: int, name: str | None, *, audit: bool = False) -> str:
-    flags = (f' --regression "{name}"' if name else "") + (" --audit" if audit else "")
-    return f"python tests/simulation/operator_simulate.py --seed {seed}{flags} --verbose"
-
-
-def _alone(seed: int, name: str | None, audit: bool) -> list[RunResult]:
-    return [run_seed(seed, name, audit=audit)]
+def _alone(trial: Trial, seed: int) -> list[RunResult]:
+    return [run_seed(trial, seed)]
 
 
 def one(arguments: argparse.Namespace) -> int:
-    wanted = chosen(arguments.seed, arguments.regression)
+    trial = Trial(regression=arguments.regression, grids=arguments.grids, audit=arguments.audit)
+    wanted = trial.scenario(arguments.seed)
     print(wanted)
     for disturbance in wanted.disturbances:
         print(f"  {disturbance}")
@@ -57,9 +70,9 @@ def many(arguments: argparse.Namespace) -> int:
     wrong = 0
     with multiprocessing.Pool(arguments.processes) as pool:
         for name in REGRESSIONS if arguments.regression == ALL else (arguments.regression,):
-            how = {"name": name, "audit": arguments.audit}
-            results = pool.imap_unordered(partial(_alone, **how), range(first, last))
-            wrong |= report(results, partial(command, **how), arguments.keep_going)
+            trial = Trial(regression=name, grids=arguments.grids, audit=arguments.audit)
+            results = pool.imap_unordered(partial(_alone, trial), range(first, last))
+            wrong |= report(results, trial.command, arguments.keep_going)
             if wrong and not arguments.keep_going:
                 break
     return wrong
@@ -72,6 +85,7 @@ def main() -> int:
     parser.add_argument("--regression", choices=(*REGRESSIONS, ALL))
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--grids", action="store_true", help="the coordinator chooses stages and pipelines")
     parser.add_argument("--audit", action="store_true", help="reconcile also when nothing is due: it may do nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()

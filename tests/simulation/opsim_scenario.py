@@ -96,7 +96,8 @@ class ClusterScenario:
     """careful: workers are taken only while every layer has two holders, so that the job can always go on.
 
     grid: of time, in seconds (see opsim_loop). checkpoint: that section of the spec; of random jobs none has one, and
-    what they lose they have to have twice.
+    what they lose they have to have twice. chooses: the coordinator chooses stages and pipelines, of all grids that the
+    workers can run.
     """
 
     seed: int
@@ -111,6 +112,13 @@ class ClusterScenario:
     grid: float
     disturbances: tuple[Disturbance, ...]
     checkpoint: dict[str, Any] | None = None
+    chooses: bool = False
+
+    @property
+    def work(self) -> tuple[float, ...]:
+        """Of each layer; empty where nobody goes by what layers take."""
+        rng = random.Random(f"work {self.seed}")
+        return tuple(rng.choice((10.0, 10.0, 30.0)) for _ in range(self.arithmetic.layers)) if self.chooses else ()
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -124,6 +132,9 @@ class ClusterScenario:
             "cleanPodPolicy": self.policy,
             "failurePolicy": {"backoffLimit": 50},
         }
+        if self.chooses:
+            spec["elastic"] |= {"objective": "Throughput", "minStages": 1, "maxStages": a.stages + 1}
+            spec["elastic"]["maxWorkers"] = a.stages * self.most
         if self.checkpoint:
             spec["checkpoint"] = dict(self.checkpoint)
         if self.pools:
@@ -136,14 +147,16 @@ class ClusterScenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} to {self.most} pipelines, {a.microbatches} "
             f"microbatches, {a.steps} steps, standby {self.standby}, pods {self.policy}, {self.mode}, "
-            f"pools {len(self.pools)}, careful {self.careful}, slowdown {self.slowdown:.0f}, grid {self.grid}"
+            f"pools {len(self.pools)}, careful {self.careful}, slowdown {self.slowdown:.0f}, grid {self.grid}, "
+            f"chooses {self.chooses}"
         )
 
 
 POOLS = ({"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20, "revert": True})
 
 
-def scenario(seed: int) -> ClusterScenario:
+def scenario(seed: int, *, chooses: bool = False) -> ClusterScenario:
+    """What the seed stands for; chooses: a job whose grid the coordinator chooses, which the same befalls."""
     rng = random.Random(f"operator {seed}")
     stages, pipelines = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
     return ClusterScenario(
@@ -166,6 +179,7 @@ def scenario(seed: int) -> ClusterScenario:
         slowdown=10 ** rng.uniform(1.5, 2.5),
         grid=rng.choice((0.0, 0.01, 0.1)),
         disturbances=_disturbances(rng),
+        chooses=chooses,
     )
 
 
@@ -231,6 +245,6 @@ REGRESSIONS = {  # that went wrong once
 }
 
 
-def regression(name: str, seed: int) -> ClusterScenario:
+def regression(name: str, seed: int, *, chooses: bool = False) -> ClusterScenario:
     """A job of that seed, which that befalls."""
-    return replace(scenario(seed), disturbances=REGRESSIONS[name], careful=True)
+    return replace(scenario(seed, chooses=chooses), disturbances=REGRESSIONS[name], careful=True)

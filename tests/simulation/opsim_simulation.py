@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bamboo.control.digests import add_digests
-from bamboo.job.spec import wanted_pipelines, wanted_workers
+from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -71,7 +71,9 @@ class OperatorSimulation:
         watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs}
         self.server = Server(self.loop, rng, watches, self._changed, self.audit and self.audit.called)
         self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
-        self.workers = Workers(self.loop, rng, Oracle(scenario.arithmetic), JOB, scenario.slowdown, self.fail)
+        self.workers = Workers(
+            self.loop, rng, Oracle(scenario.arithmetic), JOB, scenario.slowdown, scenario.work, self.fail
+        )
         self.controller: JobController | None = None
         self.failure: str | None = None
         self.kind = "None"
@@ -168,7 +170,7 @@ class OperatorSimulation:
             "pods": (len(living), wanted_workers(state.spec)),
             "workers": (len(state.workers), wanted_workers(state.spec)),
             "requested": (state.requested, 0),
-            "pipelines": (len(status.grid), wanted_pipelines(state.spec)),
+            "grid": (len(status.grid) in self._allowed_pipelines(state.spec), True),
             "unprotected": (len(status.unprotected), 0),
             "known": (set(self._cluster.pod_uids()), set(self.pods.objects)),
             "spec": (state.spec.elastic.max_pipelines, self.job["spec"]["elastic"]["maxPipelines"]),
@@ -180,6 +182,11 @@ class OperatorSimulation:
             facts["rollout"] = (rollout.get("state"), "Complete")
         wrong = [f"{name} {got}, not {want}" for name, (got, want) in facts.items() if got != want]
         return "; ".join(wrong) or None
+
+    def _allowed_pipelines(self, spec: JobSpec) -> range:
+        """With all workers there: as many as are wanted, or what the coordinator chooses within the bounds."""
+        wanted = wanted_pipelines(spec)
+        return range(1, spec.elastic.max_pipelines + 1) if self.scenario.chooses else range(wanted, wanted + 1)
 
     def _over(self) -> str | None:
         return None if self._ends() else f"the job is not over: {self._conditions()}"

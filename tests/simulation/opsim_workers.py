@@ -90,16 +90,29 @@ class DoorChannel(Channel):
 
 
 class Workers:
-    """checks: of what they say. broken: is told what the product raised."""
+    """checks: of what they say. work: of each layer, if what layers take is measured. broken: is told what the product
+    raised.
+    """
 
     def __init__(
-        self, loop: VirtualLoop, rng: random.Random, oracle: Oracle, job: JobKey, slowdown: float,
+        self,
+        loop: VirtualLoop,
+        rng: random.Random,
+        oracle: Oracle,
+        job: JobKey,
+        slowdown: float,
+        work: tuple[float, ...],
         broken: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.clock: Any = LoopClock(loop)
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
-        self.store, self.order, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), StageOrder(), (), False
+        self.store, self.order, self.work, self.keep_copies = (
+            SimStore(self.clock, oracle, rng),
+            StageOrder(),
+            work,
+            False,
+        )
         self.verifies, self.copy_seconds, self.devices = False, 0.0, 1
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one

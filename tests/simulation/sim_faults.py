@@ -208,6 +208,7 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
     made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if Kind.STRAGGLERS in has else made
+    made = _with_measured_layers(made, random.Random(f"{seed} grids")) if Kind.GRIDS in has and not made.work else made
     made = _with_siblings(made, random.Random(f"{seed} siblings")) if has & {Kind.SIBLINGS, Kind.SHARDED} else made
     made = _with_shards(made, random.Random(f"{seed} shards")) if Kind.SHARDED in has else made
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if Kind.ZBH1 in has else made
@@ -247,6 +248,24 @@ def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
         capacity=job.capacity + rng.choice((0, 2)),
     )  # fmt: skip
     return _with_one_layer_each(made) if rng.random() < 0.25 else made
+
+
+def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
+    """A job that is long enough for grids to be compared by what its layers take. Many faults come after that."""
+    a, steps = job.arithmetic, rng.randint(30, 45)
+    stages = min(a.stages, 4)
+    pipelines = a.pipelines if stages * a.pipelines <= 6 else 1
+    microbatches, layers = max(pipelines, min(a.microbatches, 6)), stages * rng.choice((1, 2, 3))
+    a = replace(
+        a, stages=stages, pipelines=pipelines, microbatches=microbatches, groups=rng.randint(pipelines, microbatches),
+        steps=steps, sizes=tuple(rng.choice((1, 2)) for _ in range(layers)),
+    )  # fmt: skip
+    faults = [replace(f, step=rng.randint(0, steps)) if rng.random() < 0.5 else f for f in job.faults]
+    work = tuple(rng.choice((1.0, 1.0, 1.0, 3.0)) for _ in range(layers))
+    return replace(
+        job, arithmetic=a, faults=tuple(faults), slowness=min(job.slowness, 0.5), work=work,
+        capacity=job.capacity + rng.choice((0, 1, 2)),
+    )  # fmt: skip
 
 
 def _with_one_layer_each(job: Scenario) -> Scenario:

@@ -33,6 +33,10 @@ def test_the_operator_gets_over_whatever_befalls_a_job(seeds: str) -> None:
     assert "10 runs" in many("--seeds", seeds, "--keep-going")
 
 
+def test_the_operator_gets_over_it_while_it_chooses_the_grid() -> None:
+    assert "5 runs" in many("--seeds", "0:5", "--keep-going", "--grids")
+
+
 def test_a_reconciliation_that_is_not_due_has_nothing_to_do() -> None:
     """One is made every 2 s all the same. Some of these seeds fail if deadlines, or changes, are not told."""
     assert "10 runs" in many("--seeds", "5010:5020", "--keep-going", "--audit")

@@ -63,6 +63,16 @@ def test_random_faults_while_layers_are_split_anew(kinds: tuple[Kind, ...], firs
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
 
 
+@pytest.mark.parametrize("kinds", [(Kind.GRIDS,), (Kind.GRIDS, Kind.CHECKPOINTS)])
+def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...]) -> None:
+    """In most of these jobs it is another one in the end than the one that they begin with."""
+    chosen: list[str] = []
+    jobs = [Simulation(scenario(seed, *kinds), chosen.append) for seed in range(10)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
+    assert sum("samples/s expected" in line for line in chosen) >= len(jobs)
+
+
 @pytest.mark.parametrize("first", [0, 6])
 def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -> None:
     """Some workers are slow for a time or for good; they are replaced or get fewer layers, and others are lost."""
