@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from bamboo.control import protocol
@@ -56,6 +57,27 @@ def test_a_worker_that_answers_late_is_waited_for_as_long_as_it_lives() -> None:
     for _ in range(20):
         if world.finish is None:
             answer(world, {w: {} for w in world.state.workers})
+            silence(world, set(), 0.5)
+    assert world.finish is not None
+    assert world.finish.reason == "StageLost"
+
+
+def test_a_worker_that_the_newest_plan_has_not_reached_has_nothing_and_is_heard() -> None:
+    """The job has gone on from a cut with other stages, and holders were lost before a newcomer had that plan."""
+    world = World(4, 1, 0)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    lost = plan.at(Cell(0, 1)).holders
+    newcomer = min(plan.worker_ids() - {*lost})
+    began = {w: replace(r, origin=0 if w == newcomer else 2) for w, r in world.state.workers.items()}
+    world.state = replace(world.state, plan=msgspec.structs.replace(plan, origin=2), workers=began)
+    for worker in lost:
+        world.lose(worker)
+    world.pending = deque(e for e in world.pending if not isinstance(getattr(e, "message", None), protocol.Report))
+    for _ in range(20):
+        if world.finish is None:
+            answer(world, {w: {1: 0} if w == newcomer else {} for w in world.state.workers})
             silence(world, set(), 0.5)
     assert world.finish is not None
     assert world.finish.reason == "StageLost"

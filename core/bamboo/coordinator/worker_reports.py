@@ -31,15 +31,14 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
         return
     turn.worker(worker, seen=turn.now)
     handler = _HANDLERS.get(type(message))
-    if handler and not _is_of_the_past(turn, worker, message):
+    if handler and not (isinstance(message, _OF_STATES) and _is_of_the_past(turn, worker)):
         handler(turn, worker, message)
 
 
-def _is_of_the_past(turn: Turn, worker: WorkerId, message: protocol.Message) -> bool:
-    """Does it tell of states that are given up? So it is until the worker has the plan that they began anew with."""
+def _is_of_the_past(turn: Turn, worker: WorkerId) -> bool:
+    """Are the states that the worker tells of given up? So it is until it has the plan that they began anew with."""
     plan = turn.state.plan
-    began_anew = plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
-    return began_anew and isinstance(message, _OF_STATES)
+    return plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
 
 
 def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
@@ -100,13 +99,18 @@ def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynce
 
 
 def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
-    """An answer to a question; nobody can hold more than what there is."""
+    """An answer to a question; nobody can hold more than what there is.
+
+    Who has only states that are given up, or has never had a plan, has nothing: that is an answer, too.
+    """
     state = turn.state
     if state.asked_at is None or state.plan is None:
         return
     numbers, steps = range(len(state.plan.state_layers)), state.spec.training.steps
     held = {s: v for s, v in message.held.items() if s in numbers and 0 <= v <= steps}
     kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
+    if _is_of_the_past(turn, worker):
+        kept = protocol.Report(committed=-1, held={})
     turn.set(reports={**state.reports, worker: kept})
 
 
@@ -307,7 +311,6 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
 AFTER_THE_END = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed")
 _OF_STATES = (
     protocol.ReplicaSynced,
-    protocol.Report,
     protocol.LeftBehind,
     protocol.StepCommitted,
     protocol.Evaluated,
