@@ -10,7 +10,9 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator.events import Event, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
+from bamboo.local.pool import Pool
 from bamboo.local.runner import RunOptions, _LocalRun
+from bamboo.preemption.scheduling import Room, Schedule
 from bamboo.terminal.view import QuietView, TakeWorker
 from manifest_kit import bamboojob, training
 
@@ -25,8 +27,10 @@ def manifest(stages: int, **spec: Any) -> dict[str, Any]:
 class Run(_LocalRun):
     """One without processes, whose workers are known by what they say."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], *, replace_after: float = 0.0) -> None:
-        options = RunOptions(replace_after=replace_after)
+    def __init__(
+        self, folder: Path, document: dict[str, Any], *, replace_after: float = 0.0, preempt: Schedule | None = None
+    ) -> None:
+        options = RunOptions(replace_after=replace_after, preempt=preempt or Schedule())
         super().__init__(parse_manifest(document), document, options, QuietView(), folder)
         self.told: list[WorkerLost] = []
 
@@ -120,3 +124,16 @@ async def test_whoever_is_lost_is_replaced_after_that_time_also_before_the_job_t
     assert len(run._timers) == (seconds > 0)
     for timer in run._timers:
         timer.cancel()
+
+
+async def test_workers_are_started_as_there_are_nodes_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = (Room(at=0.0, nodes=1, notice=False), Room(at=10.0, nodes=2, notice=False))
+    run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms))
+    started: list[str] = []
+    monkeypatch.setattr(Pool, "start", lambda pool, worker, *_, **__: started.append(worker))
+    monkeypatch.setattr(Pool, "alive", property(lambda pool: started))
+    run._handle(Tick())
+    assert started == ["w0"]
+    run._training_since = run._now() - 11.0
+    run._handle(Tick())
+    assert started == ["w0", "w1"]

@@ -6,7 +6,7 @@ import pytest
 
 from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.manifest import parse_manifest
-from bamboo.preemption.scheduling import AtStep, Preemption, Schedule, check, due, parse, victim
+from bamboo.preemption.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
 from job_simulation_kit import manifest
 
 STATUS = Status(
@@ -45,6 +45,7 @@ def test_at_is_parsed(text: str, entry: AtStep) -> None:
         ("at:1:x", "STAGE must be a whole number"),
         ("at:1:2:3", r"expected at:STEP\[:STAGE\]"),
         ("trace:", "FILE is missing"),
+        ("nodes:", "FILE is missing"),
         ("trace:/no/such.csv", "cannot read /no/such.csv: No such file"),
     ],
 )
@@ -94,6 +95,38 @@ def test_a_trace_takes_workers_at_its_times(content: str) -> None:
     actions, schedule = due(schedule, 9, 100.0)
     assert len(actions) == 1
     assert due(schedule, 9, 200.0)[0] == ()
+
+
+COMING_AND_GOING = """{"format":"bamboo-trace","version":1}
+{"at":0,"add":"a"}
+{"at":0,"add":"b"}
+{"at":60,"remove":"a","notice":20}
+{"at":80,"remove":"b"}
+{"at":80,"add":"c"}
+{"at":90,"add":"d"}
+"""
+
+
+def test_there_is_room_for_as_many_workers_as_there_are_nodes_without_notice() -> None:
+    schedule = parse(["nodes:t.jsonl:2"], read=lambda path: COMING_AND_GOING)
+    assert due(schedule, 100, 100.0)[0] == ()
+    assert schedule.rooms == (
+        Room(at=0.0, nodes=2, notice=False),
+        Room(at=20.0, nodes=1, notice=True),
+        Room(at=40.0, nodes=1, notice=False),
+        Room(at=45.0, nodes=2, notice=False),
+    )
+    assert [getattr(room_at(schedule, at), "nodes", None) for at in (0.0, 19.9, 20.0, 44.0, 1e6)] == [2, 2, 1, 1, 2]
+    assert room_at(parse([]), 0.0) is None
+
+
+def test_a_node_that_is_first_named_when_it_goes_was_there() -> None:
+    assert parse(["nodes:t.csv"], read=lambda path: "1000,remove,a\n").rooms[0].nodes == 1
+
+
+def test_nodes_of_one_recording_come_and_go() -> None:
+    with pytest.raises(ValueError, match=r"--preempt nodes:b\.jsonl: nodes: may be given once"):
+        parse(["nodes:a.jsonl", "nodes:b.jsonl"], read=lambda path: COMING_AND_GOING)
 
 
 def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:

@@ -55,3 +55,36 @@ def test_who_has_notice_gets_no_second_one_and_may_still_be_killed() -> None:
     assert len(list(preemptor.take("w1", notice=True))) == 1
     assert list(preemptor.take("w1", notice=True)) == []
     assert list(preemptor.take("w1", notice=False)) == [Strike(worker="w1", notice=False)]
+
+
+NODES = """{"format":"bamboo-trace","version":1}
+{"at":0,"add":"a"}
+{"at":0,"add":"b"}
+{"at":9,"remove":"a","notice":4}
+{"at":20,"remove":"b"}
+{"at":30,"add":"c"}
+"""
+
+
+def test_workers_without_a_node_are_taken_once_they_have_joined() -> None:
+    preemptor = Preemptor(parse(["nodes:t.jsonl"], read=lambda path: NODES), microbatches=4)
+
+    def taken(seconds: float, alive: set[str]) -> list[object]:
+        return list(preemptor.due(0, 0, seconds, alive, said))
+
+    assert (taken(4.0, ALIVE), preemptor.room(4.0, ALIVE)) == ([], 0)
+    [notice] = taken(5.0, ALIVE)
+    assert isinstance(notice, Strike)
+    assert notice.notice
+    assert (taken(6.0, ALIVE), preemptor.room(6.0, ALIVE)) == ([], 0)
+    [kill] = taken(20.0, ALIVE)
+    assert isinstance(kill, Strike)
+    assert ({notice.worker, kill.worker}, kill.notice) == (ALIVE, False)
+    assert (taken(21.0, {"w2"}), preemptor.room(21.0, {"w2"})) == ([], -1), "it has not joined yet"
+    assert preemptor.room(30.0, {"w2"}) == 0
+    assert Preemptor(parse([]), microbatches=4).room(0.0, ALIVE) is None
+
+
+def test_a_node_has_room_for_several_workers() -> None:
+    preemptor = Preemptor(parse(["nodes:t.jsonl"], read=lambda path: NODES), microbatches=4, per_node=2)
+    assert preemptor.room(0.0, ALIVE) == 2

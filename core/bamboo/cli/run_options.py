@@ -42,7 +42,8 @@ _Preempt = Annotated[
     typer.Option(
         metavar="WHEN",
         help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice] (in the middle of that step;"
-        " the first one is 1), trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast) or none."
+        " the first one is 1), trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast),"
+        " nodes:FILE[:SPEEDUP] (workers come and go with the recorded nodes) or none."
         " May be given several times.",
     ),
 ]

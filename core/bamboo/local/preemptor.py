@@ -1,12 +1,13 @@
 """Which workers of a local run are taken away on purpose, and when: as its schedule has it, or as somebody asks."""
 
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from bamboo.coordinator.events import Status
 from bamboo.planning.plan import WorkerId
 from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
-from bamboo.preemption.scheduling import Preemption, Schedule, due, steps_of, victim
+from bamboo.preemption.scheduling import Preemption, Schedule, due, room_at, steps_of, victim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +26,31 @@ class NobodyToTake:
 
 class Preemptor:
     """Decides; whoever asks carries it out. microbatches: of a step, over all pipelines. lost_with: the living workers
-    that are on a worker's node, and are taken together with it.
+    that are on a worker's node, and are taken together with it. per_node: workers that a node has room for.
     """
 
     def __init__(
-        self, schedule: Schedule, microbatches: int, lost_with: Callable[[WorkerId], Iterable[WorkerId]] = lambda _: ()
+        self,
+        schedule: Schedule,
+        microbatches: int,
+        lost_with: Callable[[WorkerId], Iterable[WorkerId]] = lambda _: (),
+        per_node: int = 1,
     ) -> None:
         self.gate = steps_of(schedule)  # the steps in which workers have to ask
         self._schedule, self._microbatches, self._lost_with = schedule, microbatches, lost_with
+        self._per_node = per_node
         self._mid_step = MidStepPreemptions()
         self._taken: set[WorkerId] = set()
 
     def was_taken(self, worker: WorkerId) -> bool:
         return worker in self._taken
+
+    def room(self, seconds: float, alive: Collection[WorkerId]) -> int | None:
+        """How many more workers there is room for after so many seconds of training, beside those that are not taken.
+        Below 0 if there are too many; None if there is no limit.
+        """
+        room = room_at(self._schedule, seconds)
+        return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def begins(self, worker: WorkerId, step: int) -> None:
         """The worker is about to begin its next forward or backward, which is of that step."""
@@ -65,6 +78,19 @@ class Preemptor:
                 yield from self.take(planned.worker, notice=planned.action.notice, where=planned.where)
             else:
                 yield from self._plan_or_take(replace(planned.action, step=None), shown())
+        yield from self._take_those_without_room(seconds, alive, shown)
+
+    def _take_those_without_room(
+        self, seconds: float, alive: Collection[WorkerId], shown: Callable[[], Status]
+    ) -> Iterator[Strike]:
+        """At random, of those that have joined; the others have to wait for that."""
+        room = room_at(self._schedule, seconds)
+        while room is not None and (self.room(seconds, alive) or 0) < 0:
+            pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()
+            worker = victim(Preemption(pick=pick), shown(), self._taken)
+            if worker is None:
+                return
+            yield from self.take(worker, notice=room.notice)
 
     def _plan_or_take(self, action: Preemption, shown: Status) -> Iterator[Strike | NobodyToTake]:
         worker = victim(action, shown, self._taken | self._mid_step.targets)

@@ -138,7 +138,8 @@ class _LocalRun:
             history=history_url(spec, options.output, stored=options.store_writable),
         )
         self._workers = LocalWorkers(self._pool, spec.spread.workers_per_node)
-        self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with)
+        per_node = spec.spread.workers_per_node
+        self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with, per_node)
         self._ending = Closing()
         self._finish: Finish | None = None
         self._training_since: float | None = None  # by the clock of events
@@ -146,6 +147,7 @@ class _LocalRun:
         self._timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[Any] | None = None
         self._asked_for = 0  # workers, since the beginning
+        self._without_room = 0  # workers that are to be started as soon as there are nodes for them
         self._driving = False
         self._interrupted = False
         self._closing = False
@@ -256,6 +258,7 @@ class _LocalRun:
             self._steps.evaluated(committed, time.time())
         if isinstance(committed, StepCommitted) or isinstance(event, Tick):
             self._preempt_due(now, self._state.step)
+            self._add(0)
             self._view.status(status(self._state, now))
         if self._log and isinstance(event, Tick):
             self._log.follow()
@@ -302,9 +305,14 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, count))
 
     def _add(self, count: int) -> None:
+        """As many of these, and of those before, as there is room for."""
         if self._finish or self._closing:
             return
-        for _ in range(count):
+        wanted = self._without_room + count
+        room = self._preemptor.room(self._seconds(self._now()), self._workers.alive)
+        starting = wanted if room is None else min(wanted, max(0, room))
+        self._without_room = wanted - starting
+        for _ in range(starting):
             try:
                 traces = self._traces if self._options.trace else None
                 self._workers.start(self._preemptor.gate, self._url, self._token, traces)
@@ -313,6 +321,10 @@ class _LocalRun:
                 return
 
     # disturbance
+
+    def _seconds(self, now: float) -> float:
+        """Of training."""
+        return 0.0 if self._training_since is None else now - self._training_since
 
     def _asked(self, worker: WorkerId, step: int) -> None:
         """A worker is about to begin a forward or backward of a step in which something is planned, and waits."""
@@ -325,7 +337,7 @@ class _LocalRun:
         """step: the newest that anybody is known to be in."""
         if self._training_since is None or self._state.phase != "Running":
             return
-        seconds, alive = now - self._training_since, self._workers.alive
+        seconds, alive = self._seconds(now), self._workers.alive
         for due in self._preemptor.due(step, self._state.step, seconds, alive, lambda: status(self._state, now)):
             match due:
                 case Strike():

@@ -4,6 +4,7 @@
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
     at:STEP[:STAGE][:notice]    once, in the middle of that step, the first one being 1 (see bamboo.preemption.mid_step)
     trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); a removal takes a random worker
+    nodes:FILE[:SPEEDUP]        workers come and go with recorded nodes: there are never more than nodes
 
 Random choices are functions of the seed and of a running number, so that a run can be repeated.
 """
@@ -19,7 +20,7 @@ from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
 from bamboo.traces.files import parse_trace
-from bamboo.traces.trace import removal_times
+from bamboo.traces.trace import Change, Trace, removal_times
 
 NOTICE_SECONDS = 30.0
 TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
@@ -65,10 +66,22 @@ Entry = AtStep | AtRandom | AtTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """From that second of training on there are so many nodes. notice: who has none any more is told before."""
+
+    at: float
+    nodes: int
+    notice: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
+    """rooms: in the order of time, the first at 0; empty: there is room for all workers."""
+
     seed: int = 0
     entries: tuple[Entry, ...] = ()
     drawn: int = 0  # preemptions handed out so far
+    rooms: tuple[Room, ...] = ()
 
 
 def read_text(path: str) -> str:
@@ -78,6 +91,7 @@ def read_text(path: str) -> str:
 def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = read_text) -> Schedule:
     """Raises ValueError naming the flag's text and what was expected."""
     entries: list[Entry] = []
+    rooms: tuple[Room, ...] = ()
     for number, text in enumerate(texts):
         kind, _, rest = text.strip().partition(":")
         try:
@@ -90,11 +104,18 @@ def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = r
                     entries.append(_at_step(rest))
                 case "trace":
                     entries.append(_trace(rest, read))
+                case "nodes" if rooms:
+                    raise ValueError("nodes: may be given once")
+                case "nodes":
+                    rooms = _rooms(*_recorded(rest, read))
                 case _:
-                    raise ValueError("expected none, random:RATE, at:STEP[:STAGE][:notice] or trace:FILE[:SPEEDUP]")
+                    raise ValueError(
+                        "expected none, random:RATE, at:STEP[:STAGE][:notice], trace:FILE[:SPEEDUP] or"
+                        " nodes:FILE[:SPEEDUP]"
+                    )
         except ValueError as error:
             raise ValueError(f"--preempt {text}: {error}") from None
-    return Schedule(seed=seed, entries=tuple(entries))
+    return Schedule(seed=seed, entries=tuple(entries), rooms=rooms)
 
 
 def check(schedule: Schedule, spec: JobSpec) -> None:
@@ -200,6 +221,35 @@ def _at_step(text: str) -> AtStep:
 
 
 def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
+    trace, speedup = _recorded(text, read)
+    removed = removal_times(trace)
+    if not removed:
+        raise ValueError(f"{text} contains no removal of a node")
+    return AtTimes(seconds=tuple(seconds / speedup for seconds in removed))
+
+
+def _rooms(trace: Trace, speedup: float) -> tuple[Room, ...]:
+    """A node that goes with notice has no room for anybody from the notice on."""
+    changes = []
+    for change in trace.changes:
+        notice = change.notice or 0.0 if change.change is Change.REMOVE else 0.0
+        at = max(0.0, change.at - notice) / speedup
+        changes.append((at, 1 if change.change is Change.ADD else -1, notice > 0))
+    found, nodes = [Room(at=0.0, nodes=0, notice=False)], 0
+    for at, difference, notice in sorted(changes):
+        nodes += difference
+        earlier = found[:-1] if found[-1].at == at else found
+        found = [*earlier, Room(at=at, nodes=nodes, notice=notice)]
+    return tuple(found)
+
+
+def room_at(schedule: Schedule, now: float) -> Room | None:
+    """What there is after so many seconds of training; None if there is no limit."""
+    return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
+
+
+def _recorded(text: str, read: Callable[[str], str]) -> tuple[Trace, float]:
+    """FILE[:SPEEDUP]: what it says, and how many times as fast it is played."""
     path, speedup = text, 1.0
     head, _, tail = text.rpartition(":")
     if head and "/" not in tail and not tail.endswith((".csv", ".jsonl")):
@@ -213,7 +263,4 @@ def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
     except (OSError, UnicodeDecodeError) as error:
         reason = system_reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"cannot read {path}: {reason}") from None
-    removed = removal_times(parse_trace(path, recorded))
-    if not removed:
-        raise ValueError(f"{path} contains no removal of a node")
-    return AtTimes(seconds=tuple(seconds / speedup for seconds in removed))
+    return parse_trace(path, recorded), speedup
