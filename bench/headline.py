@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from _common import say, write_json
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import PipelineSchedule
+from bamboo.job.spec import ScheduleChoice
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, Aim
@@ -65,7 +65,7 @@ class Work:
     hours: float
     rate: float = 0.0
     recording: Trace | None = None
-    schedule: str = PipelineSchedule.ONE_F_ONE_B.value
+    schedule: str = ScheduleChoice.AUTO.value
 
     def job(self, rendezvous: float | None = None) -> ComparedJob:
         """rendezvous: seconds, if not the profile's."""
@@ -93,7 +93,7 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="Two models, one rate, six hours.")] = False,
     seeds: Annotated[int, typer.Option(min=1)] = 1,
     hours: Annotated[float, typer.Option(help="Of each run, at most; recordings are cut.")] = 24.0,
-    schedule: Annotated[str, typer.Option(help="Of all: 1F1B or ZBH1.")] = PipelineSchedule.ONE_F_ONE_B.value,
+    schedule: Annotated[str, typer.Option(help="Of all: Auto, 1F1B or ZBH1.")] = ScheduleChoice.AUTO.value,
     cases: Annotated[str | None, typer.Option(help="Only these rates and recordings, as 33%,p3-trace.")] = None,
     restarts: Annotated[
         str | None, typer.Option(help="Seconds of a restart of checkpoint and restart, with commas; nothing else.")

@@ -121,7 +121,8 @@ def on_demand_step(profile: ModelProfile) -> float:
     spec = _manifest("x:y", {}, {**training, "reproducible": False}, topology=grid, redundancy={"mode": "None"})
     stages, pipelines = layer_ranges(profile.costs, spec.topology), spec.topology.pipelines
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(stages) * pipelines)]
-    plan = initial_plan(peers, stages, pipelines, spec.training, spec.redundancy)
+    schedule = spec.topology.first_schedule
+    plan = initial_plan(peers, stages, pipelines, spec.training, spec.redundancy, schedule=schedule)
     return StepModel(profile.figures, spec).seconds(plan, plan.target)
 
 

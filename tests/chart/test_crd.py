@@ -57,7 +57,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.loggers[].type": t.LoggerType,
     "spec.elastic.objective": s.Objective,
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
-    "spec.topology.schedule": s.PipelineSchedule,
+    "spec.topology.schedule": s.ScheduleChoice,
     "spec.topology.transport": TransportType,
     "spec.redundancy.mode": s.RedundancyMode,
     "spec.redundancy.placement": s.ReplicaPlacement,

@@ -31,7 +31,7 @@ FIXED = {"managedBy", "task", "training", "spread", "checkpoint", "failurePolicy
 
 def may_change(path: Path) -> bool:
     if path[:2] == ("spec", "topology"):
-        return path[2:] == ("pipelines",)
+        return path[2:] in (("pipelines",), ("schedule",))
     if path[:2] == ("spec", "redundancy"):
         return path[2:] == ("mode",)
     if path[:3] == ("spec", "worker", "devices"):
@@ -101,7 +101,6 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         ("training.seed", 1, "spec.training: cannot change; create a new job instead"),
         ("topology.stages", 3, "spec.topology.stages: cannot change; create a new job instead"),
         ("topology.lookahead", 0, "spec.topology.lookahead: cannot change; create a new job instead"),
-        ("topology.schedule", "ZBH1", "spec.topology.schedule: cannot change; create a new job instead"),
         ("topology.flowsPerLink", 1, "spec.topology.flowsPerLink: can change only while the job is suspended"),
         ("topology.transport", "NIXL", "spec.topology.transport: can change only while the job is suspended"),
         ("topology.split", [1, 1], "spec.topology.split: cannot change; create a new job instead"),

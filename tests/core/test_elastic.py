@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import RedundancySpec
+from bamboo.job.spec import PipelineSchedule, RedundancySpec
 from bamboo.planning.desired import PlanningView, Urgency, owners_of_new_rows
 from bamboo.planning.elastic import desired_pipelines, drop_old_layouts, resize
 from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
@@ -47,6 +47,29 @@ def test_nothing_changes_while_the_number_is_right_or_another_change_is_under_wa
     shrinking = resize(view(plan, 1))
     assert shrinking is not None
     assert resize(view(shrinking, 2)) is None
+
+
+def test_another_schedule_begins_at_a_boundary_with_the_same_cells() -> None:
+    plan = planned(2, 2, 1, "ab")
+    assert plan.target.schedule is PipelineSchedule.ONE_F_ONE_B
+    late = replace(view(plan, 2), schedule=PipelineSchedule.ZB_H1)
+    changed = resize(late)
+    assert changed is not None
+    assert plan_problems(changed) == []
+    assert (changed.boundary, changed.reason, changed.pipelines) == (True, "ScheduleChanged", plan.pipelines)
+    assert [layout.schedule for layout in changed.layouts] == ["1F1B", "ZBH1"]
+    assert changed.target.split == plan.target.split
+    assert resize(replace(late, plan=changed)) is None
+    settled = drop_old_layouts(replace(late, plan=changed, generation=changed.target.generation))
+    assert settled is not None
+    assert settled.message == "the job runs 2 pipelines by schedule ZBH1"
+
+
+def test_a_resize_takes_the_schedule_along() -> None:
+    plan = planned(2, 2, 1, "ab")
+    shrinking = resize(replace(view(plan, 1), schedule=PipelineSchedule.ZB_H1))
+    assert shrinking is not None
+    assert (shrinking.target.pipelines, shrinking.target.schedule) == (1, PipelineSchedule.ZB_H1)
 
 
 def test_a_job_grows_only_with_workers_that_hold_the_stages_already() -> None:

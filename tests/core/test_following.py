@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bamboo.job.manifest import parse_manifest
+from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
@@ -57,7 +58,11 @@ def told_of(one: JobRun, trace: Trace) -> list[str]:
 
 
 def grids(told: list[str]) -> list[str]:
-    return [found[1] for line in told if (found := re.search(r"GridChosen: (.*? stages?) for", line))]
+    return [found[1] for line in told if (found := re.search(r"GridChosen: (.*?) for", line))]
+
+
+def name(grid: Grid) -> str:
+    return f"{grid.told} by {grid.schedule}" if grid.stages > 1 else grid.told
 
 
 def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
@@ -70,7 +75,7 @@ def test_at_each_number_of_nodes_the_fastest_grid_runs() -> None:
     trace = nodes(6, *changes, duration=6 * HOUR)
     found = run(one, trace, told=told).figures
     rates, ran = GridRates(one.profile.figures, one.spec), iter(grids(told))
-    settled = [rates.best(count)[0].grid.told for count in (6, 5, 4, 6)]
+    settled = [name(rates.best(count)[0].grid) for count in (6, 5, 4, 6)]
     assert all(grid in ran for grid in settled), "each of them, in that order; three and two share what four ran"
     assert found.steps > 0.98 * ideal(one, trace)
     assert (found.restores, found.fatal) == (0, 0)
@@ -97,7 +102,7 @@ def test_a_slow_network_is_learned_from_the_first_steps() -> None:
     trace = nodes(6, duration=2 * HOUR)
     found = run(slow, trace, told=told).figures
     ran = grids(told)
-    assert ran[-1] == GridRates(slow.profile.figures, slow.spec).best(6)[0].grid.told != "6 pipelines of 1 stage"
+    assert ran[-1] == name(GridRates(slow.profile.figures, slow.spec).best(6)[0].grid) != "6 pipelines of 1 stage"
     assert grids(told_of(one, trace))[-1] == "6 pipelines of 1 stage"
     assert found.steps > 0.9 * ideal(slow, trace)
 
@@ -117,6 +122,6 @@ def test_bounds_are_kept() -> None:
     told: list[str] = []
     one = chosen(4, 2, minStages=2, maxPipelines=2, minPipelines=1)
     run(one, nodes(8, (1000.0, "remove", "n7"), (1500.0, "remove", "n6"), (2000.0, "remove", "n5")), told=told)
-    possible = {grid.told for workers in range(9) for grid in bounded_grids(one.spec, 12, workers)}
+    possible = {name(grid) for workers in range(9) for grid in bounded_grids(one.spec, 12, workers)}
     assert set(grids(told)) <= possible
     assert not any("1 stage " in grid for grid in possible)

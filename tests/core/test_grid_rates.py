@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, PipelineSchedule, ScheduleChoice
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
 from bamboo.planning.steps.worker_memory import device_bytes
@@ -24,7 +24,8 @@ def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
     elastic, most = spec.elastic, min(workers, spec.elastic.most_workers(spec.topology))
     stages = range(elastic.min_stages, min(layers, elastic.most_stages(spec.topology)) + 1)
     pipelines = range(elastic.min_pipelines, min(elastic.max_pipelines, spec.training.most_pipelines) + 1)
-    return [Grid(p, d) for p in stages for d in pipelines if p * d <= most]
+    ways = [(p, d) for p in stages for d in pipelines if p * d <= most]
+    return [Grid(p, d, schedule) for p, d in ways for schedule in PipelineSchedule if p > 1 or schedule == "1F1B"]
 
 
 @example(seconds=[1.0, 1.0, 0.25], workers=9, microbatches=10, rate=1e3, fewest=1)  # what is reduced takes the time
@@ -63,7 +64,9 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
     figures = profile(8, NETWORK).figures
 
     def needed(grid: Grid) -> int:
-        one = replace(spec, topology=replace(spec.topology, stages=grid.stages, pipelines=grid.pipelines))
+        schedule = ScheduleChoice(grid.schedule.value)
+        topology = replace(spec.topology, stages=grid.stages, pipelines=grid.pipelines, schedule=schedule)
+        one = replace(spec, topology=topology)
         return max(device_bytes(figures, one, taken_over=over) for over in (False, mode != "None"))
 
     memory = needed(Grid(3, 2))

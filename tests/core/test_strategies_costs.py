@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from bamboo.job.spec import PipelineSchedule
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates
@@ -22,13 +23,25 @@ def test_a_step_takes_what_the_coordinator_expects_of_it(schedule: str) -> None:
     """With the configured schedule, and the same memory."""
     known = costs_of(profile(state=100, flow=1000.0), 8, schedule)
     rates = GridRates(known.profile.figures, known.spec, known.profile.machine.memory)
-    grids = [Grid(stages, pipelines) for stages in (1, 2, 3, 4) for pipelines in (1, 2)]
+    by = PipelineSchedule(schedule)
+    grids = [Grid(stages, pipelines, by) for stages in (1, 2, 3, 4) for pipelines in (1, 2)]
     assert [known.step(grid) for grid in grids] == [rates.seconds(grid) for grid in grids]
     assert [known.fits(grid) for grid in grids] == [rates.fits(grid) for grid in grids]
 
 
 def test_zero_bubble_makes_steps_shorter() -> None:
     assert costs_of(profile(), 8, "ZBH1").step(Grid(4, 1)) < COSTS.step(Grid(4, 1))
+
+
+def test_where_the_coordinator_chooses_the_schedule_others_have_the_best_one_of_each_grid() -> None:
+    """In hindsight, as far as there is the memory for it."""
+    free, plain, late = (costs_of(profile(), 8, schedule) for schedule in ("Auto", "1F1B", "ZBH1"))
+    for grid in (Grid(1, 2), Grid(3, 1), Grid(4, 2)):
+        assert free.step(grid) == min(plain.step(grid), late.step(grid))
+    assert free.step(Grid(4, 1)) < plain.step(Grid(4, 1))
+    assert free.uneven((4, 2)) == min(plain.uneven((4, 2)), late.uneven((4, 2)))
+    small = costs_of(profile(state=400), 8, "Auto")
+    assert [small.grid(4, stages).stages for stages in (1, 2, 3, 4)] == [0, 2, 3, 4]
 
 
 def test_pipelines_of_different_length_end_together() -> None:

@@ -14,7 +14,6 @@ from bamboo.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo.coordinator.events import Event
 from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo.planning.plan import Cell, WorkerId
-from bamboo.planning.schedule import StageOrder
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.kube.objects import JobKey
 from bamboo_trainer.transport.frames import Frame
@@ -107,12 +106,7 @@ class Workers:
         self.clock: Any = LoopClock(loop)
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
-        self.store, self.order, self.work, self.keep_copies = (
-            SimStore(self.clock, oracle, rng),
-            StageOrder(),
-            work,
-            False,
-        )
+        self.store, self.lookahead, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), 1, work, False
         self.verifies, self.copy_seconds, self.devices = False, 0.0, 1
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one

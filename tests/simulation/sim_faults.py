@@ -30,6 +30,7 @@ class FaultKind(StrEnum):
     PARTITION = "partition"  # channel and all links of a worker
     CAPACITY = "capacity"  # no new workers for a while
     RESTART = "restart"  # the coordinator
+    SCHEDULE = "schedule"  # an edit: another one
     KILL_STAGE = "kill stage"  # all workers that hold it
     KILL_ALL = "kill all"
     KILL_ZONES = "kill zones"  # in one instant: all workers in as many zones as there are replicas
@@ -212,6 +213,7 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     made = _with_siblings(made, random.Random(f"{seed} siblings")) if has & {Kind.SIBLINGS, Kind.SHARDED} else made
     made = _with_shards(made, random.Random(f"{seed} shards")) if Kind.SHARDED in has else made
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if Kind.ZBH1 in has else made
+    made = _with_schedules(made, random.Random(f"{seed} schedules")) if Kind.SCHEDULES in has else made
     made = _with_replicas(made, several) if Kind.REPLICAS in has else made
     made = _with_nodes(made, random.Random(f"{seed} nodes")) if Kind.NODES in has else made
     made = _with_ready_spares(made, random.Random(f"{seed} spares")) if Kind.SPARES in has else made
@@ -331,6 +333,19 @@ def _at_portion(rng: random.Random, fault: Fault) -> Fault:
 def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
     """Where a backward is hit it is one of its parts, now and then by a stage that does not split it."""
     return replace(job, schedule="ZBH1", faults=tuple(_at_parts(rng, fault) for fault in job.faults))
+
+
+def _with_schedules(job: Scenario, rng: random.Random) -> Scenario:
+    """Edits of the schedule before, after and among the faults, some just before the next one strikes."""
+    faults: list[Fault] = []
+    for fault in job.faults:
+        edit = replace(fault, what=FaultKind.SCHEDULE, step=max(0, fault.step - 1), neighbours=0, with_node=False)
+        faults += [replace(edit, chained=False)] if rng.random() < 0.6 else []
+        faults.append(_at_parts(rng, fault))
+        faults += [replace(edit, chained=True, delay=10 ** rng.uniform(-4, -1))] if rng.random() < 0.4 else []
+    last = job.arithmetic.steps
+    more = [replace(job.faults[0], what=FaultKind.SCHEDULE, step=rng.randint(0, last), chained=False) for _ in range(3)]
+    return replace(job, faults=(*more[:1], *faults, *more[1:]))
 
 
 def _at_parts(rng: random.Random, fault: Fault) -> Fault:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 0.1
 RETRIES = 100
-HARMLESS = (FaultKind.STALL_LINK, FaultKind.CAPACITY, FaultKind.RESTART, FaultKind.SLOW)
+HARMLESS = (FaultKind.STALL_LINK, FaultKind.CAPACITY, FaultKind.RESTART, FaultKind.SLOW, FaultKind.SCHEDULE)
 DEADLY = (*KILLS, FaultKind.FREEZE, FaultKind.HANG, FaultKind.PARTITION)
 SHAKY_SECONDS = 3.0  # how long after a fault its victim may still be declared lost
 LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.STATE,), (Lane.BOUNDARY, Lane.BULK), tuple(Lane))
@@ -141,7 +141,7 @@ class FaultInjector:
     def _strike(self, fault: Fault, node: "Node") -> None:
         job = self.job
         job.log(f"FAULT {fault}: {node.name}")
-        if fault.what is not FaultKind.SLOW:
+        if fault.what not in (FaultKind.SLOW, FaultKind.SCHEDULE):
             job.active_at = max(job.active_at, job.clock.now + fault.seconds)
         self.struck.append((fault, node.name))
         if fault.what not in HARMLESS:
@@ -204,6 +204,8 @@ class FaultInjector:
             case FaultKind.RESTART:
                 self.restarted = True
                 job.restart_coordinator(fault.seconds)
+            case FaultKind.SCHEDULE:
+                job.edit_schedule()
 
     def _all(self, fault: Fault, node: "Node") -> list["Node"]:
         """The workers that the fault befalls if it befalls that one."""

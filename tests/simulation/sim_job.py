@@ -15,10 +15,21 @@ from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.protocol import Message
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.coordinator import CoordinatorState
-from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, Outcome, RemoveWorker, Send, Tick, WorkerLost
+from bamboo.coordinator.events import (
+    AddWorkers,
+    Emit,
+    Event,
+    Finish,
+    Outcome,
+    RemoveWorker,
+    Send,
+    SpecChanged,
+    Tick,
+    WorkerLost,
+)
+from bamboo.job.spec import ScheduleChoice
 from bamboo.names import ALONE_SECONDS
 from bamboo.planning.plan import Cell, Plan
-from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.transport.frames import Frame
 from sim_arithmetic import Oracle
 from sim_checks import Checks, RunResult, judge, waiting
@@ -47,7 +58,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self.spec = scenario, scenario.spec()
         self._say = say
-        self.clock, self.order, self.work = Clock(), StageOrder.of(self.spec.topology), scenario.work
+        self.clock, self.lookahead, self.work = Clock(), self.spec.topology.lookahead, scenario.work
         self.keep_copies = scenario.checkpoints > 0 and scenario.in_memory
         self.verifies = scenario.verifies
         self.copy_seconds, self.devices = scenario.copy_seconds, scenario.per_worker
@@ -217,6 +228,13 @@ class Simulation:
         for node in self.nodes.values():
             node.channel.restarted(seconds)
         self.clock.after(seconds, self._restarted)
+
+    def edit_schedule(self) -> None:
+        """From one to the other."""
+        late = self.spec.topology.schedule is ScheduleChoice.ZB_H1
+        other = ScheduleChoice.ONE_F_ONE_B if late else ScheduleChoice.ZB_H1
+        self.spec = replace(self.spec, topology=replace(self.spec.topology, schedule=other))
+        self.coordinate(SpecChanged(self.spec))
 
     def _restarted(self) -> None:
         self.log("another coordinator starts")

@@ -27,6 +27,7 @@ class Kind(StrEnum):
     SIBLINGS = "siblings", "several pipelines of one stage, whose workers share what is lost"
     SHARDED = "sharded", "as with siblings, and each has but a shard of the optimizer's state"
     ZBH1 = "zbh1", "weight gradients are postponed"
+    SCHEDULES = "schedules", "the schedule changes again and again while the job runs"
     STOPS = "stops", "an evaluation ends the job early"
     VERIFY = "verify", "results that are there twice are compared; none of them differ"
     DEVICES = "devices", "what is sent has to be copied from a device, which takes a while"

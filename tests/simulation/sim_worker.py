@@ -18,7 +18,6 @@ from bamboo.control.protocol import Message
 from bamboo.control.verification import LookAgain
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.planning.plan import Cell, CheckpointId, Plan
-from bamboo.planning.schedule import StageOrder
 from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.divided_engine import make_engine
@@ -74,7 +73,7 @@ class Surroundings(Protocol):
     store: SimStore
     weights: SimWeights
 
-    order: StageOrder
+    lookahead: int
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
     keep_copies: bool
     verifies: bool
@@ -339,7 +338,7 @@ class Node:
                 observer=self,
                 clock=lambda: around.clock.now + self.spent,
                 work_clock=lambda: around.clock.now + self.spent,
-                order=around.order,
+                lookahead=around.lookahead,
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,

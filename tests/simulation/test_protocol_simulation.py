@@ -73,6 +73,16 @@ def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...
     assert sum("samples/s expected" in line for line in chosen) >= len(jobs)
 
 
+@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS, Kind.ELASTIC), 100), ((Kind.VERIFY,), 200)])
+def test_random_faults_while_the_schedule_changes_again_and_again(kinds: tuple[Kind, ...], first: int) -> None:
+    """Some are asked for just before a worker is lost, or just after it."""
+    kinds = (*kinds, Kind.SCHEDULES)
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 8)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
+    assert sum(e.reason == "ScheduleChanged" for job in jobs for e in job.emitted) > 5
+
+
 @pytest.mark.parametrize("first", [0, 6])
 def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -> None:
     """Some workers are slow for a time or for good; they are replaced or get fewer layers, and others are lost."""

@@ -35,7 +35,6 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.placement_spec import VerifyMode
 from bamboo.job.spec import ReplicaPlacement
 from bamboo.planning.plan import Cell, CheckpointId
-from bamboo.planning.schedule import StageOrder
 from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.step_policy import StepPolicy
@@ -353,7 +352,7 @@ class Job:
                 observer=Watch(self, name),
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,
-                order=StageOrder.of(self.spec.topology),
+                lookahead=self.spec.topology.lookahead,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, self.task),
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,

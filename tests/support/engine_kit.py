@@ -7,7 +7,6 @@ import torch
 
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, Plan
-from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
@@ -56,7 +55,7 @@ class OneEngine:
                 observer=self,
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,
-                order=StageOrder(lookahead=0),
+                lookahead=0,
                 devices=devices,
             )
         )

@@ -3,7 +3,6 @@
 from typing import Any
 
 from bamboo.control.protocol import Message, Report
-from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.telemetry.trace import Silent
@@ -17,7 +16,7 @@ def test_a_worker_without_a_plan_answers_too() -> None:
         worker="w", steps=1, build=nowhere, build_whole=nowhere, restore=nowhere, transport=nowhere,
         tell=said.append, keep=nowhere, new_id=nowhere, observer=Silent(), clock=lambda: 0.0,
         work_clock=lambda: 0.0,
-        order=StageOrder(),
+        lookahead=1,
     ))  # fmt: skip
     engine.report()
     assert said == [Report(committed=-1, held={})]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
+from bamboo.coordinator.events import Outcome, SpecChanged
+from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
@@ -15,7 +16,7 @@ from training_job import Fault, Job
 def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: Any) -> dict[str, Any]:
     return bamboojob(
         task=gpt_task(dModel=16, context=8, **changes.pop("task", {})),
-        training=training(4, 12, 2, maxGradientNorm=1.0, **changes.pop("training", {})),
+        training=training(changes.pop("steps", 4), 12, 2, maxGradientNorm=1.0, **changes.pop("training", {})),
         topology={"stages": stages, "pipelines": pipelines, "schedule": schedule},
         redundancy={"mode": "LazyForward"} | changes,
     )
@@ -80,6 +81,32 @@ def test_in_a_1f1b_job_too_what_is_taken_over_postpones_weight_gradients() -> No
         twice = Job(document, (lost, Fault(part, Cell(0, 1), 2, 4))).run()
         assert not twice.faults, "the worker that had been on standby was lost, too"
         assert twice.digests == expected.digests
+
+
+@pytest.mark.parametrize(("pipelines", "mode"), [(1, "EagerForward"), (2, "EagerBackward")])
+def test_the_schedule_may_change_at_any_step_and_changes_no_bit(pipelines: int, mode: str) -> None:
+    """Every few steps the other one is asked for; a worker dies in the step after the last change."""
+    more = {"mode": mode, "steps": 12}
+    left = [(2, "ZBH1"), (5, "1F1B"), (8, "ZBH1")]
+
+    def decide(job: Job) -> None:
+        if left and job.state.plan and job.state.step >= left[0][0]:
+            document = manifest(3, pipelines, schedule=left.pop(0)[1], **more)
+            job.inbox.append(SpecChanged(parse_manifest(document)))
+
+    lost = Fault("BackwardInput", Cell(0, 1), 10, 1)
+    job = Job(manifest(3, pipelines, schedule="1F1B", **more), (lost,), decide=decide).run()
+    expected = Job(manifest(3, 1, schedule="1F1B", **more)).run()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert not job.faults
+    assert job.state.losses == expected.state.losses
+    assert add_digests(job.digests) == add_digests(expected.digests)
+    assert sum(e.reason == "ScheduleChanged" for e in job.emitted) == 3
+    ran = {step: {f.name for f in job.executed if f.step == step and f.cell == Cell(0, 2)} for step in range(12)}
+    postponed = [step for step, names in ran.items() if "BackwardWeight" in names]
+    assert 0 < len(postponed) < 12
+    assert {"Backward"} == {name for step in (0, 1) for name in ran[step] if name.startswith("Backward")}
 
 
 def test_the_account_of_memory_counts_what_waits_for_weight_gradients() -> None:

@@ -14,7 +14,7 @@ from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, without_m
 from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.workers.reconnection import recovered
 from bamboo.coordinator.workers.record import WorkerRecord
-from bamboo.job.spec import RedundancyMode, wanted_workers
+from bamboo.job.spec import RedundancyMode, schedules, wanted_workers
 from bamboo.planning.desired import PlanningView, Urgency
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
@@ -90,13 +90,15 @@ def _better_plan(view: PlanningView) -> Plan | None:
 def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     """What the planning functions look at."""
     plan = state.current_plan
+    aim = _aim(state, now)
     return PlanningView(
         plan=plan,
         live=state.live(plan),
         leaving={w: _urgency(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
         synced=state.synced,
         redundancy=state.spec.redundancy,
-        pipelines=_pipelines(state, now),
+        pipelines=aim.pipelines,
+        schedule=aim.schedule,
         generation=state.generation,
         spread=state.spec.spread.policy,
         on_standby=state.spec.standby.stages,
@@ -199,7 +201,7 @@ def _start(turn: Turn) -> None:
         ready = in_places(state.plan, ready, grid.stages * grid.pipelines)
     plan = initial_plan(
         ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found,
-        spread=spec.spread.policy,
+        spread=spec.spread.policy, schedule=grid.schedule,
     )  # fmt: skip
     plan = sharded(plan, spec, state.sizes)
     sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
@@ -224,9 +226,10 @@ def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
     if spec.elastic.chooses_grid:
         return following.first_grid(state, ready) if waited or ready >= wanted_workers(spec) else None
     pipelines = min(ready // stages, wanted)
+    grid = Grid(stages, pipelines, spec.topology.first_schedule)
     if pipelines == wanted or (waited and pipelines >= spec.elastic.min_pipelines):
-        return Grid(stages, pipelines)
-    fewer = desired_grid(ready, spec, Grid(stages, pipelines))
+        return grid
+    fewer = desired_grid(ready, spec, grid)
     return fewer if restoring and waited and fewer.stages * fewer.pipelines <= ready else None
 
 
@@ -283,15 +286,18 @@ def _watch_size(turn: Turn) -> None:
         turn.set(resize=(wanted, turn.now))
 
 
-def _pipelines(state: CoordinatorState, now: float) -> int:
-    """The number of pipelines to aim at: another one only after the workers have sufficed for it for a while."""
+def _aim(state: CoordinatorState, now: float) -> Grid:
+    """The pipelines to aim at, of the plan's stages: others only after the workers have sufficed for them for a while.
+
+    By a schedule that the specification allows, which an edit may have changed.
+    """
     waited = following.is_due(state, now)
     split_anew = state.spec.topology.shard_optimizer or (
         state.resize is not None and state.resize[0].stages != len(state.current_plan.stages)
     )
-    if state.resize and waited and not split_anew:
-        return state.resize[0].pipelines
-    return state.current_plan.target.pipelines
+    aim = state.resize[0] if state.resize and waited and not split_anew else grid_of(state.current_plan)
+    allowed = schedules(state.spec)
+    return aim if aim.schedule in allowed else aim._replace(schedule=allowed[0])
 
 
 def _issue(turn: Turn, plan: Plan) -> None:

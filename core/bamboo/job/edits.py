@@ -11,12 +11,12 @@ from bamboo.job.placement_spec import WorkerSpec
 from bamboo.job.spec import JobSpec
 from bamboo.job.training_spec import ParameterPrecision
 
-CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.replicas
+CHANGEABLE = (  # beside topology.pipelines and schedule, redundancy.mode and replicas
     "suspend", "elastic", "standby", "node_pools", "worker", "rollout", "clean_pod_policy",
     "ttl_seconds_after_finished",
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
-CHANGEABLE_INSIDE = {"topology": ("pipelines",), "redundancy": ("mode", "replicas")}
+CHANGEABLE_INSIDE = {"topology": ("pipelines", "schedule"), "redundancy": ("mode", "replicas")}
 FIXED_INSIDE = {"worker": ("devices",)}
 # For how long; what becomes of steps that would otherwise end the job; what is only measured; whether kernels may add
 # in any order, or are compiled; and two by what follows from them, `groups`.
@@ -30,7 +30,7 @@ _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClai
 
 def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
     """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
-    topology = replace(old.topology, pipelines=wanted.topology.pipelines)
+    topology = replace(old.topology, pipelines=wanted.topology.pipelines, schedule=wanted.topology.schedule)
     redundancy = replace(old.redundancy, mode=wanted.redundancy.mode, replicas=wanted.redundancy.replicas)
     changed = {name: getattr(wanted, name) for name in CHANGEABLE}
     for name, inner in FIXED_INSIDE.items():

@@ -249,7 +249,7 @@ def _topology(f: Fields) -> s.TopologySpec:
             stages=f.integer("stages", high=1024),
             pipelines=f.integer("pipelines", 1, high=1024),
             lookahead=f.integer("lookahead", 1, low=0, high=4),
-            schedule=f.choice("schedule", s.PipelineSchedule.ONE_F_ONE_B),
+            schedule=f.choice("schedule", s.ScheduleChoice.AUTO),
             flows_per_link=f.integer("flowsPerLink", 4, high=16),
             split=f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None,
             shard_optimizer=f.flag("shardOptimizer"),

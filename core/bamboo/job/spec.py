@@ -81,6 +81,14 @@ class PipelineSchedule(StrEnum):
     ZB_H1 = "ZBH1"  # weight gradients by themselves, later than those that the stage before waits for
 
 
+class ScheduleChoice(StrEnum):
+    """What a manifest says of the schedule. AUTO: the coordinator chooses it where it chooses the grid."""
+
+    AUTO = "Auto"
+    ONE_F_ONE_B = PipelineSchedule.ONE_F_ONE_B.value
+    ZB_H1 = PipelineSchedule.ZB_H1.value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
     """lookahead: forwards by which a stage is ahead of the next one beyond plain 1F1B; see docs/design/engine.md.
@@ -92,11 +100,17 @@ class TopologySpec:
     stages: int
     pipelines: int = 1
     lookahead: int = 1
-    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    schedule: ScheduleChoice = ScheduleChoice.AUTO
     flows_per_link: int = 4
     split: tuple[int, ...] | None = None
     shard_optimizer: bool = False
     transport: TransportType = TransportType.TCP
+
+    @property
+    def first_schedule(self) -> PipelineSchedule:
+        """By which a job runs as long as no other one was chosen."""
+        auto = self.schedule is ScheduleChoice.AUTO
+        return PipelineSchedule.ONE_F_ONE_B if auto else PipelineSchedule(self.schedule.value)
 
 
 class Objective(StrEnum):
@@ -238,6 +252,15 @@ class JobSpec:
     ttl_seconds_after_finished: int | None = None
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
+
+
+def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
+    """Those that the coordinator may choose from; the first one until it has. One if there is no choice of a grid, by
+    which it knows what steps take, and with compiled layers, whose weight gradients cannot be postponed.
+    """
+    first = spec.topology.first_schedule
+    chosen = spec.topology.schedule is ScheduleChoice.AUTO and spec.elastic.chooses_grid and not spec.training.compile
+    return (first, PipelineSchedule.ZB_H1) if chosen else (first,)
 
 
 def wanted_pipelines(spec: JobSpec) -> int:

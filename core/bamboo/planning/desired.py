@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import RedundancySpec
+from bamboo.job.spec import PipelineSchedule, RedundancySpec
 from bamboo.planning.grid import kept_on_standby
 from bamboo.planning.heirs import Synced, home
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
@@ -28,9 +28,9 @@ class PlanningView:
     """What a reconciliation looks at.
 
     live: in order of joining; leaving: those that have a notice; pipelines: how many there should be;
-    generation: the newest layout that a step has been committed with (-1: none yet); reported: workers that say that
-    they hold a stage's state at a usable version, by stage; on_standby: of how many stages a spare worker keeps
-    replicas, so that it can take one of them over.
+    schedule: by which they should run; generation: the newest layout that a step has been committed with (-1: none
+    yet); reported: workers that say that they hold a stage's state at a usable version, by stage; on_standby: of how
+    many stages a spare worker keeps replicas, so that it can take one of them over.
     """
 
     plan: Plan
@@ -40,6 +40,7 @@ class PlanningView:
     redundancy: RedundancySpec  # the one asked for
     pipelines: int
     generation: int
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
     on_standby: int = 0

@@ -3,7 +3,8 @@
 A resize never disturbs a step. Growing first fills the newcomers as additional replicas, then adds their row at a step
 boundary. Shrinking takes the share away from the last rows at a step boundary; their workers have become replicas of
 the rows that stay, and heal those. The rows and the old layouts are dropped once a step has been committed with the
-new layout, because until then a step under the old one may still have to be finished by somebody else.
+new layout, because until then a step under the old one may still have to be finished by somebody else. Another schedule
+takes the same way.
 """
 
 from bamboo import text
@@ -21,11 +22,21 @@ def desired_pipelines(staying: int, spec: JobSpec) -> int:
 
 
 def resize(view: PlanningView) -> Plan | None:
-    """Begin to run with another number of pipelines, if everything that it takes is in place."""
+    """Begin to run with another number of pipelines, if all that it takes is in place, or by another schedule."""
     plan = view.plan
-    if len(plan.layouts) > 1 or view.pipelines == plan.target.pipelines:
+    if len(plan.layouts) > 1:
         return None
+    if view.pipelines == plan.target.pipelines:
+        return _reorder(view) if view.schedule is not plan.target.schedule else None
     return _shrink(view) if view.pipelines < plan.target.pipelines else _grow(view)
+
+
+def _reorder(view: PlanningView) -> Plan:
+    """The same cells, whose forwards and backwards run in another order from some step on. It changes no bit."""
+    plan = view.plan
+    cells = {c: plan.at(c) for c in plan.cells()}
+    told = f"schedule {view.schedule} from the next step on"
+    return next_plan(view, cells, "ScheduleChanged", told, boundary=True, layouts=_layouts(view, plan.target.pipelines))
 
 
 def _grow(view: PlanningView) -> Plan | None:
@@ -41,7 +52,7 @@ def _grow(view: PlanningView) -> Plan | None:
             cells[Cell(d, s)] = Assignment(owner=row[s], replicas=replicas)
     count = plan.target.pipelines + len(newcomers) // len(stages)
     return next_plan(
-        view, cells, "Growing", f"{count} pipelines from the next step on", boundary=True, layouts=_layouts(plan, count)
+        view, cells, "Growing", f"{count} pipelines from the next step on", boundary=True, layouts=_layouts(view, count)
     )
 
 
@@ -59,7 +70,7 @@ def _shrink(view: PlanningView) -> Plan:
             cells[successor_of] = Assignment(owner=kept.owner, replicas=(*kept.replicas, worker))
     return next_plan(
         view, cells, "Shrinking", f"{text.count(count, 'pipeline')} from the next step on", boundary=True,
-        layouts=_layouts(plan, count),
+        layouts=_layouts(view, count),
     )  # fmt: skip
 
 
@@ -70,10 +81,10 @@ def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
     return next((c for c in cells if owner[c] in view.leaving or len(view.plan.owned_by(owner[c])) > 1), cells[0])
 
 
-def _layouts(plan: Plan, pipelines: int) -> tuple[Layout, ...]:
-    target = plan.target
+def _layouts(view: PlanningView, pipelines: int) -> tuple[Layout, ...]:
+    plan, target = view.plan, view.plan.target
     microbatches, groups = sum(map(len, target.split)), len(target.groups) - 1 if target.groups else None
-    return (*plan.layouts, make_layout(target.generation + 1, microbatches, pipelines, groups))
+    return (*plan.layouts, make_layout(target.generation + 1, microbatches, pipelines, groups, view.schedule))
 
 
 def drop_old_layouts(view: PlanningView) -> Plan | None:
@@ -83,4 +94,7 @@ def drop_old_layouts(view: PlanningView) -> Plan | None:
         return None
     count = plan.target.pipelines
     cells = {c: plan.at(c) for c in plan.cells() if c.pipeline < count}
-    return next_plan(view, cells, "Resized", f"the job runs {text.count(count, 'pipeline')}", layouts=(plan.target,))
+    told = f"the job runs {text.count(count, 'pipeline')}"
+    if plan.layouts[0].schedule is not plan.target.schedule:
+        told += f" by schedule {plan.target.schedule}"
+    return next_plan(view, cells, "Resized", told, layouts=(plan.target,))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import JobSpec, RedundancyMode, RedundancySpec, TopologySpec
+from bamboo.job.spec import JobSpec, PipelineSchedule, RedundancyMode, RedundancySpec, TopologySpec
 from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
@@ -102,11 +102,21 @@ def _fill(total: Sequence[float], stages: int, end: int, limit: float) -> tuple[
     return False, more
 
 
-def make_layout(generation: int, microbatches: int, pipelines: int, groups: int | None) -> Layout:
+def make_layout(
+    generation: int,
+    microbatches: int,
+    pipelines: int,
+    groups: int | None,
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
+) -> Layout:
     """Consecutive, nearly equal shares of a step's microbatches; whole groups of them, if gradients are summed so."""
     bounds = pipeline_bounds(microbatches, groups or microbatches, pipelines)
-    split = tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
-    return Layout(generation=generation, split=split, groups=group_bounds(microbatches, groups) if groups else ())
+    return Layout(
+        generation=generation,
+        split=tuple(tuple(range(a, b)) for a, b in pairwise(bounds)),
+        groups=group_bounds(microbatches, groups) if groups else (),
+        schedule=schedule,
+    )
 
 
 def initial_plan(
@@ -119,6 +129,7 @@ def initial_plan(
     epoch: int = 1,
     restore: CheckpointId | None = None,
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE,
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
 ) -> Plan:
     """The first plan from a state on: needs stages x pipelines workers; those that are left stand by.
 
@@ -132,7 +143,7 @@ def initial_plan(
         )
         for row in rows(peers, depth, pipelines, redundancy.kept, spread)
     )
-    layout = make_layout(0, training.microbatches, pipelines, training.groups)
+    layout = make_layout(0, training.microbatches, pipelines, training.groups, schedule)
     covered = _nodes_covered(cells, known) if redundancy.kept else ""
     covered += _zones_covered(cells, {w: p.zone for w, p in known.items()}) if redundancy.kept > 1 else ""
     begins = f"goes on from the checkpoint of step {restore.step}" if restore else "begins"

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from bamboo.job.spec import MOST_LAYERS, MOST_WORKERS, JobSpec, RedundancyMode
+from bamboo.job.spec import MOST_LAYERS, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
 from bamboo.planning.gradient_groups import are_bounds, group_bounds, share_of
 
 WorkerId = str
@@ -69,7 +69,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The global microbatch indices that each pipeline runs in a step.
+    """The global microbatch indices that each pipeline runs in a step, and by which schedule.
 
     groups: the first microbatch of each group whose gradients are summed by itself (see `gradient_groups`), and the
     number of microbatches. Empty: what a pipeline runs is one group, so the sum depends on their number.
@@ -78,6 +78,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     generation: int
     split: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...] = ()
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
     @property
     def pipelines(self) -> int:

@@ -185,7 +185,8 @@ class StageOrder:
 
     @classmethod
     def of(cls, topology: TopologySpec) -> Self:
-        return cls(topology.schedule, topology.lookahead)
+        """As the job begins."""
+        return cls(topology.first_schedule, topology.lookahead)
 
     def taken_over(self) -> Self:
         """Of a step of a cell that another worker goes on with."""

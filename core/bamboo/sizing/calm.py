@@ -90,6 +90,12 @@ def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
     peers = [Peer(worker=f"w{i}", host="", port=0, zone=zone) for i, zone in enumerate(places)]
     ranges = layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
     plan = initial_plan(
-        peers, ranges, spec.topology.pipelines, spec.training, spec.redundancy, spread=spec.spread.policy
+        peers,
+        ranges,
+        spec.topology.pipelines,
+        spec.training,
+        spec.redundancy,
+        spread=spec.spread.policy,
+        schedule=spec.topology.first_schedule,
     )
     return msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, profile.costs))

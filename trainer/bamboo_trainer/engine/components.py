@@ -76,7 +76,7 @@ class Components:
         self.forward_sums = ForwardSums(self.plan, self.outbox, ports.tell, states.questions, verifies=verifies)
         self.redundant = RedundantWork(
             self.plan, self.outbox.log, self.states, ports.observer, ports.clock, timer, self.forward_sums,
-            order=ports.order, on_host=ports.on_host,
+            lookahead=ports.lookahead, on_host=ports.on_host,
         )  # fmt: skip
         self.spots = SpotChecks(
             self.plan, self.outbox, self.states, log, self.forward_sums, ports.observer, ports.spots

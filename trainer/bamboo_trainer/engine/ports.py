@@ -8,7 +8,6 @@ from torch import Tensor
 from bamboo.control.protocol import Message
 from bamboo.control.verification import ForwardPlace
 from bamboo.planning.plan import CheckpointId, WorkerId
-from bamboo.planning.schedule import StageOrder
 from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.checkpoint_shares import Hold, Keep
 from bamboo_trainer.commit.history import History, NoHistory
@@ -36,7 +35,7 @@ class Ports:
     host_memory: how much of that there is. copies: of what is sent, in host memory; who makes them later has `Copied`
     handled when one is there.
     clock: seconds; work_clock: without those in which the engine's thread waited for a processor.
-    order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
+    lookahead: see `StageOrder`. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits. verifies: results
     that are there twice are compared. spots: which microbatches are computed again; None: none. devices: of the worker,
     on which its stages are run in as many parts.
@@ -54,7 +53,7 @@ class Ports:
     observer: Observer
     clock: Callable[[], float]
     work_clock: Callable[[], float]
-    order: StageOrder
+    lookahead: int
     on_host: bool = False
     policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None

@@ -47,7 +47,6 @@ from bamboo.job.placement_spec import VerifyMode
 from bamboo.job.spec import ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
-from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import device_of
 from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.history import NoHistory
@@ -339,7 +338,7 @@ class WorkerAgent:
             observer=self.inside,
             clock=time.monotonic,
             work_clock=WorkClock(),
-            order=StageOrder.of(spec.topology),
+            lookahead=spec.topology.lookahead,
             on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
             policy=StepPolicy.of(spec.training, task),
             keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,

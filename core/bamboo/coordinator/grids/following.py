@@ -6,6 +6,7 @@ from typing import Final
 from bamboo.coordinator.events import Emit
 from bamboo.coordinator.grids import choosing
 from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.job.spec import schedules
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of
 from bamboo.planning.steps.grid_rates import GridRate, bounded_grids
 from bamboo.text import count
@@ -109,7 +110,7 @@ def tell(turn: Turn, grid: Grid) -> None:
     """Why it is this one: what is expected of it, and of others."""
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = sum(1 for r in state.ready.values() if r.notice_until is None)
-    text = f"{grid.told} for {count(workers, 'worker')}"
+    text = f"{_told(grid, state)} for {count(workers, 'worker')}"
     if not choosing.is_measured(state):
         _chosen(turn, f"{text}: to begin with; what steps take is measured")
         return
@@ -118,11 +119,18 @@ def tell(turn: Turn, grid: Grid) -> None:
     if chosen is None:
         return
     turn.set(grids=replace(state.grids, expected=chosen))
-    others = tuple(one for one in found if one.grid.stages != grid.stages)[:SHOWN]
+    best = {one.grid.stages: one for one in reversed(found)}
+    others = [one for one in found if one.grid.stages != grid.stages and best[one.grid.stages] is one][:SHOWN]
     batch = state.spec.training.global_batch_size
-    rated = ", ".join(f"{one.grid.told} {batch / one.seconds:.3g}" for one in others)
+    rated = ", ".join(f"{_told(one.grid, state)} {batch / one.seconds:.3g}" for one in others)
     text += f": {batch / chosen.seconds:.3g} samples/s expected"
     _chosen(turn, text + (f"; of others: {rated}" if rated else ""))
+
+
+def _told(grid: Grid, state: CoordinatorState) -> str:
+    """With the schedule if there was a choice of it."""
+    chosen = grid.stages > 1 and len(schedules(state.spec)) > 1
+    return f"{grid.told} by {grid.schedule}" if chosen else grid.told
 
 
 def _chosen(turn: Turn, text: str) -> None:

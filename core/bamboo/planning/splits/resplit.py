@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, PipelineSchedule
 from bamboo.planning.elastic import desired_pipelines
 from bamboo.planning.grid import grouped, initial_plan, layer_ranges
 from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
@@ -23,10 +23,11 @@ MOST_SOURCES = 4  # of a layer, that a plan names
 
 
 class Grid(NamedTuple):
-    """What a job runs: pipelines of stages."""
+    """What a job runs: pipelines of stages, by a schedule."""
 
     stages: int
     pipelines: int
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
     @property
     def cells(self) -> int:
@@ -44,13 +45,13 @@ def desired_grid(staying: int, spec: JobSpec, now: Grid) -> Grid:
     """
     pipelines, most = desired_pipelines(staying, spec), spec.topology.stages
     if spec.topology.split is not None:
-        return Grid(most, pipelines)
+        return Grid(most, pipelines, now.schedule)
     stages = min(staying // pipelines, most)
-    return Grid(stages if stages >= spec.elastic.min_stages else now.stages, pipelines)
+    return Grid(stages if stages >= spec.elastic.min_stages else now.stages, pipelines, now.schedule)
 
 
 def grid_of(plan: Plan) -> Grid:
-    return Grid(len(plan.stages), plan.target.pipelines)
+    return Grid(len(plan.stages), plan.target.pipelines, plan.target.schedule)
 
 
 class Beginning(NamedTuple):
@@ -95,7 +96,7 @@ def resplit_plan(
     begun = initial_plan(
         [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
         spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=beginning.state,
-        spread=spec.spread.policy,
+        spread=spec.spread.policy, schedule=grid.schedule,
     )  # fmt: skip
     begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
     stages = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.job.spec import JobSpec, RedundancyMode, ScheduleChoice, schedules
 from bamboo.planning.grid import initial_plan, layer_ranges, make_layout
 from bamboo.planning.plan import Layout, Peer, Plan
 from bamboo.planning.schedule import StageOrder
@@ -31,7 +31,8 @@ class GridRate:
 
 def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
     """Of each number of stages within the bounds: the most pipelines that the workers fill, and all numbers below by
-    which the longest share of a step grows. Others in between compute for as long, and reduce for about as long.
+    which the longest share of a step grows. Others in between compute for as long, and reduce for about as long. Each
+    by all schedules that the job may run by; one stage has nobody to wait for, and runs by the first one.
     """
     elastic, training = spec.elastic, spec.training
     fewest = elastic.min_pipelines
@@ -43,7 +44,8 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
         shares = {d: _longest_share(spec, d) for d in range(fewest - 1 or 1, most + 1)}
         for d in range(most, fewest - 1, -1):
             if d in (fewest, most) or shares[d] < shares[d - 1]:
-                yield Grid(stages, d)
+                for schedule in schedules(spec)[: 1 if stages == 1 else None]:
+                    yield Grid(stages, d, schedule)
 
 
 def _longest_share(spec: JobSpec, pipelines: int) -> int:
@@ -97,7 +99,9 @@ class GridRates:
         return max(device_bytes(self.figures, spec, taken_over=over) for over in {False, protected})
 
     def _spec_of(self, grid: Grid) -> JobSpec:
-        return replace(self.spec, topology=replace(self.spec.topology, stages=grid.stages, pipelines=grid.pipelines))
+        schedule = ScheduleChoice(grid.schedule.value)
+        topology = replace(self.spec.topology, stages=grid.stages, pipelines=grid.pipelines, schedule=schedule)
+        return replace(self.spec, topology=topology)
 
     def seconds(self, grid: Grid) -> float:
         """Of a step, with a worker for each cell."""
@@ -130,7 +134,7 @@ class GridRates:
     def _plan(self, grid: Grid) -> Plan:
         spec, ranges = self._spec_of(grid), self.ranges(grid.stages)
         peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(grid.cells)]
-        plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy)
+        plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy, schedule=grid.schedule)
         return msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, self.figures.costs))
 
     def _least(self, grid: Grid) -> float:

@@ -232,7 +232,8 @@ class StepModel:
                 )
             group = Group(
                 forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
-                microbatches=tuple(len(layout.split[d]) for d in rows), order=StageOrder.of(self._spec.topology),
+                microbatches=tuple(len(layout.split[d]) for d in rows),
+                order=StageOrder(layout.schedule, self._spec.topology.lookahead),
                 network=self.figures.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy),
                 mirrors=mirrors, layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
                 machines=_machines(names),

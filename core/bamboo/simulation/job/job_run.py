@@ -129,7 +129,8 @@ class _Simulation:
         except ValueError as error:
             raise SimulationError(f"{error} (of the profile {self._run.profile.name})") from None
         peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(pipelines * len(ranges))]
-        plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)
+        schedule = spec.topology.first_schedule
+        plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy, schedule=schedule)
         layers = device_layers(spec, ranges, self._run.profile.costs)
         plan = msgspec.structs.replace(plan, device_layers=layers)
         return self._model.seconds(plan, plan.target)

@@ -257,8 +257,9 @@ class SimulatedTraining:
         """Has the coordinator to be told of each step, as it learns what steps take on this grid?"""
         if not self._spec.elastic.chooses_grid:
             return False
-        if self._timed[0] != (plan.stages, plan.target.pipelines):
-            self._timed = (plan.stages, plan.target.pipelines), self.step
+        ran = plan.stages, plan.target.pipelines, plan.target.schedule
+        if self._timed[0] != ran:
+            self._timed = ran, self.step
         return self.step < self._timed[1] + LEARNING_STEPS
 
     def _say_times(self, plan: Plan) -> None:

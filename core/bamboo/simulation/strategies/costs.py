@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bamboo.job.spec import ElasticSpec, JobSpec, Objective, PipelineSchedule, RedundancyMode
+from bamboo.job.spec import ElasticSpec, JobSpec, Objective, PipelineSchedule, RedundancyMode, schedules
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates
@@ -39,10 +39,7 @@ class Costs:
         self.profile = for_microbatch(profile, spec.training.micro_batch_size)
         self.spec = _plain(spec, len(profile.layers))
         self._rates = GridRates(self.profile.figures, self.spec, profile.machine.memory)
-        self._order = StageOrder.of(self.spec.topology)
-        late = replace(self.spec, topology=replace(self.spec.topology, schedule=PipelineSchedule.ZB_H1))
-        self._late_rates = GridRates(self.profile.figures, late, profile.machine.memory)
-        self._late_order = StageOrder.of(late.topology)
+        self._schedules = schedules(self.spec)
         self._stages: dict[int, StageCost] = {}
         self._uneven: dict[tuple[int, ...], float] = {}
         self._pipelines: dict[tuple[int, int, StageOrder], tuple[float, ...]] = {}
@@ -71,11 +68,23 @@ class Costs:
 
     def fits(self, grid: Grid) -> bool:
         """Whether devices have the memory for its stages."""
-        return grid.stages <= len(self.profile.layers) and self._rates.fits(grid)
+        return grid.stages <= len(self.profile.layers) and any(map(self._rates.fits, self._ways(grid)))
 
     def step(self, grid: Grid) -> float:
-        """Of the whole batch, with a node for each stage."""
-        return self._rates.seconds(grid)
+        """Of the whole batch, with a node for each stage; by the best schedule, if the job leaves that open."""
+        return min(map(self._rates.seconds, self._fitting(grid)))
+
+    def _ways(self, grid: Grid) -> list[Grid]:
+        """By each schedule that the job may run by. What strategies call a grid says nothing of that."""
+        return [grid._replace(schedule=schedule) for schedule in self._schedules]
+
+    def _fitting(self, grid: Grid) -> list[Grid]:
+        """Of those the ones for which there is the memory; the first one if there is for none."""
+        ways = self._ways(grid)
+        return [way for way in ways if self._rates.fits(way)] or ways[:1]
+
+    def _order(self, schedule: PipelineSchedule) -> StageOrder:
+        return StageOrder(schedule, self.spec.topology.lookahead)
 
     def paced(self, stages: int) -> float:
         """Between two microbatches of the slowest stage: computing, or the way of what it sends."""
@@ -88,24 +97,28 @@ class Costs:
         """
         found = self._uneven.get(lengths)
         if found is None:
-            shares = self._shares(lengths)
-            grid = Grid(min(lengths), len(lengths))
-            ends: dict[tuple[int, int], float] = {}
-            for d, (length, share) in enumerate(zip(lengths, shares, strict=True)):
-                done = self._ends(length, share, self._order)
-                ends |= {(d, s): done[s * length // grid.stages] for s in range(grid.stages)}
-            found = self._uneven[lengths] = self._rates.completed(grid, ends)
+            ways = self._fitting(Grid(min(lengths), len(lengths)))
+            found = self._uneven[lengths] = min(self._uneven_step(lengths, way) for way in ways)
         return found
 
-    def _shares(self, lengths: tuple[int, ...]) -> list[int]:
+    def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
+        """By the grid's schedule; it has as many pipelines, all as long as the shortest one."""
+        order = self._order(grid.schedule)
+        ends: dict[tuple[int, int], float] = {}
+        for d, (length, share) in enumerate(zip(lengths, self._shares(lengths, order), strict=True)):
+            done = self._ends(length, share, order)
+            ends |= {(d, s): done[s * length // grid.stages] for s in range(grid.stages)}
+        return self._rates.completed(grid, ends)
+
+    def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> list[int]:
         """Microbatches of each pipeline, at least one: the next one is for whoever is done with it first."""
         shares = [1] * len(lengths)
-        until = [(max(self._ends(length, 2, self._order)), d) for d, length in enumerate(lengths)]
+        until = [(max(self._ends(length, 2, order)), d) for d, length in enumerate(lengths)]
         heapq.heapify(until)
         for _ in range(self.microbatches - len(lengths)):
             d = until[0][1]
             shares[d] += 1
-            heapq.heapreplace(until, (max(self._ends(lengths[d], shares[d] + 1, self._order)), d))
+            heapq.heapreplace(until, (max(self._ends(lengths[d], shares[d] + 1, order)), d))
         return shares
 
     def rerouted(self, grid: Grid, least: int) -> float:
@@ -116,8 +129,9 @@ class Costs:
         found = self._rerouted.get((grid, least))
         if found is None:
             share = math.ceil(self.microbatches / least)
-            late = self._late_rates.fits(Grid(grid.stages, least))
-            done = self._ends(grid.stages, share, self._late_order if late else self._order)
+            late = self._rates.fits(Grid(grid.stages, least, PipelineSchedule.ZB_H1))
+            schedule = PipelineSchedule.ZB_H1 if late else self._schedules[0]
+            done = self._ends(grid.stages, share, self._order(schedule))
             ends = {(d, s): done[s] for d in range(grid.pipelines) for s in range(grid.stages)}
             found = self._rerouted[grid, least] = max(self._rates.completed(grid, ends), self.step(grid))
         return found
@@ -142,7 +156,7 @@ class Costs:
     def grid(self, nodes: int, stages: int) -> Grid:
         """The fastest grid of so many stages that the nodes have the memory for."""
         found = self._rates.best(nodes, stages)
-        return found[0].grid if found else NOTHING
+        return Grid(found[0].grid.stages, found[0].grid.pipelines) if found else NOTHING
 
     def best(self, nodes: int, choices: Sequence[int], rate: Callable[[Grid], float] | None = None) -> Grid:
         """The fastest of the grids with one of these numbers of stages; of equals the one with fewer stages."""

@@ -142,22 +142,22 @@ class CellStep:
         stages: int,
         layout: Layout | None,
         tied_to: Sequence[int],
-        order: StageOrder,
+        lookahead: int,
         evaluating: Evaluating,
     ) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it.
 
-        tied_to: the other stages that share parameters with this one.
+        tied_to: the other stages that share parameters with this one. lookahead: see `StageOrder`.
         """
         self.step, self.layout, self.done = stage.version, layout, 0
         self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program, self.evaluations, self.outer_backwards = [], 0, ()
-        order = order.taken_over() if self.in_midstep else order
-        self.in_midstep = self.in_midstep and layout is None
+        resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
             shared, tied = self._ranges(layout), bool(stage.tied_segments())
+            order = StageOrder(layout.schedule, lookahead, late_weights=resumed)
             training = program(self.cell, stages, layout, tied, order, shared, len(stage.buckets))
             step = last_program() if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)

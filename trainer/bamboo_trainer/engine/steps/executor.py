@@ -51,7 +51,7 @@ class Executor:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer, self._tell = ports.observer, ports.clock, timer, ports.tell
-        self._wanted, self._order, self._evaluations = ports.steps, ports.order, ports.evaluations
+        self._wanted, self._lookahead, self._evaluations = ports.steps, ports.lookahead, ports.evaluations
         self._instructions = Instructions(
             plan, outbox, states, replicator, sums, spots, ports.copies, steps=ports.steps, clock=ports.clock
         )
@@ -162,7 +162,7 @@ class Executor:
     def _start(self, cell_step: CellStep, stage: Stage) -> None:
         tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(stage.version)
         cell_step.portions = self._plan.current.at(cell_step.cell).portions
-        cell_step.start(stage, self._plan.stages, layout, tied_to, self._order, self._evaluating(stage.version))
+        cell_step.start(stage, self._plan.stages, layout, tied_to, self._lookahead, self._evaluating(stage.version))
 
     def _evaluating(self, step: int) -> Evaluating:
         """What of an evaluation the step begins with. Of one that is committed nobody has to know it any more."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from bamboo.control.verification import ForwardPlace, Result
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, Layout, WorkerId
-from bamboo.planning.schedule import Backward, Forward, ReportReady, StageOrder, one_f_one_b
+from bamboo.planning.schedule import Backward, Forward, ReportReady, one_f_one_b
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
@@ -48,12 +48,12 @@ class RedundantWork:
         timer: StageTimer,
         sums: ForwardSums,
         *,
-        order: StageOrder,
+        lookahead: int,
         on_host: bool,
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
-        self._sums, self._order, self.on_host = sums, order, on_host
+        self._sums, self._lookahead, self.on_host = sums, lookahead, on_host
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
         self.budget = BubbleBudget()
@@ -311,7 +311,7 @@ class RedundantWork:
     def _next_mirrored(self, cell: Cell, step: int, layout: Layout, shadow: Shadow | None) -> Forward | Backward | None:
         """None: all is done, or what it takes is not here. shadow: what is done of it."""
         (d, s), stages = cell, self._plan.stages
-        for instruction in one_f_one_b(s, stages, layout.split[d], self._order.lookahead):
+        for instruction in one_f_one_b(s, stages, layout.split[d], self._lookahead):
             m = instruction.microbatch
             if isinstance(instruction, Forward) and not (shadow and shadow.forwarded(m)):
                 return instruction if self._inputs_known(cell, step, m) else None
