@@ -222,6 +222,12 @@ def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
     assert (len(world.state.plan.stages), world.state.plan.restore) == (3, cut)
 
 
+def test_who_is_short_of_workers_has_nobody_filled_before_the_cut() -> None:
+    world = wished()
+    assert world.state.resize is not None
+    assert world.state.filling is None
+
+
 def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
     world = wished()
     world.tell(PreemptionNotice("w2", 600.0))

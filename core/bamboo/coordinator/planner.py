@@ -9,7 +9,7 @@ from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.grids import following
-from bamboo.coordinator.splits import resplit
+from bamboo.coordinator.splits import filling, resplit
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, without_moves
 from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.workers.reconnection import recovered
@@ -62,6 +62,7 @@ def replan(turn: Turn) -> None:
     if resplit.is_cut(state):
         return
     _watch_size(turn)
+    filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
     if over or not state.plan.worker_ids() <= state.applied:
         return
@@ -102,6 +103,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         generation=state.generation,
         spread=state.spec.spread.policy,
         on_standby=state.spec.standby.stages,
+        beforehand=filling.replicas(state),
     )
 
 

@@ -14,7 +14,7 @@ from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.ending.record import WeightsSaving, given_up
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.coordinator.grids.record import GridState
-from bamboo.coordinator.splits.record import Resplit, StragglerState
+from bamboo.coordinator.splits.record import Filling, Resplit, StragglerState
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.coordinator.workers.record import WorkerEnd, WorkerRecord
 from bamboo.job.spec import JobSpec
@@ -134,6 +134,7 @@ class CoordinatorState:
     early_stop: EarlyEnd | None = None
     resize: tuple[Grid, float] | None = None
     resplit: Resplit | None = None
+    filling: Filling | None = None
     grids: GridState = field(default_factory=GridState)
     stragglers: StragglerState = field(default_factory=StragglerState)
     verification: VerificationState = field(default_factory=VerificationState)

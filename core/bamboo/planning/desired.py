@@ -30,7 +30,8 @@ class PlanningView:
     live: in order of joining; leaving: those that have a notice; pipelines: how many there should be;
     schedule: by which they should run; generation: the newest layout that a step has been committed with (-1: none
     yet); reported: workers that say that they hold a stage's state at a usable version, by stage; on_standby: of how
-    many stages a spare worker keeps replicas, so that it can take one of them over.
+    many stages a spare worker keeps replicas, so that it can take one of them over; beforehand: spare workers that
+    keep replicas until the layers are split anew, since they will need them then.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class PlanningView:
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
     on_standby: int = 0
+    beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
         """Of the stages of a pipeline with these workers, or of the shards of one-stage pipelines with these owners: as
@@ -103,6 +105,7 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
             chosen += elsewhere[:1]
         load.update(chosen)
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
+        filled += [w for w in view.beforehand.get(cell, ()) if w in spare]
         ready = spare[:1] if cell in _on_standby(view) else []
         target[cell] = tuple(dict.fromkeys((owners[cell], *replicas, *chosen, *filled, *ready)))
     return target

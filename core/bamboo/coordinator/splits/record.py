@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo.planning.splits.backoff import Backoff
+from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.splits.speeds import Layers, WorkEstimate
 from bamboo.planning.splits.tried_splits import Trial, TriedSplit
 from bamboo.planning.splits.uneven_split import Ranges
@@ -27,6 +28,19 @@ class Resplit:
     cut: CheckpointId | None = None
     held: Mapping[WorkerId, frozenset[int]] = field(default_factory=dict)
     stages: Ranges | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """Who is filled before the layers are split anew (`filling`): of each cell, the workers that become replicas.
+
+    origin: of the plan in force; grid: that is to be; staying: the workers that count on that. It holds for these.
+    """
+
+    origin: int
+    grid: Grid
+    staying: frozenset[WorkerId]
+    replicas: Mapping[Cell, tuple[WorkerId, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

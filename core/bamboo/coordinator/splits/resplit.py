@@ -55,14 +55,14 @@ def wants(state: CoordinatorState, now: float) -> bool:
     plan, steps = state.current_plan, state.spec.training.steps
     ending = state.step + 2 * AHEAD_STEPS >= steps  # which is to have a checkpoint, too
     busy = ending or state.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
-    if busy or known_work(state) is None or not (_is_resized(state, now) or state.stragglers.better):
+    if busy or known_work(state) is None or not (is_resized(state, now) or state.stragglers.better):
         return False
     if any((cell, replica) not in state.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
         return False  # what is lost with one worker until the cut could not be moved any more
     return not _somebody_leaves(state)
 
 
-def _is_resized(state: CoordinatorState, now: float) -> bool:
+def is_resized(state: CoordinatorState, now: float) -> bool:
     """Have there been workers for a while for another grid that only other states can follow?
 
     That is another number of stages, or of shards of the optimizer's state.
@@ -108,7 +108,7 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
 def wish(turn: Turn) -> None:
     """Ask for a cut soon."""
     state, number = turn.state, turn.state.checkpoints.number + 1
-    better = None if _is_resized(state, turn.now) else state.stragglers.better
+    better = None if is_resized(state, turn.now) else state.stragglers.better
     turn.set(
         checkpoints=replace(state.checkpoints, number=number),
         resplit=Resplit(
@@ -208,16 +208,20 @@ def is_lost(turn: Turn) -> bool:
 
 def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
     """Who holds each layer of the cut, or of the checkpoint; None if one of the cut's is lost."""
-    resplit = state.resplit
     if plan.sources and not plan.moved:
         live = {w: r.peer for w, r in state.workers.items()}
         return copies.sources(state, plan.restore, len(plan.sources), live)
-    held = {w: set(layers) for w, layers in resplit.held.items()} if resplit else {}
+    live = {w: r.peer for w, r in state.workers.items()}
+    return sources_of(_held(state, plan), plan.stages[-1][1], live)
+
+
+def _held(state: CoordinatorState, plan: Plan) -> dict[WorkerId, set[int]]:
+    """The layers that workers say they have of the cut, or that the plan says they have of what it begins with."""
+    held = {w: set(layers) for w, layers in state.resplit.held.items()} if state.resplit else {}
     for layer, workers in enumerate(plan.sources):
         for worker in workers:
             held.setdefault(worker, set()).add(layer)
-    live = {w: r.peer for w, r in state.workers.items()}
-    return sources_of(held, plan.stages[-1][1], live)
+    return held
 
 
 def _switch(turn: Turn, plan: Plan) -> Plan | None:
@@ -234,10 +238,18 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
         return None  # who is cut off comes back soon, or is declared lost
     live = tuple(state.live(plan).values())
     stages = resplit.stages if resplit and not plan.sources else None
-    beginning = Beginning(cut, sources, moved=plan.moved or not plan.sources, stages=stages)
+    moved = plan.moved or not plan.sources
+    beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))
     grid = following.next_grid(state, len(staying))
     onward = resplit_plan(plan, grid, state.spec, work, staying, live, beginning)
     return sharded(onward, state.spec, state.sizes)
+
+
+def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
+    """Of each layer, with what the optimizer remembers; empty if that is not known."""
+    layers = state.grids.layers
+    known = state.costs is not None and len(layers) == len(state.costs)
+    return tuple(layer.parameters + layer.optimizer for layer in layers) if known else ()
 
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:

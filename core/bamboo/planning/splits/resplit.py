@@ -5,21 +5,24 @@ in memory; so any grid can follow any other, and nothing is repeated.
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import msgspec
 
 from bamboo.job.spec import JobSpec, PipelineSchedule
 from bamboo.planning.elastic import desired_pipelines
 from bamboo.planning.grid import grouped, initial_plan, layer_ranges
-from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
 from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.splits.moving import Held, placed, renamed
 from bamboo.planning.splits.speeds import WorkEstimate
 from bamboo.planning.splits.uneven_split import MOST_WEIGHED_LAYERS, Ranges, uneven_split
 from bamboo.text import count
 
 Sources = tuple[tuple[WorkerId, ...], ...]
 MOST_SOURCES = 4  # of a layer, that a plan names
+NOTHING_HELD: Final[Held] = MappingProxyType({})
 
 
 class Grid(NamedTuple):
@@ -57,13 +60,17 @@ def grid_of(plan: Plan) -> Grid:
 class Beginning(NamedTuple):
     """The state that a plan begins with. moved: it is one that workers hold, not a checkpoint of the store.
 
-    stages: the layers of each, if that was decided with the cut; it holds as long as everybody keeps its place.
+    stages: the layers of each, if that was decided with the cut; it holds as long as everybody keeps its place. held:
+    all that workers have of it, of which sources names a part; sizes: bytes of each layer. By these few bytes move; of
+    a checkpoint nobody may have any.
     """
 
     state: CheckpointId
     sources: Sources
     moved: bool = True
     stages: Ranges | None = None
+    held: Held = NOTHING_HELD
+    sizes: Sequence[float] = ()
 
 
 def holders_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources:
@@ -98,7 +105,9 @@ def resplit_plan(
         spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=beginning.state,
         spread=spec.spread.policy, schedule=grid.schedule,
     )  # fmt: skip
-    begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
+    begun = renamed(begun, {seat: peer.worker for seat, peer in seats.items()})
+    if beginning.held and len(staying) >= grid.cells:
+        begun = placed(begun, staying, beginning.held, beginning.sizes or [1.0] * len(work.costs))
     stages = None
     if keeps_its_seats(plan, {peer.worker for peer in staying}, {peer.worker for peer in live}, grid):
         begun, stages = msgspec.structs.replace(begun, pipelines=plan.pipelines), beginning.stages
@@ -140,15 +149,6 @@ def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
     if len(peers) >= cells:
         return {peer.worker: peer for peer in peers}
     return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}
-
-
-def _seated(plan: Plan, names: Mapping[WorkerId, WorkerId]) -> Plan:
-    def held(cell: Assignment) -> Assignment:
-        owner = names[cell.owner]
-        replicas = dict.fromkeys(names[w] for w in cell.replicas)
-        return Assignment(owner=owner, replicas=tuple(w for w in replicas if w != owner))
-
-    return msgspec.structs.replace(plan, pipelines=tuple(tuple(map(held, row)) for row in plan.pipelines))
 
 
 def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:

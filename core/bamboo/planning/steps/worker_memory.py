@@ -23,6 +23,16 @@ def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool) -> i
     return max(_of(figures, spec, ranges, device_roles(one, at, devices)) for one in roles for at in range(devices))
 
 
+def spare_bytes(
+    figures: ModelFigures, spec: JobSpec, stages: tuple[tuple[int, int], ...], kept: tuple[int, ...]
+) -> int:
+    """Of the device that needs most of a worker that runs nothing and keeps replicas of these stages."""
+    devices = spec.worker.devices
+    ranges = device_layers(spec, stages, figures.costs) or stages
+    roles = Roles(stage=None, owned=(), kept=kept)
+    return max(_of(figures, spec, ranges, device_roles(roles, at, devices)) for at in range(devices))
+
+
 def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
     depth, owned, kept = len(ranges), roles.owned, roles.kept
     microbatches = -(-spec.training.microbatches // spec.topology.pipelines)

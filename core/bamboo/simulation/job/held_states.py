@@ -1,7 +1,7 @@
 """Which worker holds which state in a simulated job, and how long it takes to bring one somewhere. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from bamboo.planning.plan import Plan, WorkerId
@@ -95,10 +95,14 @@ class HeldStates:
     def bytes_of(self, layers: Iterable[int]) -> int:
         return sum(self._profile.layers[i].parameters + self._profile.layers[i].optimizer for i in layers)
 
-    def beginning(self, plan: Plan) -> tuple[dict[WorkerId, float], list[Transfer]]:
+    def beginning(
+        self, plan: Plan, copies: Mapping[WorkerId, Set[int]] | None = None
+    ) -> tuple[dict[WorkerId, float], list[Transfer]]:
         """Seconds until each worker has begun with the state that a plan of a new origin names; and what is sent.
 
-        What is in its memory costs nothing, what others have comes over the network, and the rest from the store.
+        copies: the layers that workers have of that state, which may be more than the plan says, as it names a few
+        sources only. What is in its memory costs nothing, what others have comes over the network, and the rest from
+        the store.
         """
         if plan.restore is None:
             return dict.fromkeys(plan.worker_ids(), 0.0), []
@@ -111,7 +115,7 @@ class HeldStates:
             mine = {plan.state_of(cell) for cell in plan.cells() if worker in plan.at(cell).holders}
             for layer in (i for number in sorted(mine) for i in range(*plan.state_layers[number])):
                 size, holders = self.bytes_of([layer]), plan.sources[layer] if plan.sources else ()
-                if worker in holders:
+                if worker in holders or (copies and layer in copies.get(worker, ())):
                     continue
                 if holders:
                     source = min(holders, key=lambda holder: (sent[holder], holder))

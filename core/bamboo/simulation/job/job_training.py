@@ -14,6 +14,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share, share
+from bamboo.planning.splits.moving import needed
 from bamboo.planning.splits.stage_times import StageTimes
 from bamboo.planning.steps.step_times import LostWorkers, StepModel
 from bamboo.profiles.profile import ModelProfile
@@ -62,6 +63,8 @@ class SimulatedTraining:
         self._wish: protocol.TakeCheckpoint | None = None
         self._carried: tuple[int, CheckpointId] | None = None
         self._kept: list[CheckpointId] = []
+        self._cut_state: CheckpointId | None = None  # the newest cut, and the layers that workers have of it
+        self._copies: dict[WorkerId, frozenset[int]] = {}
         self._checkpoints = 0
         self._timed: tuple[object, int] = None, 0  # the grid whose steps are told one by one, since which step
         self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
@@ -88,7 +91,9 @@ class SimulatedTraining:
         """Everybody gets the state that the plan names; training goes on when all owners have it."""
         self._stop()
         self.plan, self._pending, self._carried, self._wish = plan, None, None, None
-        times, transfers = self._held.beginning(plan)
+        if not plan.moved or self._cut_state != plan.restore:
+            self._cut_state, self._copies = None, {}
+        times, transfers = self._held.beginning(plan, self._copies)
         self._send(plan, transfers)
         self._held = self._no_states()
         owners = [plan.at(cell).owner for cell in plan.cells()]
@@ -127,6 +132,8 @@ class SimulatedTraining:
 
     def _applied(self, worker: WorkerId, plan: Plan) -> None:
         if worker not in self._gone:
+            if plan.moved and plan.restore == self._cut_state:
+                self._copies[worker] = self._copies.get(worker, frozenset()) | needed(plan, worker)
             self._tell(worker, protocol.PlanApplied(epoch=plan.epoch))
 
     def _say_synced(self, plan: Plan) -> None:
@@ -392,8 +399,10 @@ class SimulatedTraining:
     def _cut(self, plan: Plan, cut: CheckpointId) -> None:
         """Nobody begins another step; all copy what they hold."""
         self._idle_since = self._clock.now
+        self._cut_state, self._copies = cut, {}
         for worker in sorted(plan.worker_ids() - self._gone.keys()):
             layers = tuple(i for s in sorted(self._held.of(worker)) for i in range(*plan.state_layers[s]))
+            self._copies[worker] = frozenset(layers)
             held = protocol.StateHeld(checkpoint=cut, layers=layers)
             if layers:
                 self._clock.after(self._held.bytes_of(layers) / COPY_RATE, partial(self._answer, worker, held))

@@ -1,0 +1,69 @@
+"""Newcomers get copies of stages before the layers are split anew, so that little has to move while nobody trains.
+
+When a cut for another number of stages is due, workers that run nothing become replicas, beside training, of the stages
+whose layers they will mostly need; the cut is wished for when they are in step. A job that is short of workers does not
+wait for that. See docs/design/resplit.md.
+"""
+
+from collections.abc import Mapping
+
+from bamboo.coordinator.grids import choosing, following
+from bamboo.coordinator.splits import resplit
+from bamboo.coordinator.splits.record import Filling
+from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo.planning.splits.moving import filled_before
+from bamboo.planning.splits.resplit import Beginning, resplit_plan
+from bamboo.planning.steps.worker_memory import spare_bytes
+
+
+def watch(turn: Turn) -> None:
+    """Decide who is filled. What was decided holds for the same workers and grid, and while a cut is asked for."""
+    state = turn.state
+    if state.resplit is not None:
+        return
+    if not _is_due(state, turn.now):
+        if state.filling is not None:
+            turn.set(filling=None)
+        return
+    plan = state.current_plan
+    staying = frozenset(w for w, r in state.ready.items() if r.notice_until is None)
+    grid = following.next_grid(state, len(staying))
+    known = state.filling
+    if known is None or (known.origin, known.grid, known.staying) != (plan.origin, grid, staying):
+        turn.set(filling=Filling(origin=plan.origin, grid=grid, staying=staying, replicas=_decided(state)))
+
+
+def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:
+    """Who is to keep replicas of which cells until the layers are split anew, beside those that always do."""
+    return state.filling.replicas if state.filling is not None else {}
+
+
+def _is_due(state: CoordinatorState, now: float) -> bool:
+    plan = state.current_plan
+    if state.phase != "Running" or plan.shards or plan.sources or len(plan.layouts) > 1:
+        return False
+    return resplit.is_resized(state, now) and resplit.known_work(state) is not None and not choosing.is_short(state)
+
+
+def _decided(state: CoordinatorState) -> dict[Cell, tuple[WorkerId, ...]]:
+    plan, work = state.current_plan, resplit.known_work(state)
+    rates = choosing.rates_of(state)
+    assert work is not None
+    staying = [r.peer for r in state.ready.values() if r.notice_until is None]
+    held: dict[WorkerId, set[int]] = {}
+    for stage, holders in enumerate(state.certain_holders(plan)):
+        for worker in holders:
+            held.setdefault(worker, set()).update(range(*plan.stages[stage]))
+    sizes = resplit.state_bytes(state)
+    now = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
+    live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
+    onward = resplit_plan(plan, grid, state.spec, work, staying, live, now)
+    spare = [peer.worker for peer in staying if not plan.owned_by(peer.worker)]
+
+    def has_room(stages: tuple[int, ...]) -> bool:
+        if rates is None or rates.memory is None:
+            return True
+        return spare_bytes(rates.figures, state.spec, plan.stages, stages) <= rates.memory
+
+    return filled_before(plan, onward, spare, sizes or [1.0] * len(work.costs), has_room)
