@@ -12,8 +12,6 @@ from bamboo.coordinator.checkpointing.checkpoints import (
     STOP_SECONDS,
     TIDY_SECONDS,
     WRITE_SECONDS,
-    interval,
-    next_one,
 )
 from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
@@ -34,23 +32,6 @@ def test_the_root_is_asked_two_steps_before() -> None:
     assert len(sent(world, protocol.TakeCheckpoint)) == 1
     train(world, 14)
     assert [(wish.number, wish.at) for _, wish in sent(world, protocol.TakeCheckpoint)] == [(FIRST, 8), (FIRST + 1, 16)]
-
-
-@pytest.mark.parametrize(("seconds", "steps"), [((), 200), ((0.5,), 200), ((50.0,), 12), ((900.0,), 1)])
-def test_without_an_interval_of_the_manifests_ten_minutes_are_never_lost(
-    seconds: tuple[float, ...], steps: int
-) -> None:
-    world = made()
-    spec = world.state.spec.checkpoint
-    assert spec is not None
-    assert interval(world.state, spec) == 8
-    free = replace(spec, every_steps=None)
-    state = replace(world.state, step_seconds=seconds, spec=replace(world.state.spec, checkpoint=free))
-    assert interval(state, free) == steps
-    long = replace(state, spec=replace(state.spec, training=replace(state.spec.training, steps=10_000)))
-    assert next_one(replace(long, step=0)) == steps
-    kept = replace(long, checkpoints=replace(long.checkpoints, last_step=7), step=9)
-    assert next_one(kept) == max(7 + steps, 10)
 
 
 def test_the_last_state_is_kept_too() -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from bamboo.control.evaluations import best
 from bamboo.control.verification import ForwardPlace
 from bamboo.coordinator import stragglers
-from bamboo.coordinator.checkpointing import checkpoints
+from bamboo.coordinator.checkpointing import intervals
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
 from bamboo.coordinator.protection import cell_name, counts_nodes
 from bamboo.coordinator.state import CoordinatorState
@@ -85,7 +85,7 @@ def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None
         seconds=c.seconds,
         bytes=c.bytes,
         place=storage_place(state.spec.checkpoint.storage.uri, state.spec.checkpoint.storage.claim_name),
-        every_steps=checkpoints.interval(state, state.spec.checkpoint),
+        every_steps=intervals.interval(state, state.spec.checkpoint),
         first=c.first,
         writing=_write(state, now),
         counts=c.counts,

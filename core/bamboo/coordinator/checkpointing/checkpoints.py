@@ -14,16 +14,15 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import evaluations, protocol
 from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.checkpointing import copies
+from bamboo.coordinator.checkpointing.intervals import interval
 from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CoordinatorState, Stopping, Turn
 from bamboo.coordinator.verification.settled import is_settled
-from bamboo.job.spec import USUAL_STEPS, CheckpointSpec
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import share
 from bamboo.text import one_line
 
-USUAL_SECONDS: Final = 600.0  # from one to the next at most, unless the manifest has an interval
 AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
 AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
 WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
@@ -38,14 +37,6 @@ MOST_KEPT: Final = 100
 def first_number(secret: str, now: float) -> int:
     """Of a coordinator's wishes: workers must not take them for those of the one before it."""
     return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
-
-
-def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
-    """Steps from one checkpoint to the next: the manifest's, else USUAL_STEPS, or as many as take USUAL_SECONDS."""
-    if spec.every_steps is not None:
-        return spec.every_steps
-    step = state.usual_step
-    return USUAL_STEPS if not step else max(1, min(USUAL_STEPS, int(USUAL_SECONDS / step)))
 
 
 def next_one(state: CoordinatorState) -> int | None:

@@ -1,0 +1,90 @@
+"""How many steps there are from one checkpoint to the next, if the manifest does not say it."""
+
+from dataclasses import replace
+
+import pytest
+
+from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
+from bamboo.coordinator.checkpointing.checkpoints import next_one
+from bamboo.coordinator.checkpointing.intervals import best_seconds, has_copies, interval, seconds_between_losses
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.spec import CheckpointSpec
+from checkpoint_world import made
+
+
+def free(state: CoordinatorState, *seconds: float) -> CoordinatorState:
+    """Without an interval of the manifest's; seconds: of the newest steps."""
+    assert state.spec.checkpoint is not None
+    spec = replace(state.spec, checkpoint=replace(state.spec.checkpoint, every_steps=None))
+    return replace(state, spec=spec, step_seconds=seconds)
+
+
+def steps(state: CoordinatorState) -> int:
+    spec = state.spec.checkpoint
+    assert isinstance(spec, CheckpointSpec)
+    return interval(state, spec)
+
+
+def history(*, saved: int = 0, seconds: float = 0.0, stall: float = 0.0, fatal: int = 0) -> CheckpointCounts:
+    counts = CheckpointCounts(restores={RestoreCause.STAGE_LOST: fatal, RestoreCause.RESULTS_DIFFER: 9})
+    for _ in range(saved):
+        counts = counts.saved(seconds, stall)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("cost", "writing", "between", "seconds"),
+    [
+        (1.0, 0.0, 1800.0, 60.0),
+        (4.0, 10.0, 1800.0, 120.0),
+        (1.0, 0.0, 100.0, 30.0),
+        (1.0, 40.0, 1800.0, 160.0),
+        (100.0, 0.0, 360_000.0, 600.0),
+        (1.0, 400.0, 1800.0, 1600.0),
+    ],
+)
+def test_cost_is_weighed_against_repeated_steps_within_bounds(
+    cost: float, writing: float, between: float, seconds: float
+) -> None:
+    """Ten minutes at most and half of one at least; but for three quarters of the time nothing is written."""
+    assert best_seconds(cost, writing, between) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [((), 200), ((0.01,), 200), ((10.0,), 16), ((900.0,), 1)])
+def test_of_a_job_without_a_history_a_loss_in_four_hours_is_assumed(seconds: tuple[float, ...], expected: int) -> None:
+    """A checkpoint is taken to cost a second: sqrt(2 x 1 x 14,401)."""
+    assert steps(made().state) == 8, "as the manifest says"
+    assert steps(free(made().state, *seconds)) == expected
+
+
+def test_the_jobs_own_losses_and_checkpoints_count() -> None:
+    state = free(made().state, 1.0)
+    calm = replace(state, trained=86_400)
+
+    def known(counts: CheckpointCounts) -> CoordinatorState:
+        return replace(calm, checkpoints=replace(calm.checkpoints, counts=counts))
+
+    assert seconds_between_losses(calm, 1.0) == pytest.approx(100_800)
+    assert seconds_between_losses(known(history(fatal=4)), 1.0) == pytest.approx(20_160), "those that went back"
+    assert seconds_between_losses(known(replace(history(), repeated=10_000)), 1.0) == pytest.approx(110_800)
+    often, rare = known(history(saved=3, seconds=4.0, fatal=40)), known(history(saved=3, seconds=4.0, fatal=400))
+    assert (steps(often), steps(rare)) == (70, 30)
+    assert steps(known(history(saved=3, seconds=4.0, stall=1.0, fatal=40))) == 99, "1 s, and a quarter of four"
+
+
+def test_while_a_stage_has_one_holder_any_loss_may_make_the_job_go_back() -> None:
+    state = replace(free(made().state, 1.0), trained=36_000, preemptions=35)
+    assert has_copies(state)
+    bare = replace(state, synced=frozenset())
+    assert not has_copies(bare)
+    assert seconds_between_losses(bare, 1.0) == pytest.approx(1 / (1 / 50_400 + 36 / 39_600))
+    assert (steps(state), steps(bare)) == (200, 46)
+    kept = replace(bare, checkpoints=replace(bare.checkpoints, last_step=290))
+    assert next_one(replace(kept, step=300)) == 290 + 46
+    assert next_one(replace(bare, step=300)) == 301, "at once, if the newest one is older than that"
+
+
+def test_pipelines_hold_each_others_stages() -> None:
+    two = made(2, 2).state
+    assert has_copies(replace(two, synced=frozenset()))
+    assert not has_copies(replace(two, plan=None))
