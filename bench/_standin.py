@@ -12,6 +12,7 @@ import aiohttp
 
 from bamboo.control.codec import decode_from_coordinator, encode
 from bamboo.control.memory import Memory
+from bamboo.control.plan_change import HeardPlans
 from bamboo.control.protocol import (
     Bye,
     Heartbeat,
@@ -123,11 +124,12 @@ class Standin:
             hello = Hello(worker=self.name, host=self._address, port=7000, plan=self._plan)
             await socket.send_str(encode(hello).decode())
             parts = [asyncio.create_task(part) for part in (self._write(socket), self._beat(socket))]
+            plans = HeardPlans()
             try:
                 async for frame in socket:
-                    if frame.type is not aiohttp.WSMsgType.TEXT:
+                    if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                         return  # a ping was not answered in time
-                    self._obey(decode_from_coordinator(frame.data), time.monotonic())
+                    self._obey(plans.heard(decode_from_coordinator(frame.data)), time.monotonic())
                     if self._over:
                         await socket.send_str(encode(Bye()).decode())
                         return

@@ -135,6 +135,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.NoticeReceived: st.builds(protocol.NoticeReceived, seconds=FLOATS),
     weights.Saved: st.builds(weights.Saved, stage=NUMBERS, number=NUMBERS),
     weights.WeightsCommitted: st.builds(weights.WeightsCommitted, number=NUMBERS),
+    protocol.WholePlanWanted: st.builds(protocol.WholePlanWanted, problem=st.text()),
     protocol.HistoryKept: st.builds(protocol.HistoryKept, source=st.text(), number=NUMBERS),
     protocol.WorkerWarning: st.builds(
         protocol.WorkerWarning, reason=st.text() | st.just("HistoryNotWritten"), message=st.text()

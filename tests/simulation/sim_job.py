@@ -12,6 +12,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.plan_change import PlanChanges
 from bamboo.control.protocol import Message
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.coordinator import CoordinatorState
@@ -69,6 +70,7 @@ class Simulation:
         self.store = SimStore(self.clock, self.oracle, chance, scenario.trouble, scenario.store_seconds)
         self.weights = SimWeights()
         self.nodes: dict[str, Node] = {}
+        self.changes = PlanChanges()
         self.wanted, self.capacity = 0, scenario.capacity
         self.finish: Finish | None = None
         self.failure: str | None = None
@@ -263,7 +265,7 @@ class Simulation:
                     node=f"n{name.number // self.scenario.per_node}" if self.scenario.per_node > 1 else "",
                     plan=node.engine.plan_told if node.engine else None,
                 ),
-                heartbeat=node.heartbeat,
+                heartbeat=node.heartbeat, changes=self.changes,
             )  # fmt: skip
 
         costs = (1.0,) * self.scenario.arithmetic.layers

@@ -6,13 +6,18 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo.control.codec import decode_from_coordinator
 from bamboo.control.memory import Memory
+from bamboo.control.plan_change import PlanChange, SendPlan, WholePlanWanted
 from bamboo.control.protocol import Bye, CellFinished, Heartbeat, Hello, Message, Refused, StepCommitted, Stop
 from bamboo.control.server import ControlServer, token_check
-from bamboo.planning.plan import Cell
+from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import Cell, Peer, Plan
 from bamboo_trainer.worker.control import Control
 
 
@@ -75,6 +80,61 @@ async def test_hello_messages_and_heartbeats_go_both_ways() -> None:
             control.send(Bye())
         await until(lambda: channel.of(ChannelClosed))
         assert channel.messages(Bye) == [Bye()]
+
+
+def plans(count: int) -> list[Plan]:
+    """One after the other, of workers of which none is there."""
+    peers = [Peer(worker=f"w{n}", host="h", port=1) for n in range(8)]
+    first = initial_plan(
+        peers, ((0, 4), (4, 8)), 4, TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1), RedundancySpec()
+    )
+    return [msgspec.structs.replace(first, epoch=n + 1, workers=first.workers[n:]) for n in range(count)]
+
+
+async def test_plans_after_the_first_one_go_as_changes_and_arrive_whole(caplog: pytest.LogCaptureFixture) -> None:
+    frames: list[Any] = []
+    known = plans(4)
+    async with Channel() as channel, client(channel.url) as (control, heard):
+        receive = control._receive
+        control._receive = lambda data, heard: (frames.append(data), receive(data, heard))  # type: ignore[method-assign]
+        await until(lambda: channel.of(WorkerJoined))
+        for plan in known[:3]:
+            channel.server.send("w0", SendPlan(plan=plan))
+        await until(lambda: len(heard) == 3)
+        assert [type(decode_from_coordinator(frame)) for frame in frames] == [SendPlan, PlanChange, PlanChange]
+        control.send(WholePlanWanted(problem="of a test"))
+        await until(lambda: len(heard) == 4)
+        channel.server.send("w0", SendPlan(plan=known[3]))
+        await until(lambda: len(heard) == 5)
+        assert heard == [SendPlan(plan=plan) for plan in (*known[:3], known[2], known[3])]
+        assert [type(decode_from_coordinator(frame)) for frame in frames[3:]] == [SendPlan, PlanChange]
+        assert not channel.messages(WholePlanWanted)
+    assert "w0 can make nothing of a change of the plan: of a test" in caplog.text
+
+
+async def test_a_change_that_cannot_be_used_is_answered_by_the_whole_plan(caplog: pytest.LogCaptureFixture) -> None:
+    first, second, third = plans(3)
+    async with Channel() as channel, client(channel.url) as (_, heard):
+        await until(lambda: channel.of(WorkerJoined))
+        channel.server.send("w0", SendPlan(plan=first))
+        lost = channel.server._channels["w0"].plans.said(SendPlan(plan=second))  # and nobody puts it on the channel
+        assert isinstance(lost, PlanChange)
+        channel.server.send("w0", SendPlan(plan=third))
+        await until(lambda: len(heard) == 2)
+        assert heard == [SendPlan(plan=first), SendPlan(plan=third)]
+    assert "asked for the whole plan: it is a change to the plan of epoch 2, and here is that of 1" in caplog.text
+
+
+async def test_a_new_channel_begins_with_a_whole_plan() -> None:
+    first, second = plans(2)
+    async with Channel() as channel:
+        for plan in (first, second):
+            async with client(channel.url) as (_, heard):
+                await until(lambda: channel.server.connected)
+                channel.server.send("w0", SendPlan(plan=plan))
+                await until(lambda heard=heard: heard)
+                assert heard == [SendPlan(plan=plan)]
+            await until(lambda: not channel.server.connected)
 
 
 async def test_a_wrong_token_is_refused() -> None:

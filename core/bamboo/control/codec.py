@@ -1,36 +1,32 @@
 """Messages of the control channel to bytes and back, strictly checked."""
 
-from typing import Any, TypeVar
+import zlib
+from typing import Final, TypeVar
 
 import msgspec
 
+from bamboo.control.message import to_json
 from bamboo.control.protocol import Message, ToCoordinator, ToWorker
 
 MAX_MESSAGE_BYTES = 4 << 20
+SHORT_BYTES: Final = 1000  # up to which compression is not worth it
+COMPRESSION: Final = 6  # once for all workers, whatever their number
+ZLIB: Final = b"\x78"  # with which zlib begins, and no JSON
 T = TypeVar("T")
 
-_encoder = msgspec.json.Encoder()
 _from_worker: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
 _from_coordinator: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
 
 
 def encode(message: Message) -> bytes:
-    """JSON. What is no text, such as a file's name that is not UTF-8, is written as its escapes."""
-    try:
-        return _encoder.encode(message)
-    except UnicodeEncodeError:
-        return _encoder.encode(_escaped(msgspec.to_builtins(message)))
+    """JSON."""
+    return to_json(message)
 
 
-def _escaped(value: Any) -> Any:
-    match value:
-        case str():
-            return value.encode("utf-8", "backslashreplace").decode()
-        case list() | tuple():
-            return [_escaped(one) for one in value]
-        case dict():
-            return {_escaped(key): _escaped(one) for key, one in value.items()}
-    return value
+def frame_of(message: Message) -> str | bytes:
+    """What a message is sent to a worker as: JSON as text, and compressed if it is long."""
+    data = encode(message)
+    return zlib.compress(data, COMPRESSION) if len(data) > SHORT_BYTES else data.decode()
 
 
 def decode_from_worker(data: bytes | str) -> ToCoordinator:
@@ -39,8 +35,19 @@ def decode_from_worker(data: bytes | str) -> ToCoordinator:
 
 
 def decode_from_coordinator(data: bytes | str) -> ToWorker:
-    """Raises ValueError naming what is wrong."""
-    return _decode(_from_coordinator, data)
+    """Of a frame (`frame_of`), or of JSON. Raises ValueError naming what is wrong."""
+    return _decode(_from_coordinator, _expanded(data) if isinstance(data, bytes) and data[:1] == ZLIB else data)
+
+
+def _expanded(data: bytes) -> bytes:
+    expander = zlib.decompressobj()
+    try:
+        found = expander.decompress(data, MAX_MESSAGE_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"malformed message: {error}") from None
+    if not expander.eof or expander.unused_data:
+        raise ValueError(f"malformed message: it is cut, has a tail, or has more than {MAX_MESSAGE_BYTES} bytes")
+    return found
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes | str) -> T:

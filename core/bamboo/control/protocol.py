@@ -12,6 +12,9 @@ from bamboo.control.memory import Memory, SentTraffic
 from bamboo.control.message import MOST as MOST
 from bamboo.control.message import Count as Count
 from bamboo.control.message import Message as Message
+from bamboo.control.plan_change import PlanChange as PlanChange
+from bamboo.control.plan_change import SendPlan as SendPlan
+from bamboo.control.plan_change import WholePlanWanted as WholePlanWanted
 from bamboo.control.platform import Platform
 from bamboo.control.verification import ForwardDiffers, ForwardSum, LookAgain, StateSum
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
@@ -287,7 +290,7 @@ ToCoordinator = (
     | StepCommitted | Evaluated | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted
     | CheckpointFailed | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved
     | WeightsCommitted | HistoryKept | WorkerWarning | StateSum | ForwardDiffers | ForwardSum
-    | WorkerFailed | Bye
+    | WholePlanWanted | WorkerFailed | Bye
 )  # fmt: skip
 
 
@@ -308,10 +311,6 @@ class ProfileRequest(Message, frozen=True):
 
 class ReportRequest(Message, frozen=True):
     pass
-
-
-class SendPlan(Message, frozen=True):
-    plan: Plan
 
 
 class FindCheckpoint(Message, frozen=True):
@@ -397,7 +396,7 @@ class Refused(Message, frozen=True):
 
 
 ToWorker = (
-    Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | KeepLastState
+    Welcome | ProfileRequest | ReportRequest | SendPlan | PlanChange | FindCheckpoint | TakeCheckpoint | KeepLastState
     | CommitCheckpoint | DropCopies | LookAgain | HistoryEvents | Save | CommitWeights
     | Stop | Refused
 )  # fmt: skip

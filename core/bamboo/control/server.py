@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
-from bamboo.control.codec import MAX_MESSAGE_BYTES, decode_from_worker, encode
+from bamboo.control.codec import MAX_MESSAGE_BYTES, decode_from_worker, encode, frame_of
+from bamboo.control.plan_change import PlanChanges, SentPlans, WholePlanWanted
 from bamboo.control.protocol import Hello, Message, Refused
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import WorkerId
@@ -62,13 +63,30 @@ def token_check(token: str) -> Authenticate:
 class _Channel:
     worker: WorkerId
     socket: web.WebSocketResponse
-    outbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    plans: SentPlans
+    outbox: asyncio.Queue[str | bytes] = field(default_factory=asyncio.Queue)
 
     async def write(self) -> None:
         """Sends what is queued until the socket breaks."""
         with suppress(ConnectionError):
             while True:
-                await self.socket.send_str(encode(await self.outbox.get()).decode())
+                frame = await self.outbox.get()
+                if isinstance(frame, str):
+                    await self.socket.send_str(frame)
+                else:
+                    await self.socket.send_bytes(frame)
+
+
+class Frames:
+    """What messages are sent as. Of those about plans each is encoded once, however many workers get it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Message, str | bytes] | None = None
+
+    def of(self, message: Message) -> str | bytes:
+        if self._kept is None or self._kept[0] is not message:
+            self._kept = message, frame_of(message)
+        return self._kept[1]
 
 
 class Channels:
@@ -86,6 +104,7 @@ class Channels:
         self._authenticate = authenticate
         self._heartbeat = heartbeat
         self._channels: dict[WorkerId, _Channel] = {}
+        self._changes, self._frames = PlanChanges(), Frames()
         self._sockets: set[web.WebSocketResponse] = set()
         self._closing: set[asyncio.Task[bool]] = set()
         self._closed = False
@@ -104,7 +123,7 @@ class Channels:
     def send(self, worker: WorkerId, message: Message) -> None:
         """Queues the message and returns. Dropped if the worker has no channel: it says Hello when it comes back."""
         if (channel := self._channels.get(worker)) is not None:
-            channel.outbox.put_nowait(message)
+            channel.outbox.put_nowait(self._frames.of(channel.plans.said(message)))
 
     @property
     def connected(self) -> frozenset[WorkerId]:
@@ -174,7 +193,7 @@ class Channels:
         await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=reason.encode())
 
     async def _serve(self, hello: Hello, socket: web.WebSocketResponse) -> None:
-        channel = _Channel(hello.worker, socket)
+        channel = _Channel(hello.worker, socket, SentPlans(self._changes))
         older = self._channels.get(hello.worker)
         self._channels[hello.worker] = channel
         writer = asyncio.create_task(channel.write())
@@ -188,7 +207,10 @@ class Channels:
             while (message := await self._receive(socket, hello.worker)) is not None:
                 if self._channels.get(hello.worker) is not channel:
                     break
-                self._on_event(Received(hello.worker, message))
+                if isinstance(message, WholePlanWanted):
+                    self._repeat_plan(channel, message)
+                else:
+                    self._on_event(Received(hello.worker, message))
                 if wait := bucket.wait(time.monotonic()):
                     await asyncio.sleep(wait)
         finally:
@@ -196,6 +218,11 @@ class Channels:
             if self._channels.get(hello.worker) is channel:
                 del self._channels[hello.worker]
                 self._on_event(ChannelClosed(hello.worker))
+
+    def _repeat_plan(self, channel: _Channel, wanted: WholePlanWanted) -> None:
+        logger.warning("%s can make nothing of a change of the plan: %s", channel.worker, wanted.problem)
+        if (plan := channel.plans.whole()) is not None:
+            channel.outbox.put_nowait(self._frames.of(plan))
 
     async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
         """The next message; None once the socket is closed, also because of what came."""

@@ -16,7 +16,8 @@ from typing import Any
 import aiohttp
 
 from bamboo.control.codec import MAX_MESSAGE_BYTES, decode_from_coordinator, encode
-from bamboo.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker
+from bamboo.control.plan_change import HeardPlans, UnusableChange
+from bamboo.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker, WholePlanWanted
 from bamboo.control.server import REFUSED_HEADER
 from bamboo.names import HEARTBEAT_SECONDS
 
@@ -33,7 +34,8 @@ CLOSE_SECONDS = 0.02  # some turns of the loop, in which what the session has cl
 class Control:
     """token, hello: called at every connection; a token may not be there yet (OSError). heartbeat: called for each one.
 
-    deliver: gets every message of the coordinator. All in this object's own thread; they must neither block nor raise.
+    deliver: gets every message of the coordinator, and each plan whole. All in this object's own thread; they must
+    neither block nor raise.
     authority: PEM of who signed the certificate of a wss: coordinator; "" for those that this machine trusts.
     """
 
@@ -126,14 +128,14 @@ class Control:
 
     async def _connect(self, session: aiohttp.ClientSession) -> bool:
         """One connection, until it breaks or close() is called. True if the coordinator said anything."""
-        heard = False
+        heard, plans = False, HeardPlans()
 
         async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
             nonlocal heard
             async for frame in socket:
                 if frame.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                     heard = True
-                    self._receive(frame.data)
+                    self._receive(frame.data, plans)
 
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
@@ -157,9 +159,12 @@ class Control:
             logger.debug("no channel to the coordinator: %s", error)
         return heard
 
-    def _receive(self, data: str | bytes) -> None:
+    def _receive(self, data: str | bytes, plans: HeardPlans) -> None:
         try:
-            message = decode_from_coordinator(data)
+            message = plans.heard(decode_from_coordinator(data))
+        except UnusableChange as error:
+            logger.warning("asked for the whole plan: %s", error)
+            self.send(WholePlanWanted(problem=str(error)))
         except ValueError as error:
             logger.warning("ignored a message of the coordinator: %s", error)
         else:

@@ -1,0 +1,191 @@
+"""Plans go to workers whole once, and then as what differs; each worker has exactly the plan that was made."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.control import codec
+from bamboo.control.plan_change import (
+    HeardPlans,
+    PlanChange,
+    PlanChanges,
+    SendPlan,
+    SentPlans,
+    UnusableChange,
+    change_between,
+    changed_plan,
+)
+from bamboo.control.protocol import Stop
+from bamboo.job.spec import RedundancyMode, RedundancySpec, TrainingSpec
+from bamboo.planning.desired import PlanningView
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import Assignment, Cell, CheckpointId, Layout, Peer, Plan
+from bamboo.planning.transitions import takeover
+from world import World
+
+
+def history(**shape: Any) -> list[Plan]:
+    """The plans of a job that grows, heals, loses workers one after the other, and shrinks."""
+    world = World(2, 3, 1, least=1, most=3, **shape)
+    world.settle()
+    for worker in ("w0", "w4", "w6", "w2"):
+        world.away = 1
+        world.lose(worker)
+        world.settle()
+    return world.plans
+
+
+PLANS = {"plain": history(), "nodes": history(per_node=2), "standby": history(standby_stages=1)}
+
+
+def carried(change: PlanChange) -> PlanChange:
+    """As it comes out of a channel."""
+    found = codec.decode_from_coordinator(codec.frame_of(change))
+    assert isinstance(found, PlanChange)
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_each_plan_of_a_job_is_rebuilt_from_the_one_before(name: str) -> None:
+    plans = PLANS[name]
+    assert {plan.reason for plan in plans} >= {"Takeover", "Replicating", "Shrinking", "Resized"}
+    for base, plan in pairwise(plans):
+        change = change_between(base, plan)
+        assert change is not None
+        assert changed_plan(base, carried(change)) == plan
+
+
+@given(st.data())
+def test_any_plan_is_rebuilt_from_any_other(data: st.DataObject) -> None:
+    everything = [plan for plans in PLANS.values() for plan in plans]
+    base, plan = (data.draw(st.sampled_from(everything)) for _ in range(2))
+    others = {
+        "mode": RedundancyMode.NONE, "origin": 7, "restore": CheckpointId(step=3, id="a"), "mixed": True, "moved": True,
+        "stages": ((0, 8),), "sources": (("w0",), ()), "shards": ((0, 8),), "device_layers": ((0, 4), (4, 8)),
+        "boundary": not plan.boundary, "reason": "Other", "message": "é",
+        "layouts": (Layout(generation=9, split=((0, 3), (), (1, 2, 4)), groups=(0, 2, 5)),),
+    }  # fmt: skip
+    chosen = data.draw(st.lists(st.sampled_from(sorted(others)), unique=True))
+    plan = msgspec.structs.replace(plan, **{name: others[name] for name in chosen})
+    if "stages" in chosen:
+        plan = msgspec.structs.replace(plan, pipelines=tuple(row[:1] for row in plan.pipelines))
+    change = change_between(base, plan)
+    assert change is None or changed_plan(base, carried(change)) == plan
+
+
+def test_a_plan_with_workers_in_another_order_goes_whole() -> None:
+    plan = PLANS["plain"][-1]
+    other = msgspec.structs.replace(plan, workers=plan.workers[::-1])
+    assert change_between(plan, other) is None
+    sent, heard = SentPlans(PlanChanges()), HeardPlans()
+    for one in (plan, other, plan):
+        assert heard.heard(sent.said(SendPlan(plan=one))) == SendPlan(plan=one)
+
+
+def test_a_worker_that_is_back_at_another_address_keeps_its_place() -> None:
+    plan = PLANS["plain"][-1]
+    moved = msgspec.structs.replace(plan.workers[0], port=77)
+    other = msgspec.structs.replace(plan, workers=(moved, *plan.workers[1:]))
+    change = change_between(plan, other)
+    assert change is not None
+    assert (change.peers, change.gone) == ((moved,), ())
+    assert changed_plan(plan, carried(change)) == other
+
+
+def test_a_channel_carries_one_whole_plan_and_then_changes() -> None:
+    changes, plans = PlanChanges(), PLANS["plain"]
+    old, new = SentPlans(changes), SentPlans(changes)
+    assert old.whole() is None
+    assert old.said(Stop(reason="X")) == Stop(reason="X")
+    said = [old.said(SendPlan(plan=plan)) for plan in plans]
+    assert [type(message) for message in said] == [SendPlan] + [PlanChange] * (len(plans) - 1)
+    assert new.said(SendPlan(plan=plans[-1])) == SendPlan(plan=plans[-1])
+    assert old.whole() == SendPlan(plan=plans[-1])
+
+
+def test_a_change_is_made_once_for_all_channels() -> None:
+    changes, (first, second) = PlanChanges(), PLANS["plain"][:2]
+    channels = [SentPlans(changes) for _ in range(3)]
+    for plan in (first, second):
+        said = [channel.said(SendPlan(plan=plan)) for channel in channels]
+    assert said[0] is said[1] is said[2]
+    assert isinstance(said[0], PlanChange)
+
+
+def test_a_change_to_another_plan_than_the_last_one_is_refused() -> None:
+    first, second, third = PLANS["plain"][:3]
+    change = change_between(second, third)
+    assert change is not None
+    with pytest.raises(UnusableChange, match="to a plan that is not here"):
+        HeardPlans().heard(change)
+    heard = HeardPlans()
+    heard.heard(SendPlan(plan=first))
+    with pytest.raises(UnusableChange, match="of epoch 2, and here is that of 1"):
+        heard.heard(change)
+    heard.heard(SendPlan(plan=third))
+    assert heard.heard(Stop(reason="X")) == Stop(reason="X")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"digest": "0" * 32}, "comes out as another one"),
+        ({"gone": ("w1",)}, "comes out as another one"),
+        ({"rows": 1 << 53}, "does not say who runs each of 9007199254740992 pipelines"),
+        ({"rows": 4}, "does not say who runs each of 4 pipelines"),
+        ({"stages": ((0, 2), (2, 4), (4, 8))}, "does not say who runs each stage of pipeline 0"),
+        ({"layouts": (99,)}, "names the layout of generation 99"),
+        ({"layouts": ({"generation": 1, "split": (((0, 1 << 50),),)},)}, "too many microbatches"),
+        ({"layouts": ({"generation": 1, "split": (((3, 3),),)},)}, "empty ranges"),
+    ],
+)
+def test_a_change_that_does_not_lead_to_its_plan_is_refused(wrong: dict[str, Any], why: str) -> None:
+    first, second = PLANS["plain"][:2]
+    change = change_between(first, second)
+    assert change is not None
+    said = {**msgspec.to_builtins(change), "cells": (), **wrong}
+    found = codec.decode_from_coordinator(msgspec.json.encode(said))
+    assert isinstance(found, PlanChange)
+    with pytest.raises(UnusableChange, match=why):
+        changed_plan(first, found)
+
+
+def test_a_frame_that_is_cut_or_grows_without_end_is_refused() -> None:
+    frame = codec.frame_of(Stop(reason="X" * 3000))
+    assert isinstance(frame, bytes)
+    assert len(frame) < 100
+    endless = codec.frame_of(Stop(reason="X" * (codec.MAX_MESSAGE_BYTES + 1)))
+    assert isinstance(endless, bytes)
+    assert len(endless) < codec.MAX_MESSAGE_BYTES
+    for bad in (frame[:-1], frame + b"x", b"\x78", b"\x78\x9cnothing", endless):
+        with pytest.raises(ValueError, match="malformed message"):
+            codec.decode_from_coordinator(bad)
+
+
+def test_the_loss_of_one_of_a_thousand_costs_less_than_five_kilobytes_for_each() -> None:
+    peers = [Peer(worker=f"big-worker-{n}", host=f"10.0.{n // 250}.{n % 250}", port=4000 + n) for n in range(1000)]
+    training = TrainingSpec(steps=100, global_batch_size=4000, micro_batch_size=1, gradient_groups=200)
+    redundancy = RedundancySpec(mode=RedundancyMode.LAZY_FORWARD)
+    stages = tuple((5 * n, 5 * n + 5) for n in range(10))
+    plan = initial_plan(peers, stages, 100, training, redundancy)
+    lost = plan.at(Cell(50, 5)).owner
+    synced = frozenset((cell, replica) for cell in plan.cells() for replica in plan.at(cell).replicas)
+    view = PlanningView(
+        plan=plan, live={p.worker: p for p in peers if p.worker != lost}, leaving={}, synced=synced,
+        redundancy=redundancy, pipelines=100, generation=0,
+    )  # fmt: skip
+    after = takeover(view)
+    assert isinstance(after, Plan)
+    whole, change = (codec.frame_of(SendPlan(plan=after)), change_between(plan, after))
+    assert change is not None
+    assert len(codec.frame_of(change)) < 1000
+    assert len(codec.encode(SendPlan(plan=after))) > 100_000
+    assert len(whole) < 40_000
+    assert change.cells == tuple(
+        (cell.pipeline, cell.stage, after.at(cell)) for cell in plan.cells() if after.at(cell) != plan.at(cell)
+    )
+    assert isinstance(change.cells[0][2], Assignment)
