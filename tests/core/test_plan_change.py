@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from bamboo.control import codec
 from bamboo.control.plan_change import (
+    PLAIN,
     HeardPlans,
+    NewLayout,
     PlanChange,
     PlanChanges,
     SendPlan,
@@ -189,3 +191,12 @@ def test_the_loss_of_one_of_a_thousand_costs_less_than_five_kilobytes_for_each()
         (cell.pipeline, cell.stage, after.at(cell)) for cell in plan.cells() if after.at(cell) != plan.at(cell)
     )
     assert isinstance(change.cells[0][2], Assignment)
+
+
+def test_a_change_can_say_every_field_of_a_plan_and_of_a_layout() -> None:
+    assert _names(NewLayout) == _names(Layout)
+    assert {*PLAIN, "epoch", "pipelines", "layouts", "workers"} == _names(Plan)
+
+
+def _names(of: type[msgspec.Struct]) -> set[str]:
+    return {field.name for field in msgspec.structs.fields(of)}

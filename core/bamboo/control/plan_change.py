@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bamboo.control.message import Count, Message, to_json
-from bamboo.job.spec import RedundancyMode
+from bamboo.job.spec import PipelineSchedule, RedundancyMode
 from bamboo.planning.plan import MOST_GROUPS, Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
 
 Ranges = tuple[tuple[int, int], ...]
@@ -42,6 +42,7 @@ class NewLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     generation: Count
     split: tuple[Ranges, ...]
     groups: tuple[int, ...] | UnsetType = UNSET
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
 
 class PlanChange(Message, frozen=True, omit_defaults=True):
@@ -134,7 +135,7 @@ def _layout_said(base: Plan, layout: Layout) -> int | NewLayout:
         return layout.generation
     split = tuple(tuple(_ranges(part)) for part in layout.split)
     groups = UNSET if layout.groups == base.target.groups else layout.groups
-    return NewLayout(generation=layout.generation, split=split, groups=groups)
+    return NewLayout(generation=layout.generation, split=split, groups=groups, schedule=layout.schedule)
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -199,7 +200,7 @@ def _layout(base: Plan, said: NewLayout) -> Layout:
         raise UnusableChange(f"the layout of generation {said.generation} has empty ranges, or too many microbatches")
     split = tuple(tuple(number for first, end in part for number in range(first, end)) for part in said.split)
     groups = base.target.groups if said.groups is UNSET else said.groups
-    return Layout(generation=said.generation, split=split, groups=groups)
+    return Layout(generation=said.generation, split=split, groups=groups, schedule=said.schedule)
 
 
 class PlanChanges:
