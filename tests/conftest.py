@@ -8,6 +8,7 @@ make; so do all tests with the cluster, which mostly wait for it while the other
 """
 
 import gc
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Python's garbage collector never looks again through what all tests need, and that is a lot."""
+    _keep_what_is_here()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    """Nor through what the files before have left: modules that were imported, results that later tests use again."""
+    done = yield
+    if nextitem is not None and nextitem.path != item.path:
+        _keep_what_is_here()
+    return done
+
+
+def _keep_what_is_here() -> None:
     gc.collect()
     gc.freeze()
 

@@ -38,12 +38,10 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def _without_others() -> Iterator[None]:
+def _without_others() -> None:
     """What tests before this one have left is not complained of here, nor looked at whenever garbage is collected."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Strike:
