@@ -109,11 +109,17 @@ def killed_in_step(
     return kill_at_each(document, lambda f: f.step == step and cell in (None, f.cell), judge)
 
 
-@pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int) -> None:
     killed = killed_in_step(manifest(stages, pipelines), 2, (stages, pipelines))
     assert {f.cell for f in killed} == {Cell(p, s) for p in range(pipelines) for s in range(stages)}
     assert len({f.name for f in killed}) >= 6
+
+
+def test_a_kill_between_stages_of_the_second_of_two_pipelines_leaves_the_bits() -> None:
+    """What neither four stages of one pipeline nor two of two have: a stage with two neighbours and a sibling."""
+    killed = killed_in_step(manifest(3, 2), 2, (3, 2), Cell(1, 1))
+    assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
 
 
 @pytest.mark.parametrize(
