@@ -240,6 +240,20 @@ def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
     assert world.plans[-1].owned_by("w2") == []
 
 
+def test_who_has_no_part_any_more_may_leave_while_a_cut_is_made() -> None:
+    """It waits until its log cannot be needed; the cut is asked for meanwhile."""
+    world = World(4, 1, 0, fewest=1)
+    world.settle()
+    world.away = 1000
+    world.tell(PreemptionNotice("w1", 600.0))
+    while world.state.resplit is None:
+        world.deliver() if world.pending else world.commit()
+    leaver = world.state.workers["w1"]
+    assert (leaver.notice_until is not None, leaver.released) == (True, False)
+    assert world.state.plan is not None
+    assert "w1" not in world.state.plan.holders()
+
+
 def test_a_cut_is_not_asked_for_when_the_job_is_about_to_end() -> None:
     world = World(4, 1, 0, fewest=1, steps=30)
     world.settle()

@@ -102,7 +102,9 @@ def is_untimely(state: CoordinatorState) -> bool:
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:
-    return any(r.notice_until is not None and not r.released for r in state.workers.values())
+    """Has a worker notice that still has a part? Who has none waits only until its log is not needed any more."""
+    parts = state.current_plan.holders()
+    return any(r.notice_until is not None and not r.released and w in parts for w, r in state.workers.items())
 
 
 def wish(turn: Turn) -> None:
