@@ -125,3 +125,30 @@ def test_bounds_are_kept() -> None:
     possible = {name(grid) for workers in range(9) for grid in bounded_grids(one.spec, 12, workers)}
     assert set(grids(told)) <= possible
     assert not any("1 stage " in grid for grid in possible)
+
+
+def test_growth_waits_no_longer_than_its_pause_would_cost() -> None:
+    """Not for two minutes, if only a pipeline comes, or the layers move in a moment."""
+    one = chosen(3, 2, stabilizationSeconds=600, minStages=3, maxStages=3, minPipelines=1)
+    trace = nodes(3, *((HOUR, "add", f"n{number}") for number in (3, 4, 5)), duration=2 * HOUR)
+    told = told_of(one, trace)
+    (grown,) = [seconds(line) for line in told if "Growing: 2 pipelines" in line]
+    assert HOUR < grown < HOUR + 60
+    assert grids(told)[-1] == "2 pipelines of 3 stages"
+
+
+def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
+    """Two of six workers are left; nobody comes, and stabilizationSeconds is for growth."""
+    one = chosen(6, 1, stabilizationSeconds=600, minStages=2)
+    more = {"redundancy": {"mode": "None"}, "checkpoint": {"storage": {"uri": "s3://a/b"}, "everySteps": 50}}
+    document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
+    bare = replace(one, manifest=document, spec=parse_manifest(document))
+    lost = [(HOUR, "remove", f"n{number}") for number in (0, 1, 2, 3)]
+    told = told_of(bare, nodes(6, *lost, duration=2 * HOUR))
+    (left,) = [seconds(line) for line in told if "Restoring:" in line]
+    (again,) = [seconds(line) for line in told if "Restored:" in line and seconds(line) > left]
+    assert again - left < 30
+
+
+def seconds(line: str) -> float:
+    return float(line.split()[0])

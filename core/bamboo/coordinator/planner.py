@@ -8,7 +8,7 @@ import msgspec
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
-from bamboo.coordinator.grids import following
+from bamboo.coordinator.grids import choosing, following
 from bamboo.coordinator.splits import filling, resplit
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, without_moves
 from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
@@ -224,8 +224,10 @@ def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
     """What is asked for, or after a while fewer pipelines, and to go on from a checkpoint also fewer stages."""
     spec, restoring = state.spec, state.phase == "Restoring"
     stages, wanted = spec.topology.stages, spec.topology.pipelines
-    waited = now - (state.phase_since if restoring else state.started) >= spec.elastic.stabilization_seconds
+    since = state.phase_since if restoring else state.started
+    waited = now - since >= spec.elastic.stabilization_seconds
     if spec.elastic.chooses_grid:
+        waited = waited or (restoring and now - since >= choosing.restart_wait(state))
         return following.first_grid(state, ready) if waited or ready >= wanted_workers(spec) else None
     pipelines = min(ready // stages, wanted)
     grid = Grid(stages, pipelines, spec.topology.first_schedule)

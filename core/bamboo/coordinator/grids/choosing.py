@@ -30,6 +30,8 @@ LOOKED_AT: Final = 5  # steps, whose median counts
 WORTH: Final = 0.02  # of a step: by which it must be shorter on another grid
 LEAST_OUTLOOK, USUAL_OUTLOOK, MOST_OUTLOOK = 60.0, 600.0, 3600.0  # seconds until the workers change again
 USUAL_REFILL: Final = 60.0  # seconds until a worker comes for one that was lost, before any has
+GATHERING: Final = 5.0  # seconds at least that are waited for more workers, which often come together
+SOON: Final = 30.0  # seconds, in which a worker that comes is waited for before a job begins again
 LEAST_PAUSE: Final = 1.0  # seconds of splitting layers anew, beside what moves
 
 
@@ -171,16 +173,30 @@ def pays(now_seconds: float, then_seconds: float, stopped: float, until: float) 
 def wait(state: CoordinatorState, then: GridRate, now_seconds: float, stopped: float, now: float) -> float:
     """Seconds for which another grid must have been better before it is taken.
 
-    To grow, `elastic.stabilizationSeconds`, as more may come. With workers that run several stages none at all, unless
-    workers are on their way that come before the change has brought in its pause.
+    To grow, as long as the change takes to bring in its pause, since more may come (so waiting costs no more than a
+    change too many would), and `elastic.stabilizationSeconds` at most. With workers that run several stages none at
+    all, unless workers are on their way that come before the change has brought in its pause.
     """
-    if not is_short(state):
-        return state.spec.elastic.stabilization_seconds
-    gaps, refills = state.grids.gaps, state.grids.refills
-    usual = median(refills) if refills else USUAL_REFILL
-    left = usual - (now - gaps[-1]) if gaps else 0.0
     brought_in = stopped * now_seconds / max(1e-9, now_seconds - then.seconds)
+    if not is_short(state):
+        return min(state.spec.elastic.stabilization_seconds, max(GATHERING, brought_in))
+    gaps = state.grids.gaps
+    left = _usual_refill(state) - (now - gaps[-1]) if gaps else 0.0
     return max(0.0, left) if left < brought_in else 0.0
+
+
+def restart_wait(state: CoordinatorState) -> float:
+    """Seconds for which more workers are waited for before a job goes on from a checkpoint with those that are there.
+
+    Those that usually come soon are; else it begins with few, and grows.
+    """
+    usual = _usual_refill(state)
+    return min(state.spec.elastic.stabilization_seconds, usual if GATHERING < usual <= SOON else GATHERING)
+
+
+def _usual_refill(state: CoordinatorState) -> float:
+    refills = state.grids.refills
+    return median(refills) if refills else USUAL_REFILL
 
 
 def noted(known: GridState, workers: int, now: float) -> GridState:
