@@ -56,7 +56,7 @@ WITHOUT_DEFAULT = {
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
     *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
     *("spec.training.steps", "spec.training.until", "spec.training.evaluation", "spec.training.ema"),
-    "spec.training.lossScale",
+    *("spec.training.lossScale", "spec.elastic.objective"),
     *(f"spec.training.until.{unit}" for unit in ("steps", "samples", "tokens", "epochs")),
     *(f"spec.training.evaluation.{name}" for name in ("batches", "patience", "minDelta")),
     *("spec.training.loggers", "spec.training.loggers[].entrypoint", "spec.training.loggers[].config"),

@@ -118,6 +118,33 @@ def test_on_nodes_that_come_and_go_little_is_lost_against_the_best_grid_of_each_
     assert found.steps > 0.93 * ideal(one, trace)
 
 
+def test_where_the_manifest_says_no_number_of_stages_all_of_the_grid_is_chosen_from_the_beginning() -> None:
+    """First by what layers cost as they were counted, then by what was measured; and it trains as much."""
+    one, six = chosen(3, 2, maxStages=6), nodes(6, (HOUR, "remove", "n5"), duration=2 * HOUR)
+    told: list[str] = []
+    spec = {**one.manifest["spec"], "elastic": {"maxWorkers": 6, "stabilizationSeconds": 60}}
+    del spec["topology"]["stages"], spec["topology"]["pipelines"]
+    document = {**one.manifest, "spec": spec}
+    auto = replace(one, spec=parse_manifest(document), manifest=document)
+    found = run(auto, six, told=told).figures
+    rates = GridRates(auto.profile.figures, auto.spec)
+    assert grids(told)[-1] == name(rates.best(5)[0].grid)
+    assert found.steps > 0.98 * ideal(auto, six)
+    assert found.steps > 0.98 * run(one, six).figures.steps
+
+
+def test_a_schedule_that_the_manifest_fixes_stays() -> None:
+    for schedule in ("1F1B", "ZBH1"):
+        told: list[str] = []
+        one = chosen(3, 2, maxStages=6)
+        topology = {**one.manifest["spec"]["topology"], "schedule": schedule}
+        document = {**one.manifest, "spec": {**one.manifest["spec"], "topology": topology}}
+        run(replace(one, spec=parse_manifest(document), manifest=document), nodes(6), told=told)
+        assert grids(told)
+        assert not any(" by " in grid for grid in grids(told))
+        assert not any("ScheduleChanged" in line for line in told)
+
+
 def test_bounds_are_kept() -> None:
     told: list[str] = []
     one = chosen(4, 2, minStages=2, maxPipelines=2, minPipelines=1)

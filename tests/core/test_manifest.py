@@ -9,6 +9,7 @@ import pytest
 from bamboo.job import placement_spec as placement
 from bamboo.job import spec as s
 from bamboo.job import training_spec as t
+from bamboo.job.edits import apply_edit, refused_fields
 from bamboo.job.fields import RESOURCE_NAMES
 from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
 from manifest_case_kit import ABSENT, changed
@@ -79,6 +80,44 @@ def test_a_five_line_job_gets_the_defaults(tmp_path: Path) -> None:
 def test_elastic_bounds_default_to_the_pipelines() -> None:
     job = parse_manifest(changed({"spec.topology.pipelines": 3}))
     assert job.elastic == s.ElasticSpec(min_pipelines=3, max_pipelines=3)
+
+
+@pytest.mark.parametrize("topology", [None, {}, {"stages": "Auto"}, {"pipelines": 1, "schedule": "Auto"}])
+def test_a_job_that_says_only_how_many_workers_it_may_have_leaves_the_grid_to_the_coordinator(topology: Any) -> None:
+    document = changed({"spec.topology": topology, "spec.elastic": {"maxWorkers": 9}})
+    job = parse_manifest(document)
+    assert job.topology == s.TopologySpec(stages=1, chooses_stages=True)
+    assert job.elastic == s.ElasticSpec(
+        objective=s.Objective.THROUGHPUT, min_pipelines=1, max_pipelines=4, max_workers=9
+    )
+    assert job.elastic.most_stages(job.topology) == s.wanted_workers(job) == s.whole_workers(job) == 9
+    assert s.schedules(job) == ("1F1B", "ZBH1")
+    document["spec"]["elastic"] |= {"minStages": 2, "maxStages": 3, "minPipelines": 2}
+    bounded = parse_manifest(document)
+    assert (bounded.topology.stages, bounded.elastic.most_stages(bounded.topology)) == (2, 3)
+    assert refused_fields(job, bounded) == (), "the bounds may change while the job runs"
+    assert apply_edit(job, bounded) == bounded
+
+
+def test_a_split_says_how_many_stages_there_are() -> None:
+    job = parse_manifest(changed({"spec.topology": {"split": [2, 1, 1]}}))
+    assert job.topology == s.TopologySpec(stages=3, split=(2, 1, 1))
+    assert job.elastic.objective is s.Objective.NONE
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"spec.topology.stages": "Auto", "spec.elastic.maxWorkers": 8}, ("1F1B", "ZBH1")),
+        ({"spec.elastic.objective": "Throughput"}, ("1F1B", "ZBH1")),
+        ({"spec.elastic.objective": "Throughput", "spec.training.compile": True}, ("1F1B",)),
+        ({"spec.elastic.objective": "Throughput", "spec.topology.schedule": "ZBH1"}, ("ZBH1",)),
+        ({"spec.topology.schedule": "Auto"}, ("1F1B",)),
+        ({"spec.topology.schedule": "ZBH1", "spec.training.compile": True}, ("ZBH1",)),
+    ],
+)
+def test_a_schedule_is_chosen_where_the_grid_is_and_backwards_can_be_split(changes: Any, found: Any) -> None:
+    assert s.schedules(parse_manifest(changed(changes))) == found
 
 
 def test_every_field_is_read(tmp_path: Path) -> None:
@@ -236,9 +275,16 @@ RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
         (
             "spec.topology.stages",
             "auto",
-            'spec.topology.stages: "auto" is not supported yet, give the number of stages as an integer >= 1',
+            'spec.topology.stages: expected Auto or an integer >= 1, got "auto"',
         ),
-        ("spec.topology.stages", 0, "spec.topology.stages: expected an integer >= 1, got 0"),
+        ("spec.topology.stages", 0, "spec.topology.stages: expected Auto or an integer >= 1, got 0"),
+        ("spec.topology.stages", 1025, "spec.topology.stages: expected Auto or an integer <= 1024, got 1025"),
+        (
+            "spec.topology.stages",
+            "Auto",
+            "spec.elastic.maxWorkers: required, expected the most workers that the job may have, as "
+            "spec.topology.stages says no number of stages and so the coordinator chooses them",
+        ),
         (
             "spec.topology.pipelines",
             5,
@@ -355,7 +401,7 @@ def test_all_problems_are_told_at_once() -> None:
         "manifest: expected field names to be strings, got 1",
         f"metadata.name: {LABEL}, got 3",
         "spec.stanby: unknown field, did you mean standby?",
-        'spec.topology.stages: "auto" is not supported yet, give the number of stages as an integer >= 1',
+        'spec.topology.stages: expected Auto or an integer >= 1, got "auto"',
         "spec.training.globalBatchSize: expected a multiple of spec.training.microBatchSize (3), got 8",
         'spec.training.steps: expected an integer >= 1, got "ten"',
     ]

@@ -190,6 +190,7 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
+AUTO: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # what says least
 UNTIL: dict[str, Any] = {"training.steps": ABSENT, "training.until": {"epochs": 2}}
 RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
@@ -268,6 +269,25 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.elastic.maxStages: expected 1 with spec.topology.shardOptimizer",
     ),
     ({"elastic.maxWorkers": 99}, "spec.elastic.maxWorkers: expected only with an objective"),
+    (AUTO | {"topology.stages": "auto"}, "spec.topology.stages: "),
+    (AUTO | {"topology.stages": 1.5}, "spec.topology.stages: "),
+    (AUTO | {"elastic": ABSENT}, "spec.elastic.maxWorkers: expected the most workers that the job may have"),
+    ({"topology": ABSENT, "elastic": {}}, "spec.elastic.maxWorkers: expected the most workers that the job may have"),
+    (AUTO | {"topology.pipelines": 2}, "spec.topology.pipelines: expected 1 or nothing"),
+    (AUTO | {"elastic.objective": "None"}, "spec.elastic.objective: expected another one than None"),
+    (AUTO | {"elastic": {"maxWorkers": 5, "minStages": 3, "minPipelines": 2}}, "spec.elastic.maxWorkers: expected at"),
+    (AUTO | {"elastic": {"maxWorkers": 9, "minStages": 3, "maxStages": 2}}, "spec.elastic.maxStages: expected at"),
+    (
+        AUTO | {"elastic": {"maxWorkers": 9, "minPipelines": 3, "maxPipelines": 2}},
+        "spec.elastic.minPipelines: expected at most spec.elastic.maxPipelines",
+    ),
+    (AUTO | {"elastic": {"maxWorkers": 99, "minPipelines": 40}}, "spec.elastic.minPipelines: expected at most spec.tr"),
+    (
+        AUTO | {"topology": {"shardOptimizer": True}, "redundancy.mode": "LazyForward", "worker.devices": 1},
+        "spec.topology.shardOptimizer: expected only with spec.topology.stages 1",
+    ),
+    ({"topology.stages": "Auto", "elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology"),
+    ({"topology.stages": "Auto", "elastic.maxWorkers": 9}, "spec.elastic.maxWorkers: expected only with an objective"),
     (
         {"elastic": {"objective": "Throughput", "maxWorkers": 7}, "topology.split": ABSENT},
         "spec.elastic.maxWorkers: expected at least spec.topology.stages x pipelines",
@@ -311,6 +331,14 @@ KEPT: list[dict[str, Any]] = [
     {"worker.devices": 16, "topology.split": ABSENT, "worker.resources.limits": {"memory": "1Gi"}},
     {"worker.devices": 16, "topology.split": ABSENT, "worker.resources": ABSENT},
     {"topology.split": ABSENT},
+    AUTO,
+    {"topology": ABSENT, "elastic": {"maxWorkers": 1}},
+    AUTO | {"topology": {"stages": "Auto", "pipelines": 1, "schedule": "ZBH1"}},
+    AUTO | {"elastic": {"maxWorkers": 9, "minStages": 3, "minPipelines": 3, "objective": "Throughput"}},
+    AUTO | {"elastic": {"maxWorkers": 9, "maxStages": 3, "maxPipelines": 2, "stabilizationSeconds": 5}},
+    {"topology.stages": "Auto"},
+    {"topology.stages": ABSENT},
+    {"topology.stages": ABSENT, "elastic.minStages": 4},
     {"redundancy.verify": "Report", "checkpoint": ABSENT, "training.evaluation": ABSENT},
     {"redundancy.verify": "Replace"},
     {"training.deterministic": False},

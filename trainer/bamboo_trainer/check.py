@@ -2,6 +2,7 @@
 simulations, how many layers it has."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from bamboo_trainer.transport.choice import body_channel
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """`problem`: one sentence, or what the task is made of; only JSON values. Nothing is trained.
 
-    layers, parameters: numbers. stages: first and last layer of each, and its parameters. devices: of a worker. calm,
+    layers, parameters: numbers. stages: first and last layer of each, and its parameters; as many as may be, if the
+    coordinator chooses them (`chosen`). devices: of a worker. calm,
     taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over: while it also
     runs the stages of lost neighbours, `neighbours` of them.
     """
@@ -58,6 +60,9 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     evaluation_schedule(task, spec.training)
     loggers_of(task, spec.training)
     costs = profile(task, spec)
+    if spec.topology.chooses_stages:
+        most = min(spec.elastic.most_stages(spec.topology), len(costs) // spec.worker.devices)
+        spec = replace(spec, topology=replace(spec.topology, stages=max(most, spec.elastic.min_stages)))
     stages = layer_ranges(costs, spec.topology, devices=spec.worker.devices)
     parts = device_layers(spec, stages, costs)
     sizes = measure(task, spec)
@@ -69,6 +74,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
         "calm": _told(*worker_memory(sizes, stages, spec, taken_over=False, parts=parts)),
         "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True, parts=parts)),
         "devices": spec.worker.devices,
+        "chosen": spec.topology.chooses_stages,
         "neighbours": min(max(1, spec.redundancy.kept), len(stages) - 1),
     }
 

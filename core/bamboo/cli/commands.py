@@ -25,9 +25,11 @@ from bamboo.complaints import SilentErrorsNamed, complain
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template
+from bamboo.job.spec import whole_workers
 from bamboo.job.yaml_file import read_manifest_source
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.terminal.option_groups import grouped
+from bamboo.text import count
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
@@ -197,8 +199,11 @@ def validate(
             continue
         topology, devices = spec.topology, spec.worker.devices
         each = f" of {devices} devices" if devices > 1 else ""
+        grid = f"{topology.pipelines} x {topology.stages} workers"
+        if topology.chooses_stages:
+            grid = f"a grid of at most {count(whole_workers(spec), 'worker')}"
         typer.echo(
-            f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers{each}"
+            f"{job}: {spec.name} is valid: {grid}{each}"
             f" and {spec.standby.workers} standby, {spec.training.until or f'{spec.training.steps} steps'}"
         )
         for warning in warnings(spec):

@@ -12,7 +12,7 @@ from bamboo.cli.output_files import check_is_path
 from bamboo.complaints import complain, system_reason
 from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.job.placement_spec import MOST_WORKERS_PER_NODE
-from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.job.spec import JobSpec, RedundancyMode, whole_workers
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ _LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is s
 _Workers = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help="Workers in the pipelines: a multiple of the job's stages.", show_default="the job's"
+        metavar="N",
+        min=1,
+        help="Workers in the pipelines: a multiple of the job's stages, if it has a number of them.",
+        show_default="the job's",
     ),
 ]
 _Standby = Annotated[int | None, typer.Option(metavar="N", min=0, help="Spare workers.", show_default="the job's")]
@@ -140,7 +143,11 @@ class LocalRunOptions:
             usage(*map(str, error.problems))
         if spec.suspend:
             usage("spec.suspend: the job is suspended; set it to false to run the job")
-        if self.workers is not None:
+        if self.workers is not None and spec.topology.chooses_stages:
+            elastic = {**(document["spec"].get("elastic") or {}), "maxWorkers": self.workers}
+            document["spec"]["elastic"] = elastic
+            spec = _parse(document, f"--workers {self.workers}")
+        elif self.workers is not None:
             pipelines, rest = divmod(self.workers, spec.topology.stages)
             if rest:
                 usage(f"--workers {self.workers}: expected a multiple of the job's {spec.topology.stages} stages")
@@ -234,8 +241,10 @@ def _check_resumption(store: "CheckpointStore", spec: JobSpec) -> None:
 
 def _survives_losses(spec: JobSpec) -> bool:
     """Is there anybody else who holds the state of a stage: a replica, or another pipeline?"""
-    replicas = spec.redundancy.mode is not RedundancyMode.NONE and spec.topology.stages > 1
-    return replicas or spec.topology.pipelines > 1
+    redundant = spec.redundancy.mode is not RedundancyMode.NONE
+    if spec.topology.chooses_stages:
+        return spec.elastic.min_pipelines > 1 or (redundant and whole_workers(spec) > 1)
+    return (redundant and spec.topology.stages > 1) or spec.topology.pipelines > 1
 
 
 def _parse(document: dict[str, Any], source: str) -> JobSpec:

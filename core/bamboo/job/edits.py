@@ -31,6 +31,8 @@ _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClai
 def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
     """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
     topology = replace(old.topology, pipelines=wanted.topology.pipelines, schedule=wanted.topology.schedule)
+    if old.topology.chooses_stages and wanted.topology.chooses_stages:
+        topology = replace(topology, stages=wanted.topology.stages)  # which bounds in `elastic` say
     redundancy = replace(old.redundancy, mode=wanted.redundancy.mode, replicas=wanted.redundancy.replicas)
     changed = {name: getattr(wanted, name) for name in CHANGEABLE}
     for name, inner in FIXED_INSIDE.items():

@@ -143,6 +143,14 @@ class Fields:
     def optional_integer(self, name: str, *, low: int = 1, high: int = MAX_INT) -> int | None:
         return self._integer(name, low, high, False)
 
+    def integer_or(self, name: str, word: str, *, high: int) -> int | None:
+        """An integer from 1 to `high`; None for that word, or if the field is absent."""
+        value = self.get(name)
+        above = _is_int(value) and value > high
+        said = f"{word} or an integer {f'<= {high}' if above else '>= 1'}"
+        read = self._read(name, said, lambda v: v == word or (_is_int(v) and 1 <= v <= high))
+        return None if read == word else read
+
     def optional_positive(self, name: str) -> float | None:
         def fits(value: object) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e9

@@ -5,6 +5,7 @@ Unknown fields are errors; null means absent, as in Kubernetes. `status` and the
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -123,6 +124,9 @@ def _root(document: Mapping[str, Any], problems: list[Problem]) -> s.JobSpec:
 
 def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
     topology, training = _topology(f.child("topology")), _training(f.child("training"))
+    elastic = _elastic(f.child("elastic"), topology, training)
+    if topology.chooses_stages:
+        topology = replace(topology, stages=elastic.min_stages)
     job = s.JobSpec(
         name=name,
         namespace=namespace,
@@ -131,7 +135,7 @@ def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
         task=_task(f.child("task")),
         training=training,
         topology=topology,
-        elastic=_elastic(f.child("elastic"), topology, training),
+        elastic=elastic,
         redundancy=_redundancy(f.child("redundancy")),
         standby=_standby(f.child("standby")),
         node_pools=f.items("nodePools", _node_pool, most=16),
@@ -241,27 +245,43 @@ def _logger(f: Fields) -> t.LoggerSpec:
 
 
 def _topology(f: Fields) -> s.TopologySpec:
-    if f.get("stages") == "auto":
-        f.problem("stages", '"auto" is not supported yet, give the number of stages as an integer >= 1')
-        f.values = {**f.values, "stages": 1}
+    """As many stages as the split has, if it has one and no number is given."""
+    split = f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None
+    stages = f.integer_or("stages", s.AUTO, high=s.MOST_STAGES)
+    chooses = split is None and f.get("stages") in (None, s.AUTO)
+    if stages is None and split is not None:
+        stages = len(split)
     return f.closed(
         s.TopologySpec(
-            stages=f.integer("stages", high=1024),
+            stages=stages or 1,
+            chooses_stages=chooses,
             pipelines=f.integer("pipelines", 1, high=1024),
             lookahead=f.integer("lookahead", 1, low=0, high=4),
             schedule=f.choice("schedule", s.ScheduleChoice.AUTO),
             flows_per_link=f.integer("flowsPerLink", 4, high=16),
-            split=f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None,
+            split=split,
             shard_optimizer=f.flag("shardOptimizer"),
             transport=f.choice("transport", placement.TransportType.TCP),
         )
     )
 
 
+UNBOUNDED = (
+    "required, expected the most workers that the job may have, as spec.topology.stages says no number of stages and "
+    "so the coordinator chooses them"
+)
+
+
 def _elastic(f: Fields, topology: s.TopologySpec, training: t.TrainingSpec) -> s.ElasticSpec:
-    """With an objective pipelines have no bounds but those of the workers and of the batch."""
-    objective = f.choice("objective", s.Objective.NONE)
+    """With an objective pipelines have no bounds but those of the workers and of the batch.
+
+    Where the manifest says no number of stages there is one, and workers have to be bounded.
+    """
+    auto = topology.chooses_stages
+    objective = f.choice("objective", s.Objective.THROUGHPUT if auto else s.Objective.NONE)
     fewest, most_workers = f.integer("minStages", 1, high=1024), f.optional_integer("maxWorkers", high=s.MOST_WORKERS)
+    if auto and most_workers is None and not f.has("maxWorkers"):
+        f.problem("maxWorkers", UNBOUNDED)
     low = high = topology.pipelines
     if objective is not s.Objective.NONE:
         workers = most_workers or topology.stages * topology.pipelines

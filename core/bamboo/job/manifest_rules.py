@@ -82,6 +82,9 @@ def _check_groups(job: JobSpec, rule: Rule) -> None:
     rule(pipelines <= t.most_pipelines, "spec.topology.pipelines", f"{said} {pipelines}", batch, micro, groups)
     if high != pipelines:
         rule(high <= t.most_pipelines, "spec.elastic.maxPipelines", f"{said} {high}", batch, micro, groups)
+    low = job.elastic.min_pipelines
+    if job.topology.chooses_stages:
+        rule(low <= t.most_pipelines, "spec.elastic.minPipelines", f"{said} {low}", batch, micro, groups)
 
 
 def _check_evaluation(job: JobSpec, rule: Rule) -> None:
@@ -96,6 +99,9 @@ def _check_evaluation(job: JobSpec, rule: Rule) -> None:
 
 def _check_size(job: JobSpec, rule: Rule) -> None:
     """Stages and pipelines, and the bounds within which they change."""
+    if job.topology.chooses_stages:
+        _check_chosen(job, rule)
+        return
     stages, pipelines, split = job.topology.stages, job.topology.pipelines, job.topology.split
     rule(
         split is None or len(split) == stages,
@@ -114,6 +120,23 @@ def _check_size(job: JobSpec, rule: Rule) -> None:
     rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
     rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
     _check_objective(job, rule)
+
+
+def _check_chosen(job: JobSpec, rule: Rule) -> None:
+    """No stages are given: the bounds within which they and the pipelines are chosen."""
+    elastic, pipelines, stages = job.elastic, job.topology.pipelines, "spec.topology.stages"
+    least, most, workers = "spec.elastic.minPipelines", "spec.elastic.maxPipelines", "spec.elastic.maxWorkers"
+    bounds = f"expected 1 or nothing without a number in {stages}, as they are chosen too, between {least} and {most}"
+    rule(pipelines == 1, "spec.topology.pipelines", f"{bounds}; got {pipelines}", stages)
+    needs = f"expected another one than None without a number in {stages}"
+    rule(elastic.chooses_grid, "spec.elastic.objective", needs, stages)
+    fewest, longest = elastic.min_stages, elastic.max_stages
+    said = f"expected at least spec.elastic.minStages ({fewest}), got {longest}"
+    rule(longest is None or longest >= fewest, "spec.elastic.maxStages", said, "spec.elastic.minStages")
+    low, high, cells = elastic.min_pipelines, elastic.max_pipelines, fewest * elastic.min_pipelines
+    said = f"expected at least spec.elastic.minStages x minPipelines ({cells}), got {elastic.max_workers}"
+    rule((elastic.max_workers or 0) >= cells, workers, said, "spec.elastic.minStages", least, stages)
+    rule(low <= high, least, f"expected at most {most} ({high}), got {low}", most, workers)
 
 
 def _check_objective(job: JobSpec, rule: Rule) -> None:
@@ -135,13 +158,17 @@ def _check_objective(job: JobSpec, rule: Rule) -> None:
     rule(not topology.shard_optimizer or topology.stages > 1 or most == 1, stages, one, "spec.topology.shardOptimizer")
 
 
+def _several(job: JobSpec) -> str:
+    return "several" if job.topology.chooses_stages else str(job.topology.stages)
+
+
 def _check_shards(job: JobSpec, rule: Rule) -> None:
     """A shard needs a second holder, and the workers of several stages hold no more than their stage's state anyway."""
     shard, stages = job.topology.shard_optimizer, "spec.topology.stages"
     rule(
-        not shard or job.topology.stages == 1,
+        not shard or (job.topology.stages == 1 and not job.topology.chooses_stages),
         "spec.topology.shardOptimizer",
-        f"expected only with {stages} 1; {job.topology.stages} stages divide the optimizer's state already",
+        f"expected only with {stages} 1; {_several(job)} stages divide the optimizer's state already",
         stages,
     )
     rule(

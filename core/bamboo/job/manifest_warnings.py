@@ -17,7 +17,8 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
 def _one_zone(spec: JobSpec) -> str:
     """The loss of a zone takes everybody."""
     policy = spec.spread.policy
-    if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.topology.pipelines == 1:
+    one = spec.elastic.max_pipelines if spec.topology.chooses_stages else spec.topology.pipelines
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and one == 1:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
     if policy is SpreadPolicy.SINGLE_ZONE and spec.checkpoint is None:
         return "spec.spread.policy SingleZone without spec.checkpoint: the job ends if all nodes of its zone are lost"
@@ -77,7 +78,7 @@ def _standby(spec: JobSpec) -> str:
         return f"{none} with spec.standby.workers 0"
     if stages and spec.redundancy.mode is RedundancyMode.NONE:
         return f"{none} with spec.redundancy.mode None"
-    if stages and spec.topology.stages == 1:
+    if stages and spec.topology.stages == 1 and not spec.topology.chooses_stages:
         return f"{none} with one stage"
     return ""
 
@@ -100,9 +101,13 @@ def _verify(spec: JobSpec) -> str:
 
 def _one_pipeline(spec: JobSpec) -> str:
     """With several pipelines each stage lives on in the others."""
-    if spec.topology.pipelines > 1:
+    if max(spec.topology.pipelines, spec.elastic.min_pipelines) > 1:
         return ""
     ends = "the job goes back to its newest checkpoint" if spec.checkpoint else "the job ends"
+    if spec.topology.chooses_stages and wanted_workers(spec) > 1:
+        alone = f"spec.redundancy.mode None: {ends} if any worker vanishes while there is one pipeline"
+        two = "with spec.elastic.minPipelines: 2 there are always two"
+        return f"{alone}; {two}" if spec.redundancy.mode is RedundancyMode.NONE else ""
     remedy = "with spec.topology.pipelines: 2 the other pipeline still has what they hold"
     if spec.redundancy.mode is RedundancyMode.NONE:
         return f"one pipeline and spec.redundancy.mode None: {ends} if any worker vanishes; {remedy}"

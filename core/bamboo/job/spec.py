@@ -22,7 +22,8 @@ from bamboo.job.training_spec import TrainingSpec
 from bamboo.storage.url import shown_url
 
 MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
-MOST_WORKERS = 10_000
+MOST_WORKERS, MOST_STAGES = 10_000, 1024
+AUTO = "Auto"  # instead of a number of stages: the coordinator chooses
 DEFAULT_MANAGER = "bamboo.dev/operator"
 
 
@@ -93,6 +94,7 @@ class ScheduleChoice(StrEnum):
 class TopologySpec:
     """lookahead: forwards by which a stage is ahead of the next one beyond plain 1F1B; see docs/design/engine.md.
 
+    stages: with `chooses_stages` the fewest that the coordinator may choose; the manifest says none then, or Auto.
     flows_per_link: connections for large frames with TCP. split: layers of each stage; None: as their costs say.
     shard_optimizer: with one stage, each worker holds the optimizer's state of a part of the layers; see shards.md.
     """
@@ -105,6 +107,7 @@ class TopologySpec:
     split: tuple[int, ...] | None = None
     shard_optimizer: bool = False
     transport: TransportType = TransportType.TCP
+    chooses_stages: bool = False
 
     @property
     def first_schedule(self) -> PipelineSchedule:
@@ -127,7 +130,8 @@ class ElasticSpec:
     objective: by which the coordinator chooses stages and pipelines among all grids within the bounds; NONE: it does
     not, and pipelines have the stages of the topology. min_stages: without an objective, with fewer workers than stages
     the layers are split anew over those that are there, down to so many. max_stages, max_workers: only with an
-    objective; None: as many as the topology has.
+    objective; None: as many as the topology has. If the coordinator chooses the stages there always are max_workers,
+    which bound the stages, too.
     """
 
     min_pipelines: int
@@ -144,7 +148,8 @@ class ElasticSpec:
         return self.objective is not Objective.NONE
 
     def most_stages(self, topology: TopologySpec) -> int:
-        return self.max_stages or topology.stages
+        workers = min(MOST_STAGES, self.most_workers(topology))
+        return self.max_stages or (workers if topology.chooses_stages else topology.stages)
 
     def most_workers(self, topology: TopologySpec) -> int:
         """That run stages."""
@@ -268,6 +273,12 @@ def wanted_pipelines(spec: JobSpec) -> int:
     if spec.elastic.chooses_grid:
         return spec.topology.pipelines
     return max(spec.topology.pipelines, spec.elastic.max_pipelines)
+
+
+def whole_workers(spec: JobSpec) -> int:
+    """Of the grid that the manifest says; of one that is chosen from the beginning as many as it may have."""
+    topology = spec.topology
+    return spec.elastic.most_workers(topology) if topology.chooses_stages else topology.stages * topology.pipelines
 
 
 def wanted_workers(spec: JobSpec) -> int:

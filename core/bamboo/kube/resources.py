@@ -46,7 +46,6 @@ class StatusCondition(Part, frozen=True):
 
 
 class JobTopology(Part, frozen=True):
-    stages: int = 0
     pipelines: int = 1
 
 

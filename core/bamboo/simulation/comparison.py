@@ -51,8 +51,9 @@ class ComparedJob:
         if not self.spec.elastic.chooses_grid or nodes == self.place.nodes:
             return self
         elastic = {**self.document["spec"].get("elastic", {}), "maxWorkers": nodes}
-        topology = {**self.document["spec"]["topology"], "pipelines": 1}
-        topology["stages"] = min(topology["stages"], nodes)
+        topology = {**(self.document["spec"].get("topology") or {}), "pipelines": 1}
+        if not self.spec.topology.chooses_stages:
+            topology["stages"] = min(topology["stages"], nodes)
         spec = {**self.document["spec"], "elastic": elastic, "topology": topology}
         document = {**self.document, "spec": spec}
         return ComparedJob(place=replace(self.place, nodes=nodes), spec=parse_manifest(document), document=document)

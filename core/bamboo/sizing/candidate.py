@@ -10,7 +10,7 @@ from typing import Any
 
 from bamboo.job.manifest import ManifestError, parse_manifest
 from bamboo.job.placement_spec import Capacity, SpreadPolicy
-from bamboo.job.spec import USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
+from bamboo.job.spec import MOST_STAGES, USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
 from bamboo.simulation.job.job_zones import NODE_TERMS, node_terms
 
 Path = tuple[str | int, ...]
@@ -86,8 +86,9 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
     Bounds of `elastic` that the manifest has follow the grid: the planner's is the largest that is wanted, and how far
     it may shrink is the user's to say.
     """
+    chosen = spec.topology.chooses_stages
     wanted: dict[Path, tuple[Any, Any]] = {
-        ("topology", "stages"): (candidate.stages, spec.topology.stages),
+        ("topology", "stages"): (candidate.stages, None if chosen else spec.topology.stages),
         ("topology", "pipelines"): (candidate.pipelines, spec.topology.pipelines),
         ("training", "microBatchSize"): (candidate.micro_batch, spec.training.micro_batch_size),
         ("redundancy", "mode"): (candidate.mode.value, spec.redundancy.mode.value),
@@ -107,6 +108,12 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
     # Without a bound of its own a manifest means all pipelines.
     bound = elastic.min_pipelines if said.get("minPipelines") is not None else candidate.pipelines
     wanted["elastic", "minPipelines"] = candidate.fewest, bound
+    if chosen:  # it still is, from this grid on, and with as many workers as that has
+        wanted["elastic", "objective"] = elastic.objective.value, said.get("objective")
+        cells = candidate.stages * candidate.pipelines
+        wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
+        most = max(elastic.max_stages or min(cells, MOST_STAGES), candidate.stages)
+        wanted["elastic", "maxStages"] = most, elastic.max_stages
     wanted["elastic", "minStages"] = min(elastic.min_stages, candidate.stages), elastic.min_stages
     found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
     return found | _pools(candidate, spec)

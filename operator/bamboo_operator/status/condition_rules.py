@@ -7,7 +7,7 @@ from typing import Any
 
 from bamboo.coordinator.events import Outcome, Status, WorkerState
 from bamboo.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
-from bamboo.job.spec import RedundancyMode
+from bamboo.job.spec import RedundancyMode, whole_workers
 from bamboo_operator.pods.pools import is_fallback
 from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.status.facts import StatusFacts
@@ -106,7 +106,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
         return idle
     if spec is None:
         return ConditionResult(False, "WorkersPending", "no worker is known yet")
-    needed = spec.topology.stages * spec.topology.pipelines + spec.standby.workers
+    needed = whole_workers(spec) + spec.standby.workers
     if given.status is None:
         return _as_many_as_pods(given, needed)
     ready = given.ready()

@@ -93,12 +93,13 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
 def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
     """What a job begins with that has so many; None if they can run none of its grids.
 
-    As long as no layer is measured the manifest's stages are the best guess, or as near to them as the workers allow.
+    As long as no layer is measured the manifest's stages are the best guess, or as near to them as the workers allow;
+    if it says none, what layers cost as they were counted.
     """
     rates = choosing.rates_of(state)
     if rates is None:
         return None
-    if choosing.is_measured(state):
+    if choosing.is_measured(state) or state.spec.topology.chooses_stages:
         found = choosing.expected(state, rates, workers)
         return found[0].grid if found else None
     wanted, layers = state.spec.topology.stages, len(rates.figures.layers)

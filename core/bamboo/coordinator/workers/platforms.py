@@ -10,6 +10,7 @@ from bamboo.coordinator.checkpointing import checkpoints
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.record import WorkerRecord
+from bamboo.job.spec import whole_workers
 from bamboo.planning.plan import Plan, WorkerId
 from bamboo.text import count
 
@@ -30,7 +31,7 @@ def refuse_misfits(turn: Turn) -> None:
     begins = state.phase in ("Pending", "Restoring")
     if holders:
         like = {w: platforms[w] for w in sorted(holders)}
-    elif begins and len(state.ready) >= state.spec.topology.stages * state.spec.topology.pipelines:
+    elif begins and len(state.ready) >= whole_workers(state.spec):
         like = {w: platforms[w] for w in state.ready}
     else:
         return

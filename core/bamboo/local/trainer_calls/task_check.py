@@ -54,10 +54,11 @@ def _task(answer: dict[str, Any]) -> str:
         f"{first if first == last else f'{first}-{last}'} ({_millions(parameters)})"
         for first, last, parameters in stages[:SHOWN_STAGES]
     ]
+    of = f"{count(len(stages), 'stage')}, the most that may be chosen" if answer["chosen"] else "the stages"
     more = f" and {len(stages) - SHOWN_STAGES} more" if len(stages) > SHOWN_STAGES else ""
     return (
         f"task: {count(answer['layers'], 'layer')}, {_millions(answer['parameters'])} parameters;"
-        f" layers of the stages: {', '.join(shown)}{more}"
+        f" layers of {of}: {', '.join(shown)}{more}"
     )
 
 

@@ -99,8 +99,13 @@ class GridRates:
         return max(device_bytes(self.figures, spec, taken_over=over) for over in {False, protected})
 
     def _spec_of(self, grid: Grid) -> JobSpec:
-        schedule = ScheduleChoice(grid.schedule.value)
-        topology = replace(self.spec.topology, stages=grid.stages, pipelines=grid.pipelines, schedule=schedule)
+        topology = replace(
+            self.spec.topology,
+            stages=grid.stages,
+            pipelines=grid.pipelines,
+            schedule=ScheduleChoice(grid.schedule.value),
+            chooses_stages=False,
+        )
         return replace(self.spec, topology=topology)
 
     def seconds(self, grid: Grid) -> float:

@@ -57,7 +57,6 @@ class RemoteJob:
     created: datetime | None
     suspend: bool
     managed_by: str
-    stages: int
     pipelines: int
     standby: int
     topology_key: str

@@ -34,7 +34,6 @@ def job_of(body: Json) -> RemoteJob:
         created=metadata.creation_timestamp,
         suspend=spec.suspend,
         managed_by=spec.managed_by,
-        stages=spec.topology.stages,
         pipelines=spec.topology.pipelines,
         standby=spec.standby.workers,
         topology_key=spec.spread.topology_key,

@@ -28,12 +28,13 @@ from bamboo.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo.job.spec import JobSpec, wanted_pipelines
+from bamboo.job.spec import JobSpec, wanted_pipelines, whole_workers
 from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.names import worker_name
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, WorkerId
 from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.steps.grid_rates import GridRates
 from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.planning.steps.step_times import StepModel
 from bamboo.profiles.profile import ModelProfile, for_microbatch
@@ -122,7 +123,13 @@ class _Simulation:
 
     def _usual_step(self) -> float:
         """On the whole grid that the job asks for, with nothing lost. Raises SimulationError if there is none."""
-        spec = self._spec
+        spec, profile = self._spec, self._run.profile
+        if spec.topology.chooses_stages:
+            best = GridRates(profile.figures, spec, profile.machine.memory).best(whole_workers(spec))
+            if not best:
+                there = f"{profile.machine.memory / 1e9:.1f} GB"
+                raise SimulationError(f"no grid that the job may have fits devices of {there}")
+            return best[0].seconds
         pipelines = min(wanted_pipelines(spec), spec.training.most_pipelines)
         try:
             ranges = layer_ranges(self._run.profile.costs, spec.topology, devices=spec.worker.devices)
