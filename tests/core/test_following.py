@@ -179,3 +179,29 @@ def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
 
 def seconds(line: str) -> float:
     return float(line.split()[0])
+
+
+def crammed(**more: Any) -> JobRun:
+    """Twelve layers of 1,200 bytes of state and gradients; a worker has room for seven."""
+    one = chosen(3, 2, maxStages=6)
+    document = {**one.manifest, "spec": {**one.manifest["spec"], **more}}
+    layers = tuple(
+        type(layer)(**{**fields(layer), "parameters": 300, "optimizer": 600, "gradients": 300})
+        for layer in one.profile.layers
+    )
+    model = replace_profile(one.profile, layers=layers, machine=replace_profile(one.profile.machine, memory=9_000))
+    return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
+
+
+def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -> None:
+    """Three workers are too few for copies, six are not: then it has them again."""
+    without, one = crammed(), crammed(checkpoint={"storage": {"uri": "s3://a/b"}, "everySteps": 20})
+    assert not GridRates(one.profile.figures, one.spec, 9_000).best(3)
+    assert run(without, nodes(3, duration=900.0)).figures.steps == 0, "no state would survive a loss"
+    told: list[str] = []
+    lost = [(600.0, "remove", "n1"), (660.0, "add", "n3"), *((1500.0, "add", f"n{number}") for number in (4, 5, 6))]
+    found = run(one, nodes(3, *lost, duration=2100.0), told=told).figures
+    assert (found.fatal, found.restores) == (1, 1)
+    chosen_ones = [line for line in told if "GridChosen" in line]
+    assert "for 3 workers, without copies of stages, for which no grid has room" in chosen_ones[0]
+    assert "for 6 workers: " in chosen_ones[-1], "with copies"

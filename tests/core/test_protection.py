@@ -34,6 +34,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], bool, str, str]] = [
     (FILLED, {}, False, "Replicating", "no"),
     ({"grid": BARE}, {}, False, "WorkersMissing", "no"),
     (ALONE, {}, False, "OnlyWorker", "no"),
+    ({"grid": BARE, "lacks_room": True}, {}, False, "NoRoomForCopies", "no"),
+    ({"lacks_room": True}, {}, True, "InStep", "yes"),  # the other pipelines hold it
     ({"grid": BARE}, OFF, False, "RedundancyOff", "off"),
     ({}, OFF, True, "InStep", "yes"),  # the other pipelines hold it
     (

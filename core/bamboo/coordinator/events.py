@@ -253,6 +253,7 @@ class Status:
 
     protected: the stage's state is held by several workers, in step, and on several nodes where these are lost with
     several workers (`spread.workersPerNode`). crowded: nodes with more workers than that, and how many they have.
+    lacks_room: the job does without copies that are asked for, since no grid of its workers has room for them.
     """
 
     phase: str
@@ -292,5 +293,6 @@ class Status:
     differences: Differences | None = None  # if results are compared
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted
     grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
+    lacks_room: bool = False
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count
     nodes: int | None = None  # that hold, in step, the stage which the fewest hold

@@ -7,6 +7,7 @@ from bamboo.control.verification import ForwardPlace
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import intervals
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
+from bamboo.coordinator.grids import choosing
 from bamboo.coordinator.protection import cell_name, counts_nodes
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.verification.evidence import StatePlace
@@ -14,6 +15,7 @@ from bamboo.coordinator.verification.settled import is_on
 from bamboo.job.spec import storage_place
 from bamboo.planning.heirs import copies, domains_of, level_holders
 from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo.planning.splits.resplit import grid_of
 
 
 def status(state: CoordinatorState, now: float) -> Status:
@@ -46,6 +48,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         replicas=_replicas(state, plan) if plan else None,
         nodes=_nodes(state, plan) if plan else None,
         crowded=_crowded(state),
+        lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan)),
         slow=_slow(state),
         differences=_differences(state),
         digests=_digests(state),

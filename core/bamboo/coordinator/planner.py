@@ -97,7 +97,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         live=state.live(plan),
         leaving={w: _urgency(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
         synced=state.synced,
-        redundancy=state.spec.redundancy,
+        redundancy=choosing.spec_on(state, grid_of(plan)).redundancy,
         pipelines=aim.pipelines,
         schedule=aim.schedule,
         generation=state.generation,
@@ -149,8 +149,10 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     told = f"{cells}: lost with {' and '.join(lost)}"
     if before:
         told += f", after {' and '.join(before)} since the last committed step"
-    if plan.mode is RedundancyMode.NONE:
+    if state.spec.redundancy.mode is RedundancyMode.NONE:
         told += "; redundancy.mode None keeps no other copy"
+    elif plan.mode is RedundancyMode.NONE:
+        told += "; workers have no room for another copy"
     return told
 
 
@@ -201,6 +203,7 @@ def _start(turn: Turn) -> None:
     epoch = state.plan.epoch + 1 if state.plan else 1
     if state.plan and len(state.plan.stages) == grid.stages:
         ready = in_places(state.plan, ready, grid.stages * grid.pipelines)
+    spec = choosing.spec_on(state, grid)
     plan = initial_plan(
         ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found,
         spread=spec.spread.policy, schedule=grid.schedule,

@@ -41,6 +41,9 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     bare = f"{len(alone)} of {len(cells)} stages held {where}: {_listed(alone)}"
     if spec.redundancy.mode is RedundancyMode.NONE:
         return Protection(False, OFF, f"redundancy.mode is None; {bare}")
+    if status.lacks_room:
+        text = "no grid that these workers can run leaves room for copies; a loss makes the job go back to a checkpoint"
+        return Protection(False, "NoRoomForCopies", f"{text}; {bare}")
     if set(alone) <= set(status.replicating):
         return Protection(False, "Replicating", f"{bare}; copies are being transferred")
     if len(status.workers) <= 1:

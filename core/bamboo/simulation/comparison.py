@@ -233,7 +233,7 @@ def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
     """Steps that the fastest grid of the nodes of each moment would do if every change took no time."""
     there, since, steps = 0, 0.0, 0.0
     for at, more in (*((one.at, len(one.joined) - len(one.lost)) for one in nodes.changes), (nodes.duration, 0)):
-        found = rates.best(there) if there and at > since else ()
+        found = rates.best_at_all(there) if there and at > since else ()
         steps += (at - since) / found[0].seconds if found else 0.0
         since, there = at, there + more
     return steps

@@ -13,9 +13,10 @@ from typing import Final
 
 from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.splits.resplit import Grid, grid_of
 from bamboo.planning.splits.speeds import WorkEstimate
-from bamboo.planning.steps.grid_rates import GridRate, GridRates
+from bamboo.planning.steps.grid_rates import GridRate, GridRates, may_do_without
 from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.profiles.profile import Layer, ModelFigures, Network
 
@@ -45,6 +46,26 @@ def rates_of(state: CoordinatorState) -> GridRates | None:
     if known is not None and same and known.figures.network == figures.network and _alike(known.figures, figures):
         return known
     return GridRates(figures, state.spec, state.grids.memory)
+
+
+def lacks_room(state: CoordinatorState, grid: Grid) -> bool:
+    """Does the job run that grid without replicas of stages, since its workers have no room for them?
+
+    As long as a restarted coordinator does not know how large layers are, the job goes on as it does.
+    """
+    if not state.spec.elastic.chooses_grid or not may_do_without(state.spec):
+        return False
+    if state.costs is None:
+        return state.plan is not None and state.plan.mode is RedundancyMode.NONE
+    rates = rates_of(state)
+    return rates is not None and rates.lacks_room(grid)
+
+
+def spec_on(state: CoordinatorState, grid: Grid) -> JobSpec:
+    """The job's specification, with the redundancy that it has on that grid."""
+    if not lacks_room(state, grid):
+        return state.spec
+    return replace(state.spec, redundancy=replace(state.spec.redundancy, mode=RedundancyMode.NONE))
 
 
 def is_measured(state: CoordinatorState) -> bool:
@@ -126,7 +147,7 @@ def expected(state: CoordinatorState, rates: GridRates, workers: int) -> tuple[G
     slower than modelled as the grid that runs now.
     """
     known, scale = state.grids.measured, _scale(state, rates)
-    found = [replace(one, seconds=known.get(one.grid, scale * one.seconds)) for one in rates.best(workers)]
+    found = [replace(one, seconds=known.get(one.grid, scale * one.seconds)) for one in rates.best_at_all(workers)]
     return tuple(sorted(found, key=lambda one: (one.seconds, one.grid.cells)))
 
 

@@ -8,7 +8,7 @@ from bamboo.coordinator.grids import choosing
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import schedules
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of
-from bamboo.planning.steps.grid_rates import GridRate, bounded_grids
+from bamboo.planning.steps.grid_rates import GridRate, bounded_grids, may_do_without
 from bamboo.text import count
 
 SHOWN: Final = 4  # grids in a sentence
@@ -103,7 +103,10 @@ def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
         found = choosing.expected(state, rates, workers)
         return found[0].grid if found else None
     wanted, layers = state.spec.topology.stages, len(rates.figures.layers)
-    possible = [grid for grid in bounded_grids(state.spec, layers, workers) if rates.fits(grid)]
+    grids = list(bounded_grids(state.spec, layers, workers))
+    possible = [grid for grid in grids if rates.fits(grid)]
+    if not possible and may_do_without(state.spec):
+        possible = [grid for grid in grids if rates.without_copies().fits(grid)]
     return min(possible, key=lambda grid: (abs(grid.stages - wanted), -grid.pipelines), default=None)
 
 
@@ -112,6 +115,8 @@ def tell(turn: Turn, grid: Grid) -> None:
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = sum(1 for r in state.ready.values() if r.notice_until is None)
     text = f"{_told(grid, state)} for {count(workers, 'worker')}"
+    if choosing.lacks_room(state, grid):
+        text += ", without copies of stages, for which no grid has room"
     if not choosing.is_measured(state):
         _chosen(turn, f"{text}: to begin with; what steps take is measured")
         return

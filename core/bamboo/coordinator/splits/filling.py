@@ -58,7 +58,7 @@ def _decided(state: CoordinatorState) -> dict[Cell, tuple[WorkerId, ...]]:
     sizes = resplit.state_bytes(state)
     now = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
     live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
-    onward = resplit_plan(plan, grid, state.spec, work, staying, live, now)
+    onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, now)
     spare = [peer.worker for peer in staying if not plan.owned_by(peer.worker)]
 
     def has_room(stages: tuple[int, ...]) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Send
-from bamboo.coordinator.grids import following
+from bamboo.coordinator.grids import choosing, following
 from bamboo.coordinator.splits import rebalancing
 from bamboo.coordinator.splits.record import Resplit
 from bamboo.coordinator.state import CoordinatorState, Turn
@@ -243,8 +243,9 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     moved = plan.moved or not plan.sources
     beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))
     grid = following.next_grid(state, len(staying))
-    onward = resplit_plan(plan, grid, state.spec, work, staying, live, beginning)
-    return sharded(onward, state.spec, state.sizes)
+    spec = choosing.spec_on(state, grid)
+    onward = resplit_plan(plan, grid, spec, work, staying, live, beginning)
+    return sharded(onward, spec, state.sizes)
 
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:

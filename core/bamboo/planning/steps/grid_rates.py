@@ -53,6 +53,13 @@ def _longest_share(spec: JobSpec, pipelines: int) -> int:
     return max(map(len, make_layout(0, spec.training.microbatches, pipelines, spec.training.groups).split))
 
 
+def may_do_without(spec: JobSpec) -> bool:
+    """May a job whose grid is chosen train without replicas of stages, if nothing else fits? What is lost with a worker
+    then is in its checkpoints.
+    """
+    return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
+
+
 class GridRates:
     """Of a job with these figures. memory: bytes of a worker's device; None: not known, so that all grids fit."""
 
@@ -62,6 +69,22 @@ class GridRates:
         self._seconds: dict[Grid, float] = {}
         self._fits: dict[Grid, bool] = {}
         self._best: dict[tuple[int, int | None], tuple[GridRate, ...]] = {}
+        self._bare: GridRates | None = None
+
+    def without_copies(self) -> "GridRates":
+        """The same job's if it keeps no replicas of stages."""
+        if self._bare is None:
+            redundancy = replace(self.spec.redundancy, mode=RedundancyMode.NONE)
+            self._bare = GridRates(self.figures, replace(self.spec, redundancy=redundancy), self.memory)
+        return self._bare
+
+    def best_at_all(self, workers: int) -> tuple[GridRate, ...]:
+        """The best ones with replicas of stages; if none has room for these, and the job may do without, the others."""
+        return self.best(workers) or (self.without_copies().best(workers) if may_do_without(self.spec) else ())
+
+    def lacks_room(self, grid: Grid) -> bool:
+        """Does the job run that grid without replicas of stages, since its workers have no room for them?"""
+        return may_do_without(self.spec) and not self.fits(grid)
 
     def best(self, workers: int, stages: int | None = None) -> tuple[GridRate, ...]:
         """The grids that so many workers can run, the fastest first, of equals the one with the fewest workers.
@@ -88,15 +111,15 @@ class GridRates:
         return found
 
     def fits(self, grid: Grid) -> bool:
-        """Also while a worker runs a lost neighbour's stage, if there are copies for that."""
+        """Also while a worker runs a lost one's stage, if there are copies for that, or other pipelines' owners."""
         if grid not in self._fits:
             self._fits[grid] = self.memory is None or self._most_bytes(grid) <= self.memory
         return self._fits[grid]
 
     def _most_bytes(self, grid: Grid) -> int:
         spec = self._spec_of(grid)
-        protected = spec.redundancy.mode is not RedundancyMode.NONE and grid.stages > 1
-        return max(device_bytes(self.figures, spec, taken_over=over) for over in {False, protected})
+        protected = spec.redundancy.mode is not RedundancyMode.NONE or grid.pipelines > 1
+        return max(device_bytes(self.figures, spec, taken_over=over) for over in {False, protected and grid.stages > 1})
 
     def _spec_of(self, grid: Grid) -> JobSpec:
         topology = replace(
