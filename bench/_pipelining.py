@@ -83,13 +83,13 @@ def run(
     tell(progress, "pid", os.getpid())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{place}/meet-{attempt}", rank=rank, world_size=world)
-    mine = _built(manifest, rank, TorchSchedule(schedule))
+    mine = built(manifest, rank, TorchSchedule(schedule))
     begin = _load(place, rank, world, mine) if every and attempt else 0
     tell(progress, "ready", begin)
     losses, ends, cpu, saving, norms = [], [], [], [], []
     for step in range(begin, steps):
         mine.optimizer.zero_grad()
-        losses += _step(mine, step)
+        losses += train_step(mine, step)
         if mine.config.max_gradient_norm is not None:
             norms.append(_clip(mine, mine.config.max_gradient_norm))
         elif step < NORMS:
@@ -120,7 +120,7 @@ def _in_flight(order: Sequence[Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class Rank:
     """What one rank trains."""
 
     task: Task
@@ -131,7 +131,7 @@ class _Rank:
     schedule: Any
 
 
-def _built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> _Rank:
+def built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> Rank:
     spec = parse_manifest(manifest)
     training, world = spec.training, spec.topology.stages
     task = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(training))
@@ -150,10 +150,10 @@ def _built(manifest: dict[str, Any], rank: int, schedule: TorchSchedule) -> _Ran
         return task.loss((out,), (target,))
 
     made = schedule.made(stages, training.microbatches, loss)
-    return _Rank(task, TrainingConfig.of(training), nn.ModuleList(modules), optimizer, stages, made)
+    return Rank(task, TrainingConfig.of(training), nn.ModuleList(modules), optimizer, stages, made)
 
 
-def _step(mine: _Rank, step: int) -> list[float]:
+def train_step(mine: Rank, step: int) -> list[float]:
     """The loss, where the last stage is. Samples are drawn as Bamboo draws them: per microbatch, only where needed."""
     arguments: list[Tensor] = []
     options: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _step(mine: _Rank, step: int) -> list[float]:
     return [sum(float(loss.detach()) for loss in losses) / len(losses)] if last else []
 
 
-def _clip(mine: _Rank, most: float) -> float:
+def _clip(mine: Rank, most: float) -> float:
     """Scale gradients by their norm over all ranks, as `most` says; returns this rank's part of its square."""
     parameters = [p for p in mine.module.parameters() if p.grad is not None]
     own = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
@@ -187,7 +187,7 @@ def tell(progress: Any, event: str, value: int) -> float:
     return now
 
 
-def _save(place: Path, rank: int, step: int, mine: _Rank) -> None:
+def _save(place: Path, rank: int, step: int, mine: Rank) -> None:
     path = place / f"checkpoint-{step}-{rank}"
     torch.save(
         {"module": mine.module.state_dict(), "optimizer": mine.optimizer.state_dict()}, path.with_suffix(".part")
@@ -195,7 +195,7 @@ def _save(place: Path, rank: int, step: int, mine: _Rank) -> None:
     path.with_suffix(".part").rename(path)
 
 
-def _load(place: Path, rank: int, world: int, mine: _Rank) -> int:
+def _load(place: Path, rank: int, world: int, mine: Rank) -> int:
     """The newest step that every rank has saved; 0, with nothing loaded, if there is none."""
     steps = {int(path.name.split("-")[1]) for path in place.glob("checkpoint-*-0")}
     whole = [s for s in steps if all((place / f"checkpoint-{s}-{r}").exists() for r in range(world))]

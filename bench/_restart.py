@@ -16,6 +16,12 @@ GONE_SECONDS = 10.0
 WARMUP = 4
 
 
+def told_by(path: Path) -> list[tuple[str, int, float]]:
+    """What a rank has told so far: event, value, time."""
+    text = path.read_text() if path.exists() else ""
+    return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 class RestartedRun:
     """The ranks of one start of the job."""
 
@@ -33,9 +39,7 @@ class RestartedRun:
             rank.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, also if nobody asks
 
     def told(self, rank: int) -> list[tuple[str, int, float]]:
-        path = self.folder / f"progress-{self.number}-{rank}"
-        text = path.read_text() if path.exists() else ""
-        return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return told_by(self.folder / f"progress-{self.number}-{rank}")
 
     def ends(self) -> dict[int, float]:
         """When each step ended at the first rank, which is the last to end it."""

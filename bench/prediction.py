@@ -1,6 +1,7 @@
 """Does `bamboo simulate` foretell what real local jobs do? Throughput, and the time lost to preemptions.
 
     python bench/prediction.py
+    python bench/prediction.py --only grids    # jobs whose grid the coordinator chooses while workers come and go
     python bench/prediction.py --only 4x1 --plot prediction.png --json prediction.json
 
 Each point is a grid, a mode and a rate: a job whose layers sleep (`_emulated`, so that a machine with few cores shows
@@ -8,13 +9,17 @@ the schedule) runs with real processes, and owners are killed on a schedule; the
 that was measured on this machine (`bamboo profile`), under a trace with the same losses. What the engine adds to each
 forward and backward, how long a worker takes to start and how soon its end is known come from one undisturbed run of
 another grid and from the first losses, before the points. lost: seconds beyond the steps' calm duration.
+
+Jobs whose grid the coordinator chooses are run by `bamboo run`, and their workers come and go with the nodes of a
+recording, which the simulation is given, too. What is calm there is the median of the second half of the time for
+which so many workers stay; lost also is what steps take longer until the grid is another one.
 """
 
 import asyncio
 import signal
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +27,16 @@ import msgspec
 import typer
 
 from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
+from _grid_run import MICROBATCHES, bamboo_run, grid_job, nodes_of
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import WorkerReady
 from bamboo.coordinator.events import AddWorkers, Command, Event, WorkerLost
 from bamboo.job.manifest import parse_manifest
 from bamboo.local.trainer_calls.task_profile import PROFILE, MachineOverrides, profile_of
 from bamboo.planning.plan import Cell
+from bamboo.planning.splits.resplit import Grid
 from bamboo.profiles.profile import ModelProfile
+from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 
@@ -65,6 +73,29 @@ POINTS = (
     MeasuredCase(2, 2, "EagerForward", 2),
     MeasuredCase(3, 2, "LazyForward", 3),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GridCase:
+    """workers: there are so many, each for so many seconds. The grid is the coordinator's choice."""
+
+    workers: tuple[int, ...]
+    notice: bool = False
+    seconds: float = 25.0
+
+    @property
+    def name(self) -> str:
+        return f"grids {' '.join(map(str, self.workers))}{', notice' if self.notice else ''}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Of a job that ends when the last number of workers has been there for about as long as the others."""
+        last = len(self.workers) * self.seconds
+        return grid_job(int(last / GRID_STEP_SECONDS), Grid(2, self.workers[0] // 2), max(self.workers), chosen=True)
+
+
+GRID_CASES = (GridCase((6, 5, 3, 2, 4, 6)), GridCase((4, 2, 3, 5)), GridCase((5, 6, 4, 3), notice=True))
+GRID_STEP_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -126,9 +157,8 @@ async def real(place: Lab, point: MeasuredCase, step_seconds: float) -> tuple[Jo
     return job, strikes
 
 
-async def measured(place: Lab, point: MeasuredCase) -> ModelProfile:
+async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
     """As `bamboo profile` does it."""
-    document = document_of(point)
     answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS}, LIMIT_SECONDS)
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
@@ -162,7 +192,7 @@ def predicted(point: MeasuredCase, profile: ModelProfile, struck: Sequence[tuple
 
 async def calibrated(place: Lab) -> ModelProfile:
     """The profile's layers are replaced for each point; what counts here is what the machine adds."""
-    profile = await measured(place, CALIBRATION)
+    profile = await measured(place, document_of(CALIBRATION))
     _, step = predicted(CALIBRATION, profile, [])
     job, strikes = await real(place, CALIBRATION, step)
     calm = median(gaps(list(job.committed.values()))[:CALM_STEPS])
@@ -180,7 +210,7 @@ async def calibrated(place: Lab) -> ModelProfile:
 
 
 async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[str, Any]:
-    profile = msgspec.structs.replace(await measured(place, point), times=base.times, network=base.network)
+    profile = msgspec.structs.replace(await measured(place, document_of(point)), times=base.times, network=base.network)
     _, step = predicted(point, profile, [])
     async with place.watched() as others:
         job, strikes = await real(place, point, step)
@@ -197,6 +227,82 @@ async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[s
         "predicted": {"seconds": foretold, "step": foretold_step, "lost": foretold - count * foretold_step},
         "throughput": [count * batch / seconds, count * batch / foretold],
         "others": others[0],
+    }  # fmt: skip
+
+
+def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
+    """What the ends of steps say, in seconds since training began: seconds in all, of a calm step in the mean, lost."""
+    steps = list(zip(ends[FIRST:], gaps(ends[FIRST - 1 :]), strict=True))
+    last, usual = len(case.workers) - 1, 0.0
+    for number in range(len(case.workers)):
+        begin = number * case.seconds
+        end = begin + case.seconds if number < last else ends[-1] + 1
+        mine = [(at, gap) for at, gap in steps if begin <= at < end]
+        middle = (begin + min(end, ends[-1])) / 2
+        usual += len(mine) * median([gap for at, gap in mine if at >= middle])
+    seconds = ends[-1] - ends[FIRST - 1]
+    return {"seconds": seconds, "step": usual / len(steps), "lost": seconds - usual}
+
+
+def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
+    """Of all steps, in seconds since training began."""
+    document, nodes = case.document, nodes_of(case.workers, case.seconds, notice=case.notice)
+
+    def simulated(delay: float) -> JobResult:
+        moved = [replace(c, at=c.at + delay) if c.at > 0 else c for c in nodes.changes]
+        trace = make_trace(moved, duration=delay + 10 * nodes.duration)
+        return simulate_job(JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=trace))
+
+    begun = 3600 * simulated(0.0).figures.begun
+    result = simulated(begun)
+    if result.figures.steps != document["spec"]["training"]["steps"]:
+        raise RuntimeError(f"{case.name}: the simulated job ended after {result.figures.steps} steps: {result.message}")
+    return [
+        since + (until - since) * (number + 1) / count - begun
+        for since, until, count in result.steps
+        for number in range(int(count))
+    ]
+
+
+async def calibrated_grids(place: Lab) -> ModelProfile:
+    """By a job on two stages, of which one worker is lost while another node comes."""
+    document = grid_job(16, Grid(2, 1), 2, chosen=False)
+    profile, lost_at = await measured(place, document), 14.0
+    before, after = nodes_of((2,), lost_at, notice=False), nodes_of((2, 1, 2), lost_at, notice=False)
+    came = [replace(change, at=min(change.at, lost_at)) for change in after.changes]
+    run = await bamboo_run(place.new_folder() / "run", document, make_trace(came, duration=LIMIT_SECONDS))
+    calm = median(run.gaps(run.ends[FIRST], lost_at))
+    still = make_trace(before.changes, duration=LIMIT_SECONDS)
+    (since, until, count), *_ = simulate_job(
+        JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=still)
+    ).steps
+    step = (until - since) / count
+    moments = {reason: at for at, reason, _ in run.events}  # the newest of each
+    times = msgspec.structs.replace(
+        profile.times, instruction=max(0.0, (calm - step) / (2 * (MICROBATCHES + 1))),
+        start=moments["WorkerJoined"] - moments["Preempting"],
+        detection=moments["WorkerLost"] - moments["Preempting"],
+    )  # fmt: skip
+    say(
+        f"calibration: a step {calm:.3f} s, predicted {step:.3f}; so {1000 * times.instruction:.2f} ms for each"
+        f" instruction; a worker starts in {times.start:.2f} s; a loss is known after {1000 * times.detection:.0f} ms"
+    )
+    return msgspec.structs.replace(profile, times=times)
+
+
+async def compare_grids(place: Lab, case: GridCase, base: ModelProfile) -> dict[str, Any]:
+    document, profile = case.document, base
+    nodes = nodes_of(case.workers, case.seconds, notice=case.notice)
+    run = await bamboo_run(place.new_folder() / "run", document, nodes)
+    ends = simulated_ends(case, profile)
+    batch = document["spec"]["training"]["globalBatchSize"]
+    real, foretold = course(case, run.ends), course(case, ends)
+    samples = batch * (len(ends) - FIRST)
+    return {
+        "point": case.name, "steps": len(ends), "losses": len(nodes.changes),
+        "real": real, "predicted": foretold, "ends": [run.ends, ends],
+        "throughput": [samples / real["seconds"], samples / foretold["seconds"]], "others": run.others,
+        "grids": [choice.told for choice in run.choices],
     }  # fmt: skip
 
 
@@ -243,16 +349,24 @@ def command(
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """Real local jobs under a schedule of losses, beside their simulations."""
-    points = [point for point in POINTS if only is None or point.name.startswith(only)]
+    known: tuple[MeasuredCase | GridCase, ...] = (*POINTS, *GRID_CASES)
+    points = [point for point in known if only is None or point.name.startswith(only)]
     if not points:
-        raise typer.BadParameter(f"expected one of {', '.join(p.name for p in POINTS)}", param_hint="--only")
+        raise typer.BadParameter(f"expected one of {', '.join(p.name for p in known)}", param_hint="--only")
 
     async def body() -> None:
         found = []
         async with lab() as place:
-            base = await calibrated(place)
+            simple = [point for point in points if isinstance(point, MeasuredCase)]
+            base = await calibrated(place) if simple else None
+            grids = await calibrated_grids(place) if len(simple) < len(points) else None
             for point in points:
-                found.append(await compare(place, point, base))
+                if isinstance(point, GridCase):
+                    assert grids is not None
+                    found.append(await compare_grids(place, point, grids))
+                else:
+                    assert base is not None
+                    found.append(await compare(place, point, base))
                 one, other = found[-1]["real"], found[-1]["predicted"]
                 say(f"{point.name}: {one['seconds']:.1f} s, {other['seconds']:.1f} foretold")
                 if str(output) != "-":

@@ -12,6 +12,9 @@ BINS = 200  # of a series
 HOUR = 3600.0
 
 
+Span = tuple[float, float, float]  # from, until, how much
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
     """Of one run. Rates are means over the time since the job was submitted.
@@ -71,16 +74,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """outcome: how the job ended, or "cut": the time was up."""
+    """outcome: how the job ended, or "cut": the time was up. steps: (from, until, how many new ones), in seconds
+    since the job was submitted.
+    """
 
     figures: JobFigures
     series: Series
     outcome: str
     message: str
+    steps: tuple[Span, ...] = ()
 
 
 SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
-Span = tuple[float, float, float]  # from, until, how much
 
 
 @dataclass(slots=True)

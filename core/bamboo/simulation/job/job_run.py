@@ -165,7 +165,11 @@ class _Simulation:
         self._record.repeated = self._state.checkpoints.counts.repeated
         outcome, message = CUT if self._finish is None else (self._finish.outcome.value, self._finish.message)
         return JobResult(
-            figures=self._record.figures(end), series=self._record.series(end), outcome=outcome, message=message
+            figures=self._record.figures(end),
+            series=self._record.series(end),
+            outcome=outcome,
+            message=message,
+            steps=tuple(self._record.steps),
         )
 
     def _cut(self) -> None:

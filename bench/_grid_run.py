@@ -1,0 +1,177 @@
+"""`bamboo run` of a job whose layers sleep and whose workers come and go, and what its history says of it."""
+
+import asyncio
+import json
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from _common import HERE, gaps, say
+from bamboo.history.records import EventRecord, StepRecord
+from bamboo.planning.splits.resplit import Grid
+from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
+
+LAYERS, MICROBATCHES = 10, 12
+FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer
+FEWEST_STAGES, MOST_STAGES = 2, 6
+NOTICE_SECONDS = 10.0
+CHOSEN = re.compile(r"(\d+) pipelines? of (\d+) stages? for \d+ workers?: (?:([\d.]+) samples/s expected)?")
+
+
+def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str, Any]:
+    """A manifest. grid: the one that it runs, or, if the coordinator chooses it, begins with. workers: at most."""
+    document: dict[str, Any] = {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "grids"},
+        "spec": {
+            "task": {
+                "entrypoint": "_emulated:build",
+                "config": {"layers": LAYERS, "forwardMs": FORWARD_MS, "backwardMs": BACKWARD_MS},
+            },
+            "training": {"steps": steps, "globalBatchSize": MICROBATCHES, "microBatchSize": 1, "seed": 0},
+            "topology": {"stages": grid.stages, "pipelines": grid.pipelines},
+        },
+    }
+    if chosen:
+        document["spec"]["elastic"] = {
+            "objective": "Throughput",
+            "minStages": FEWEST_STAGES,
+            "maxStages": MOST_STAGES,
+            "maxWorkers": workers,
+            "stabilizationSeconds": 2,
+            "stragglerPolicy": "Ignore",
+        }
+    return document
+
+
+def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool) -> Trace:
+    """As many nodes as each of these counts says, for so long each."""
+    changes: list[NodeChange] = []
+    there: list[str] = []
+    made = 0
+    for number, count in enumerate(counts):
+        at = number * seconds
+        while len(there) < count:
+            there.append(f"n{made}")
+            made += 1
+            changes.append(NodeChange(at=at, change=Change.ADD, node=there[-1]))
+        while len(there) > count:
+            gone = there.pop()
+            moment, told = (at + NOTICE_SECONDS, NOTICE_SECONDS) if notice else (at, None)
+            changes.append(NodeChange(at=moment, change=Change.REMOVE, node=gone, notice=told))
+    return make_trace(changes, duration=len(counts) * seconds)
+
+
+def as_json_lines(trace: Trace) -> str:
+    lines: list[dict[str, Any]] = [{"format": "bamboo-trace", "version": 1, "duration": trace.duration}]
+    for change in trace.changes:
+        line: dict[str, Any] = {"at": change.at, str(change.change): change.node}
+        lines.append(line if change.notice is None else {**line, "notice": change.notice})
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A grid from that time on; expected: samples/s, None as long as nothing was measured."""
+
+    at: float
+    grid: Grid
+    expected: float | None
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class GridRun:
+    """A run that has ended well. Times are seconds since it began to train. ends: of its steps. others: cores that
+    other processes took meanwhile, in the mean.
+    """
+
+    ends: Sequence[float]
+    events: Sequence[tuple[float, str, str]]
+    summary: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    attempts: int
+    others: float
+
+    @property
+    def choices(self) -> list[Choice]:
+        found = []
+        for at, reason, text in self.events:
+            if reason == "GridChosen" and (match := CHOSEN.match(text)):
+                pipelines, stages, expected = match.groups()
+                grid = Grid(int(stages), int(pipelines))
+                found.append(Choice(at, grid, float(expected) if expected else None, text))
+        return found
+
+    def gaps(self, since: float, until: float) -> list[float]:
+        """Seconds of the steps that began and ended within that time."""
+        return gaps([end for end in self.ends if since <= end <= until])
+
+
+async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | None = None) -> GridRun:
+    """Raises RuntimeError if it does not complete. folder: for all that it writes; it must be new."""
+    folder.mkdir()
+    job, output = folder / "job.yaml", folder / "output"
+    job.write_text(yaml.safe_dump(dict(document)))
+    flags = ["run", str(job), "--json", "--output", str(output)]
+    if nodes is not None:
+        (folder / "nodes.jsonl").write_text(as_json_lines(nodes))
+        flags += ["--preempt", f"nodes:{folder / 'nodes.jsonl'}"]
+    began, busy, own = time.monotonic(), busy_seconds(), ended_seconds()
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("bamboo")), *flags, cwd=HERE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        told, complaints = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    if process.returncode:
+        raise RuntimeError(f"bamboo run ended with {process.returncode}: {complaints.decode()[-2000:]}")
+    others = (busy_seconds() - busy - ended_seconds() + own) / (time.monotonic() - began)
+    run = _read(output, json.loads(told), others)
+    say(f"{run.summary['steps']} steps in {run.ends[-1]:.0f} s")
+    return run
+
+
+def busy_seconds() -> float:
+    """CPU seconds that this machine has spent."""
+    ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def ended_seconds() -> float:
+    """CPU seconds of this process's children that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _read(output: Path, summary: Mapping[str, Any], others: float) -> GridRun:
+    lines = (output / "history.jsonl").read_text().splitlines()[1:]
+    decoder = msgspec.json.Decoder(StepRecord | EventRecord)
+    records = [decoder.decode(line) for line in lines]
+    began = next(r.time for r in records if isinstance(r, EventRecord) and r.reason == "Started")
+    steps = [r for r in records if isinstance(r, StepRecord)]
+    weights: dict[str, Tensor] = {}
+    for file in sorted((output / "weights").glob("*.safetensors")):
+        weights |= load_file(file)
+    return GridRun(
+        ends=[step.time - began for step in sorted(steps, key=lambda step: step.step)],
+        events=[(r.time - began, r.reason, r.message) for r in records if isinstance(r, EventRecord)],
+        summary=summary, weights=weights, attempts=max(step.attempt for step in steps),
+        others=round(others, 2),
+    )  # fmt: skip
