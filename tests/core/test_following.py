@@ -161,7 +161,7 @@ def test_growth_waits_no_longer_than_its_pause_would_cost() -> None:
     told = told_of(one, trace)
     (grown,) = [seconds(line) for line in told if "Growing: 2 pipelines" in line]
     assert HOUR < grown < HOUR + 60
-    assert grids(told)[-1] == "2 pipelines of 3 stages"
+    assert grids(told)[-1] == "2 pipelines of 3 stages by ZBH1"
 
 
 def test_a_job_that_goes_back_does_not_wait_for_its_whole_grid() -> None:
