@@ -133,6 +133,29 @@ def test_where_the_manifest_says_no_number_of_stages_all_of_the_grid_is_chosen_f
     assert found.steps > 0.98 * run(one, six).figures.steps
 
 
+def test_where_the_fastest_split_has_no_room_another_one_runs() -> None:
+    """The first layer is wide: with as many others as time allows it has no room, beside what it keeps for others."""
+    one, told = chosen(4, 1, minStages=4, maxStages=4), list[str]()
+    narrow = {"parameters": 1000, "gradients": 1000}
+    layers = [type(layer)(**{**fields(layer), **narrow}) for layer in one.profile.layers]
+    wide = {"parameters": 9000, "gradients": 9000, "forward": 0.0, "backward": 0.0}
+    layers[0] = type(layers[0])(**{**fields(layers[0]), **wide})
+    model, grid = replace_profile(one.profile, layers=tuple(layers)), Grid(4, 1)
+    usual = GridRates(model.figures, one.spec).split(grid)
+
+    def rates(memory: int) -> GridRates:
+        return GridRates(model.figures, one.spec, memory)
+
+    memory = next(size for size in range(10_000, 200_000, 1000) if rates(size).split(grid) not in (None, usual))
+    machine = type(model.machine)(**{**fields(model.machine), "memory": memory})
+    made = replace(one, profile=replace_profile(model, machine=machine))
+    assert usual is not None
+    assert not rates(memory).has_room(grid, usual)
+    found = run(made, nodes(4), told=told).figures
+    assert found.steps > 0.9 * HOUR / rates(memory).seconds(grid)
+    assert not any("Rebalancing" in line for line in told)
+
+
 def test_a_schedule_that_the_manifest_fixes_stays() -> None:
     for schedule in ("1F1B", "ZBH1"):
         told: list[str] = []

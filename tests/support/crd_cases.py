@@ -397,7 +397,8 @@ def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         return st.booleans()
     texts = st.from_regex(re.compile(schema["pattern"][1:-1], re.ASCII), fullmatch=True)
     fitting = texts.filter(lambda text: len(text) <= schema["maxLength"])
-    return fitting | st.integers(0, 2**63 - 1) if kind == "quantity" else fitting
+    numbers = st.integers(schema.get("minimum", 0), schema.get("maximum", 2**63 - 1))
+    return fitting | numbers if kind == "quantity" else fitting
 
 
 def _objects(schema: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -424,7 +425,7 @@ UNITS = {
 def manifests(draw: st.DrawFn) -> dict[str, Any]:
     """Any valid one: fields that fit, made to keep the rules between them."""
     spec = draw(SPECS)
-    training, topology = spec["training"], spec["topology"]
+    training, topology = spec["training"], spec.get("topology") or {}
     microbatches = draw(st.integers(1, 1024))
     training["microBatchSize"] = draw(st.integers(1, (2**31 - 1) // microbatches))
     training["globalBatchSize"] = training["microBatchSize"] * microbatches
@@ -462,9 +463,12 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         pipelines = 1
     else:
         topology["pipelines"] = pipelines
+    stages = topology.get("stages")
+    auto = topology.get("split") is None and stages in (None, "Auto")
     if topology.get("split") is not None:
-        topology["stages"] = len(topology["split"])
-    if topology["stages"] != 1 or (spec.get("redundancy") or {}).get("mode") == "None":
+        stages = len(topology["split"])
+        topology["stages"] = draw(st.sampled_from([stages, "Auto", None]))
+    if auto or stages != 1 or (spec.get("redundancy") or {}).get("mode") == "None":
         topology.pop("shardOptimizer", None)
     _fit_devices(spec.get("worker") or {}, topology)
     redundancy = spec.get("redundancy") or {}
@@ -473,24 +477,11 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if redundancy.get("verify") == "Replace" and spec.get("checkpoint") is None:
         redundancy["verify"] = "Report"
     elastic = spec.get("elastic") or {}
-    if topology.get("split") is not None:
-        elastic.pop("objective", None)
-    if elastic.get("objective", "None") == "None":
-        elastic.pop("maxStages", None)
-        elastic.pop("maxWorkers", None)
-    if elastic.get("maxStages") is not None:
-        least = topology["stages"]
-        elastic["maxStages"] = draw(st.integers(least, least if topology.get("shardOptimizer") else 1024))
-    if elastic.get("maxWorkers") is not None:
-        elastic["maxWorkers"] = draw(st.integers(min(topology["stages"] * pipelines, MOST_WORKERS), MOST_WORKERS))
-        if topology["stages"] * pipelines > MOST_WORKERS:
-            del elastic["maxWorkers"]
-    if elastic.get("minPipelines") is not None:
-        elastic["minPipelines"] = draw(st.integers(1, pipelines))
-    if elastic.get("minStages") is not None:
-        elastic["minStages"] = draw(st.integers(1, topology["stages"]))
-    if elastic.get("maxPipelines") is not None:
-        elastic["maxPipelines"] = draw(st.integers(pipelines, max(pipelines, most)))
+    if auto:
+        spec["elastic"] = elastic
+        _choose_grid(draw, topology, elastic, most)
+    else:
+        _fit_bounds(draw, topology, elastic, stages, (pipelines, most))
     if spec.get("checkpoint") is not None:
         kind = draw(st.sampled_from(sorted(STORAGES)))
         spec["checkpoint"]["storage"] = {kind: draw(STORAGES[kind])}
@@ -498,6 +489,50 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
             spec["checkpoint"].pop("keepBest", None)
     metadata = {"name": draw(NAMES)}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
+
+
+def _fit_bounds(
+    draw: st.DrawFn, topology: dict[str, Any], elastic: dict[str, Any], stages: int, pipelines: tuple[int, int]
+) -> None:
+    """Around a number of stages. pipelines: as many as asked for, and as may be."""
+    asked, most = pipelines
+    if topology.get("split") is not None:
+        elastic.pop("objective", None)
+    if elastic.get("objective") in (None, "None"):
+        elastic.pop("maxStages", None)
+        elastic.pop("maxWorkers", None)
+    if elastic.get("maxStages") is not None:
+        elastic["maxStages"] = draw(st.integers(stages, stages if topology.get("shardOptimizer") else 1024))
+    if elastic.get("maxWorkers") is not None:
+        elastic["maxWorkers"] = draw(st.integers(min(stages * asked, MOST_WORKERS), MOST_WORKERS))
+        if stages * asked > MOST_WORKERS:
+            del elastic["maxWorkers"]
+    if elastic.get("minPipelines") is not None:
+        elastic["minPipelines"] = draw(st.integers(1, asked))
+    if elastic.get("minStages") is not None:
+        elastic["minStages"] = draw(st.integers(1, stages))
+    if elastic.get("maxPipelines") is not None:
+        elastic["maxPipelines"] = draw(st.integers(asked, max(asked, most)))
+
+
+def _choose_grid(draw: st.DrawFn, topology: dict[str, Any], elastic: dict[str, Any], most: int) -> None:
+    """No number of stages is given: bounds of what is chosen. most: pipelines."""
+    if topology.get("pipelines") is not None:
+        topology["pipelines"] = 1
+    if elastic.get("objective") == "None":
+        del elastic["objective"]
+    stages = draw(st.integers(1, 9)) if elastic.get("minStages") is not None else 1
+    pipelines = draw(st.integers(1, most)) if elastic.get("minPipelines") is not None else 1
+    bounds = {
+        "minStages": st.just(stages),
+        "minPipelines": st.just(pipelines),
+        "maxStages": st.integers(stages, 1024),
+        "maxPipelines": st.integers(pipelines, most),
+    }
+    for name, values_of in bounds.items():
+        if elastic.get(name) is not None:
+            elastic[name] = draw(values_of)
+    elastic["maxWorkers"] = draw(st.integers(stages * pipelines, MOST_WORKERS))
 
 
 def _fit_devices(worker: dict[str, Any], topology: dict[str, Any]) -> None:

@@ -242,10 +242,12 @@ def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
     """The layers of each stage; None as long as nobody has said what they cost."""
-    if state.plan and len(state.plan.stages) == grid.stages:
+    if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
     if state.costs is None:
         return None
+    if split := following.split_of(state, grid):
+        return split
     return layer_ranges(state.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
 
 

@@ -62,8 +62,8 @@ class ComparedJob:
 def published_job(profile: ModelProfile) -> ComparedJob:
     """A published model, with the batch and on as many nodes as were published of it.
 
-    Its microbatches are the profile's, or smaller ones if the published grid would not fit into memory together with
-    copies of stages. Raises SimulationError if nothing is published of it.
+    Its microbatches are the profile's, or smaller ones if the published grid, with stages of about equal time, would
+    not fit into memory together with copies of stages. Raises SimulationError if nothing is published of it.
     """
     known = profile.published
     if known is None:
@@ -120,7 +120,8 @@ def _document(profile: ModelProfile, samples: int, stages: int, nodes: int) -> d
 
 def _fits(profile: ModelProfile, spec: JobSpec, grid: Grid) -> bool:
     figures = for_microbatch(profile, spec.training.micro_batch_size).figures
-    return GridRates(figures, spec, profile.machine.memory).fits(grid)
+    rates = GridRates(figures, spec, profile.machine.memory)
+    return rates.has_room(grid, rates.ranges(grid.stages))
 
 
 def compared(

@@ -11,6 +11,8 @@ from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, Plan
 from bamboo.planning.splits.devices import device_layers
+from bamboo.planning.splits.uneven_split import Ranges
+from bamboo.planning.steps.fitting_split import fitting_split
 from bamboo.planning.steps.step_times import StepModel
 from bamboo.planning.steps.worker_memory import device_bytes
 from bamboo.profiles.profile import ModelProfile, for_microbatch
@@ -40,7 +42,8 @@ def memory_needed(world: World, candidate: Candidate) -> int:
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
-    return max(device_bytes(profile.figures, made[0], taken_over=over) for over in (False, True))
+    split = _split(made[0], profile)
+    return max(device_bytes(profile.figures, made[0], taken_over=over, split=split) for over in (False, True))
 
 
 def calm(world: World, candidate: Candidate) -> Calm:
@@ -79,6 +82,12 @@ def least(world: World, candidate: Candidate) -> Point:
     return seconds, seconds * node_usd(world, candidate)
 
 
+def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
+    """The layers of each stage; where the coordinator chooses the grid it heeds memory."""
+    fitting = fitting_split(profile.figures, spec, profile.machine.memory) if spec.elastic.chooses_grid else None
+    return fitting or layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
+
+
 def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
     """With the nodes that it asks for in each zone."""
     count = spec.topology.stages * spec.topology.pipelines
@@ -88,7 +97,7 @@ def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
     else:
         places = [names[i % len(names)] for i in range(count)]
     peers = [Peer(worker=f"w{i}", host="", port=0, zone=zone) for i, zone in enumerate(places)]
-    ranges = layer_ranges(profile.costs, spec.topology, devices=spec.worker.devices)
+    ranges = _split(spec, profile)
     plan = initial_plan(
         peers,
         ranges,

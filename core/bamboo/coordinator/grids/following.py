@@ -8,6 +8,7 @@ from bamboo.coordinator.grids import choosing
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import schedules
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of
+from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.planning.steps.grid_rates import GridRate, bounded_grids, may_do_without
 from bamboo.text import count
 
@@ -108,6 +109,18 @@ def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
     if not possible and may_do_without(state.spec):
         possible = [grid for grid in grids if rates.without_copies().fits(grid)]
     return min(possible, key=lambda grid: (abs(grid.stages - wanted), -grid.pipelines), default=None)
+
+
+def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:
+    """The layers of each stage of a grid that is chosen; None if nothing is known of them, or of no split that fits."""
+    rates = choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    return rates.split_at_all(grid) if rates is not None else None
+
+
+def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
+    """Do workers have the memory for that split? As far as that is known, which it is where the grid is chosen."""
+    rates = choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    return rates is None or rates.has_room_at_all(grid, split)
 
 
 def tell(turn: Turn, grid: Grid) -> None:

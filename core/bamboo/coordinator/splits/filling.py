@@ -6,6 +6,7 @@ wait for that. See docs/design/resplit.md.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from bamboo.coordinator.grids import choosing, following
 from bamboo.coordinator.splits import resplit
@@ -58,7 +59,8 @@ def _decided(state: CoordinatorState) -> dict[Cell, tuple[WorkerId, ...]]:
     sizes = resplit.state_bytes(state)
     now = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
     live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
-    onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, now)
+    may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
+    onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, now, may_be, instead)
     spare = [peer.worker for peer in staying if not plan.owned_by(peer.worker)]
 
     def has_room(stages: tuple[int, ...]) -> bool:

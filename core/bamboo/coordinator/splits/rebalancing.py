@@ -13,6 +13,7 @@ from typing import Final
 
 from bamboo.coordinator.checkpointing.checkpoints import AHEAD_STEPS
 from bamboo.coordinator.events import Emit
+from bamboo.coordinator.grids import following
 from bamboo.coordinator.splits.record import StragglerState
 from bamboo.coordinator.splits.worker_speeds import owned_times
 from bamboo.coordinator.state import CoordinatorState, Turn
@@ -208,8 +209,12 @@ def _estimated(state: CoordinatorState, work: WorkEstimate, before: float) -> tu
 
 
 def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
-    """Can each worker that knows its limit hold what it would have with that split? As if all layers took the same."""
+    """Can each worker that knows its limit hold what it would have with that split? As if all layers took the same,
+    and, where the grid is chosen, by what is counted of each layer.
+    """
     plan = state.current_plan
+    if not following.has_room(state, grid_of(plan), stages):
+        return False
     for worker, record in state.workers.items():
         held = {c.stage for c in plan.cells() if worker in plan.at(c).holders}
         now, then = (sum(end - first for s, (first, end) in enumerate(x) if s in held) for x in (plan.stages, stages))

@@ -8,6 +8,7 @@ See docs/design/resplit.md.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from bamboo.control import protocol
@@ -244,7 +245,8 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))
     grid = following.next_grid(state, len(staying))
     spec = choosing.spec_on(state, grid)
-    onward = resplit_plan(plan, grid, spec, work, staying, live, beginning)
+    may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
+    onward = resplit_plan(plan, grid, spec, work, staying, live, beginning, may_be, instead)
     return sharded(onward, spec, state.sizes)
 
 

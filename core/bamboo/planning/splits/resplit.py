@@ -4,7 +4,7 @@ A re-split ends the states of all stages at one step (a cut) and begins others, 
 in memory; so any grid can follow any other, and nothing is repeated.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -92,13 +92,17 @@ def resplit_plan(
     staying: Sequence[Peer],
     live: Sequence[Peer],
     beginning: Beginning,
+    may_be: Callable[[Ranges], bool] = lambda split: True,
+    instead: Ranges | None = None,
 ) -> Plan:
     """The plan that goes on from a state with that grid; fewer staying workers than it takes run several stages each.
 
     If the grid stays, everybody runs the stage that it ran. plan: the one in force. live: all who may be asked for
-    layers.
+    layers. may_be: is there the memory for that split? Else it is `instead`.
     """
     ranges = layer_ranges(work.costs, spec.topology, grid.stages, spec.worker.devices)
+    if instead is not None and not may_be(ranges):
+        ranges = instead
     seats = _seats(_in_order(plan, staying), grid.stages * grid.pipelines)
     begun = initial_plan(
         [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
@@ -114,6 +118,8 @@ def resplit_plan(
     step, moved = beginning.state.step, beginning.moved
     told = f"the layers are split anew after step {step}" if moved else f"going back again to the state of step {step}"
     stages = stages or balanced(begun, spec, work)
+    if instead is not None and not may_be(stages):
+        stages = instead
     return _changed(
         begun, stages=stages, device_layers=device_layers(spec, stages, work.costs), moved=moved,
         mixed=plan.mixed and moved, sources=beginning.sources, workers=tuple(live),

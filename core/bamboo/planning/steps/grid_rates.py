@@ -15,9 +15,11 @@ from bamboo.planning.plan import Layout, Peer, Plan
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.resplit import Grid
+from bamboo.planning.splits.uneven_split import Ranges
+from bamboo.planning.steps.fitting_split import fitting_split
 from bamboo.planning.steps.pipelines import Place
 from bamboo.planning.steps.step_times import Stages, StepModel
-from bamboo.planning.steps.worker_memory import device_bytes
+from bamboo.planning.steps.worker_memory import most_bytes
 from bamboo.profiles.profile import ModelFigures
 
 
@@ -67,7 +69,7 @@ class GridRates:
         self.figures, self.spec, self.memory = figures, spec, memory
         self._model = StepModel(figures, spec)
         self._seconds: dict[Grid, float] = {}
-        self._fits: dict[Grid, bool] = {}
+        self._splits: dict[Grid, Ranges | None] = {}
         self._best: dict[tuple[int, int | None], tuple[GridRate, ...]] = {}
         self._bare: GridRates | None = None
 
@@ -85,6 +87,14 @@ class GridRates:
     def lacks_room(self, grid: Grid) -> bool:
         """Does the job run that grid without replicas of stages, since its workers have no room for them?"""
         return may_do_without(self.spec) and not self.fits(grid)
+
+    def split_at_all(self, grid: Grid) -> Ranges | None:
+        """The layers of each stage as the job runs that grid: with replicas if these have room."""
+        return self.without_copies().split(grid) if self.lacks_room(grid) else self.split(grid)
+
+    def has_room_at_all(self, grid: Grid, split: Ranges) -> bool:
+        """For that split of the grid as the job runs it."""
+        return (self.without_copies() if self.lacks_room(grid) else self).has_room(grid, split)
 
     def best(self, workers: int, stages: int | None = None) -> tuple[GridRate, ...]:
         """The grids that so many workers can run, the fastest first, of equals the one with the fewest workers.
@@ -112,14 +122,20 @@ class GridRates:
 
     def fits(self, grid: Grid) -> bool:
         """Also while a worker runs a lost one's stage, if there are copies for that, or other pipelines' owners."""
-        if grid not in self._fits:
-            self._fits[grid] = self.memory is None or self._most_bytes(grid) <= self.memory
-        return self._fits[grid]
+        return self.split(grid) is not None
 
-    def _most_bytes(self, grid: Grid) -> int:
-        spec = self._spec_of(grid)
-        protected = spec.redundancy.mode is not RedundancyMode.NONE or grid.pipelines > 1
-        return max(device_bytes(self.figures, spec, taken_over=over) for over in {False, protected and grid.stages > 1})
+    def split(self, grid: Grid) -> Ranges | None:
+        """The layers of each of its stages: the fastest split that fits into memory; None if there is none."""
+        if grid not in self._splits:
+            if self.memory is None:
+                self._splits[grid] = self.ranges(grid.stages)
+            else:
+                self._splits[grid] = fitting_split(self.figures, self._spec_of(grid), self.memory)
+        return self._splits[grid]
+
+    def has_room(self, grid: Grid, split: Ranges) -> bool:
+        """For that split of its stages."""
+        return self.memory is None or most_bytes(self.figures, self._spec_of(grid), split) <= self.memory
 
     def _spec_of(self, grid: Grid) -> JobSpec:
         topology = replace(
@@ -156,11 +172,11 @@ class GridRates:
         return self._model.stages(self.ranges(stages))
 
     def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
-        """The layers of each of so many stages."""
+        """The layers of each of so many stages, by what they cost alone."""
         return layer_ranges(self.figures.costs, self.spec.topology, stages, self.spec.worker.devices)
 
     def _plan(self, grid: Grid) -> Plan:
-        spec, ranges = self._spec_of(grid), self.ranges(grid.stages)
+        spec, ranges = self._spec_of(grid), self.split(grid) or self.ranges(grid.stages)
         peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(grid.cells)]
         plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy, schedule=grid.schedule)
         return msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, self.figures.costs))

@@ -2,22 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 
-from bamboo.job.spec import JobSpec, ReplicaPlacement
+from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo.planning.gradient_groups import gradient_bytes
 from bamboo.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
 from bamboo.planning.splits.devices import EAGER, device_layers, device_roles, mode_in_force
+from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.profiles.profile import ModelFigures, ModelProfile
 
 
-def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool) -> int:
+def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, split: Ranges | None = None) -> int:
     """Of the device that needs most: in calm, or while its worker runs the stages of lost workers, too.
 
-    Raises ValueError if the layers cannot be split so.
+    split: the layers of each stage, if it is not by their costs. Raises ValueError if the layers cannot be split so.
     """
     devices = spec.worker.devices
-    stages = layer_ranges(figures.costs, spec.topology, devices=devices)
+    stages = split or layer_ranges(figures.costs, spec.topology, devices=devices)
     ranges = device_layers(spec, stages, figures.costs) or stages
     roles = worker_roles(spec, len(stages), taken_over=taken_over)
     return max(_of(figures, spec, ranges, device_roles(one, at, devices)) for one in roles for at in range(devices))
@@ -31,6 +32,15 @@ def spare_bytes(
     ranges = device_layers(spec, stages, figures.costs) or stages
     roles = Roles(stage=None, owned=(), kept=kept)
     return max(_of(figures, spec, ranges, device_roles(roles, at, devices)) for at in range(devices))
+
+
+def most_bytes(figures: ModelFigures, spec: JobSpec, split: Ranges | None = None) -> int:
+    """Of the device that needs most at any time: also while a worker runs a lost one's stage, if there are copies for
+    that, or other pipelines' owners.
+    """
+    several = spec.redundancy.mode is not RedundancyMode.NONE or spec.topology.pipelines > 1
+    protected = several and spec.topology.stages > 1
+    return max(device_bytes(figures, spec, taken_over=over, split=split) for over in {False, protected})
 
 
 def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
@@ -69,7 +79,9 @@ def _of_shards(figures: ModelFigures, spec: JobSpec) -> int | None:
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
-    """A sentence if a worker may not have enough; "" if it has."""
+    """A sentence if a worker may not have enough; "" if it has, as with every grid that the coordinator chooses."""
+    if spec.elastic.chooses_grid:
+        return ""
     one = "worker" if spec.worker.devices == 1 else "device of a worker"
     for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
         needed = device_bytes(profile.figures, spec, taken_over=taken_over)

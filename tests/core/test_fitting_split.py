@@ -1,0 +1,98 @@
+"""The layers of each stage where memory does not allow the fastest split."""
+
+from itertools import combinations, pairwise
+from time import process_time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo.planning.grid import layer_ranges
+from bamboo.planning.splits.uneven_split import Ranges
+from bamboo.planning.steps.fitting_split import fitting_split
+from bamboo.planning.steps.worker_memory import most_bytes
+from bamboo.profiles.profile import Layer, ModelFigures
+from job_simulation_kit import NETWORK, manifest
+
+
+def job(stages: int, mode: str, schedule: str = "1F1B") -> JobSpec:
+    document = manifest(stages, 1, 8)
+    document["spec"]["redundancy"] = {"mode": mode}
+    document["spec"]["topology"] |= {"schedule": schedule, "lookahead": 0}
+    return parse_manifest(document)
+
+
+def figures(layers: list[tuple[float, int, int]]) -> ModelFigures:
+    """Seconds, bytes of parameters and of what a microbatch in flight keeps."""
+    made = tuple(
+        Layer(
+            forward=seconds / 3, backward=2 * seconds / 3, parameters=state, optimizer=2 * state, gradients=state,
+            activations=kept, boundary=1,
+        )
+        for seconds, state, kept in layers
+    )  # fmt: skip
+    return ModelFigures(layers=made, network=NETWORK)
+
+
+def all_splits(layers: int, stages: int) -> list[Ranges]:
+    return [tuple(pairwise((0, *inner, layers))) for inner in combinations(range(1, layers), stages - 1)]
+
+
+def longest(model: ModelFigures, split: Ranges) -> float:
+    return max(sum(model.costs[first:end]) for first, end in split)
+
+
+def test_the_usual_split_is_taken_where_it_fits() -> None:
+    model, spec = figures([(1.0, 100, 10)] * 8), job(4, "LazyForward")
+    usual = layer_ranges(model.costs, spec.topology)
+    assert fitting_split(model, spec, most_bytes(model, spec, usual)) == usual
+
+
+@pytest.mark.parametrize("mode", ["None", "LazyForward"])
+def test_a_wide_layer_gets_a_stage_with_fewer_others(mode: str) -> None:
+    """An embedding takes no time and much memory: by time alone it would be with three more layers."""
+    model, spec = figures([(0.0, 1000, 0), *[(1.0, 100, 10)] * 6]), job(3, mode)
+    usual = layer_ranges(model.costs, spec.topology)
+    assert usual == ((0, 3), (3, 5), (5, 7))
+    memory = most_bytes(model, spec, usual) - 1
+    found = fitting_split(model, spec, memory)
+    assert found is not None
+    assert found[0][1] < 3
+    assert most_bytes(model, spec, found) <= memory
+    fitting = [split for split in all_splits(7, 3) if most_bytes(model, spec, split) <= memory]
+    assert longest(model, found) == min(longest(model, split) for split in fitting)
+
+
+@given(
+    layers=st.lists(st.tuples(st.floats(0.01, 1.0), st.integers(1, 50), st.integers(0, 20)), min_size=4, max_size=8),
+    stages=st.integers(2, 4), mode=st.sampled_from(["None", "LazyForward", "EagerForward"]),
+    schedule=st.sampled_from(["1F1B", "ZBH1"]), share=st.floats(0.0, 1.0),
+)  # fmt: skip
+def test_it_fits_and_is_about_as_fast_as_the_fastest_that_does(
+    layers: list[tuple[float, int, int]], stages: int, mode: str, schedule: str, share: float
+) -> None:
+    """It may miss a split that just fits, but none whose workers have a quarter of their memory to spare."""
+    model, spec = figures(layers), job(stages, mode, schedule)
+    bytes_of = {split: most_bytes(model, spec, split) for split in all_splits(len(layers), stages)}
+    least, most = min(bytes_of.values()), max(bytes_of.values())
+    memory = int(least + share * (most - least))
+    found = fitting_split(model, spec, memory)
+    easy = [longest(model, split) for split, needed in bytes_of.items() if needed <= 0.75 * memory]
+    if found is not None:
+        assert bytes_of[found] <= memory
+    if easy:
+        assert found is not None
+        assert longest(model, found) <= 1.0001 * min(easy)
+
+
+def test_thousands_of_layers_are_split_at_once() -> None:
+    model = figures([(0.1 + number % 7, 50 + 1000 * (number < 40), 10) for number in range(3000)])
+    spec = job(64, "LazyForward")
+    memory = int(0.8 * most_bytes(model, spec, layer_ranges(model.costs, spec.topology)))
+    began = process_time()
+    found = fitting_split(model, spec, memory)
+    assert process_time() - began < 3
+    assert found is not None
+    assert (found[0][0], found[-1][1], len(found)) == (0, 3000, 64)
