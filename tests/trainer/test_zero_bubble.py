@@ -1,5 +1,6 @@
 """Jobs whose weight gradients are postponed (ZB-H1): the bits of 1F1B, in calm and after every kill."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
+from processes import Processes, run
 from training_job import Fault, Job
 
 
@@ -107,6 +109,32 @@ def test_the_schedule_may_change_at_any_step_and_changes_no_bit(pipelines: int, 
     postponed = [step for step, names in ran.items() if "BackwardWeight" in names]
     assert 0 < len(postponed) < 12
     assert {"Backward"} == {name for step in (0, 1) for name in ran[step] if name.startswith("Backward")}
+
+
+def test_processes_change_their_schedule_while_one_of_them_is_killed(tmp_path: Path) -> None:
+    """Real workers: one of them is killed as soon as the others know of the second change."""
+    document = manifest(3, 1, schedule="1F1B", steps=14)
+    document["spec"]["standby"] = {"workers": 1}
+    left = [(3, "ZBH1"), (7, "1F1B"), (10, "ZBH1")]
+    killed: list[str] = []
+
+    def decide(job: Processes) -> None:
+        changes = sum(emit.reason == "ScheduleChanged" for emit in job.emitted)
+        if left and job.state.plan and job.state.step >= left[0][0]:
+            wanted = manifest(3, 1, schedule=left.pop(0)[1], steps=14)
+            wanted["spec"]["standby"] = {"workers": 1}
+            job.queue.put_nowait(SpecChanged(parse_manifest(wanted)))
+        if changes == 2 and not killed:
+            killed.append(job.owner(0, 1))
+            job.signal(killed[0])
+
+    job = run(document, tmp_path, decide)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert killed
+    assert sum(emit.reason == "ScheduleChanged" for emit in job.emitted) == 3
+    expected = Job(manifest(3, 1, schedule="1F1B", steps=14)).run()
+    assert add_digests(digest for _, digest in job.state.finished) == add_digests(expected.digests)
 
 
 def test_the_account_of_memory_counts_what_waits_for_weight_gradients() -> None:
