@@ -16,12 +16,13 @@ from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.splits.resplit import Grid, grid_of
 from bamboo.planning.splits.speeds import WorkEstimate
+from bamboo.planning.splits.stage_times import forward_share
 from bamboo.planning.steps.grid_rates import GridRate, GridRates, may_do_without
 from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.profiles.profile import Layer, ModelFigures, Network
 
 SECONDS_PER_OPERATION: Final = 1e-13  # a device's, until layers are measured
-FORWARD_SHARE: Final = 1 / 3  # of what a layer takes there and back
+FORWARD_SHARE: Final = 1 / 3  # of what a layer takes there and back, until that is measured
 ASSUMED: Final = Network(flow=6.25e8, machine=1.25e9, latency=1e-3)  # 10 Gb/s, half of it for one connection
 NETWORK_FACTORS: Final = tuple(2.0**n for n in range(-8, 7))  # by which links are found to be faster or slower
 UNKNOWN_BYTES: Final = LayerBytes(parameters=0, optimizer=0, gradients=0, activations=0, boundary=0)
@@ -81,10 +82,11 @@ def _figures(state: CoordinatorState) -> ModelFigures | None:
     sizes: Sequence[LayerBytes] = state.grids.layers
     if len(sizes) != len(work.costs):
         sizes = [UNKNOWN_BYTES] * len(work.costs)
+    share = forward_share((one for record in state.workers.values() for one in record.times), FORWARD_SHARE)
     layers = tuple(
         Layer(
-            forward=max(0.0, seconds) * FORWARD_SHARE,
-            backward=max(0.0, seconds) * (1 - FORWARD_SHARE),
+            forward=max(0.0, seconds) * share,
+            backward=max(0.0, seconds) * (1 - share),
             parameters=size.parameters,
             optimizer=size.optimizer,
             gradients=size.gradients,

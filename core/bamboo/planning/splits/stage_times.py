@@ -1,5 +1,6 @@
 """What a worker takes for the layers that it runs, or computes in advance for another one: seconds, as it says."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -24,3 +25,10 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     backward: Taken = 0.0
     each: Annotated[tuple[Taken, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
     microbatches: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+
+
+def forward_share(times: Iterable[StageTimes], otherwise: float) -> float:
+    """Of what microbatches take there and back, by those who run both; `otherwise` if nobody has said."""
+    both = [(one.forward, one.backward) for one in times if one.forward > 0 and one.backward > 0]
+    forward, backward = (sum(seconds) for seconds in zip(*both, strict=True)) if both else (0.0, 0.0)
+    return forward / (forward + backward) if both else otherwise
