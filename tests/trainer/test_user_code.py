@@ -1,7 +1,9 @@
 """What a task's layers and data may do."""
 
 import inspect
+import re
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,10 +11,12 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
+from bamboo_trainer.from_module import example_of
 from bamboo_trainer.models import mlp
 from bamboo_trainer.tasks import user_code
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import dataset_length
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
 from stage_task_kit import Any, Counting, Defaults, One, Pairs, Several
 
@@ -188,3 +192,29 @@ def test_what_a_layer_returns_has_one_layout_and_so_has_its_gradient() -> None:
     out.backward(torch.ones(2, 3, 4).transpose(1, 2))  # strides as the next layer may leave them
     (turned,) = seen
     assert turned.transpose(1, 2).is_contiguous()
+
+
+class Numbered(torch.utils.data.Dataset[int]):
+    """As of plain PyTorch."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (Numbered(), "and Numbered has no batch; bamboo_trainer.data.Indexed makes one of it"),
+        (iter(()), "and tuple_iterator has no batch"),
+    ],
+)
+def test_what_gives_no_batches_is_no_dataset(dataset, said):
+    """Neither in a task, of which the length is asked first, nor where a module is looked at with some samples."""
+    expected = f"^the dataset: expected len\\(\\) and batch\\(indices\\), {re.escape(said)}$"
+    with pytest.raises(TaskError, match=expected):
+        dataset_length(replace(small_task(), dataset=dataset))
+    with pytest.raises(TaskError, match=expected):
+        example_of(dataset)

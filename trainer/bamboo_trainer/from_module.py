@@ -12,6 +12,7 @@ from bamboo_trainer.split.layers import Call
 from bamboo_trainer.split.module import Read, SplitModule
 from bamboo_trainer.split.structures import Form, put_together
 from bamboo_trainer.task import Dataset, Evaluation, Parts, Task
+from bamboo_trainer.tasks.user_code import check_dataset
 
 EXAMPLE = 2  # samples, whose shapes the model is looked at with
 
@@ -74,7 +75,8 @@ def task_of(
 
 
 def example_of(dataset: Dataset) -> Parts:
-    """Inputs of a few samples."""
+    """Inputs of a few samples. Raises TaskError if it is no dataset."""
+    check_dataset(dataset)
     with torch.random.fork_rng(devices=[]):
         given, _ = dataset.batch([n % len(dataset) for n in range(EXAMPLE)])
     return given

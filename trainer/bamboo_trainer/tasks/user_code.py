@@ -204,11 +204,22 @@ def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
 
 def dataset_length(task: Task, dataset: Dataset | None = None) -> int:
     """At least 1. dataset: if not the one that is trained on. Raises TaskError."""
+    asked = task.dataset if dataset is None else dataset
+    check_dataset(asked)
     with in_task("the dataset, asked for its length,"):
-        length = len(task.dataset if dataset is None else dataset)
+        length = len(asked)
     if length < 1:
         raise TaskError("the dataset is empty")
     return length
+
+
+def check_dataset(dataset: object) -> None:
+    """TaskError if it gives no batches, as those of torch.utils.data do not, from which samples come one by one."""
+    if callable(getattr(dataset, "batch", None)):
+        return
+    found = f"the dataset: expected len() and batch(indices), and {type(dataset).__name__} has no batch"
+    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    raise TaskError(found + ("; bamboo_trainer.data.Indexed makes one of it" if by_number else ""))
 
 
 def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
