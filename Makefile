@@ -36,7 +36,7 @@ define INSTALL_TORCH
 $(PIP) install -q $(PIP_ARGS) $(TORCH_ARGS) --no-deps $(TORCH)
 endef
 
-.PHONY: help setup demo test lint soak simulate cluster image kind bench docs chart screenshots clean
+.PHONY: help setup demo test lint style types tests soak simulate cluster image kind bench docs chart screenshots clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -60,16 +60,23 @@ $(DEMO): core/pyproject.toml trainer/pyproject.toml constraints.txt
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)) ## train on this machine, lose two workers on the way, compare with an undisturbed run
 	$(BIN)/bamboo run examples/quickstart.yaml --preempt at:15:2 --preempt at:35:1:notice --verify
 
-test: lint ## lint, then the tests that are neither slow nor soak
+test: style ## lint, then the tests that are neither slow nor soak; types are looked at beside them
 	$(BIN)/python -m compileall -q core trainer operator tests  # else some hundred processes do it, where Python writes none
-	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory -j 2 types tests
 
-lint: $(STAMP) ## ruff, mypy and the import contracts
+lint: style types ## ruff, the import contracts and mypy
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)
 	$(BIN)/mypy
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
-	$(BIN)/lint-imports
+
+tests: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 soak: $(STAMP) ## random faults, N=50 rounds, and the property tests once with new examples
 	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random --timeout=0 $(PYTEST_ARGS)
