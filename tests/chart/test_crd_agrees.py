@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bamboo.job.fields import Fields
 from bamboo.job.manifest import METADATA, parse_manifest
+from bamboo.job.spec import AUTO
 from bamboo.job.text_patterns import (
     DECIMAL,
     DNS_LABEL,
@@ -21,6 +22,7 @@ from bamboo.job.text_patterns import (
     METRIC,
     QUANTITY,
     URI,
+    exactly,
 )
 from bamboo.job.yaml_file import load_document
 from crd_cases import KEPT, RULES, SPEC, UNTIL, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
@@ -50,6 +52,7 @@ FORMS = {
     "spec.worker.resources.limits{}": QUANTITY,
     "spec.worker.resources.requests{}": QUANTITY,
     "spec.queue.name": DNS_NAME,
+    "spec.topology.stages": exactly(AUTO),
     "spec.failurePolicy.rules[].name": DNS_LABEL,
 }
 WITHOUT_DEFAULT = {
