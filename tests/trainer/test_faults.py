@@ -1,6 +1,7 @@
 """Real processes and sockets: workers killed or frozen at chosen instructions, and at random; weights bit-equal."""
 
 import itertools
+import json
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import borrowed_worker
 from bamboo.checkpoint.layout import part_name
 from bamboo.coordinator.events import Outcome
 from bamboo_trainer.transport.bodies import TransportUnavailable
@@ -57,6 +59,18 @@ def _launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers find the tests' own."""
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+
+
+def test_what_a_worker_is_to_run_is_not_written_again_while_it_may_be_read(tmp_path: Path) -> None:
+    """Of two replacements, started one after the other, the first then found half of it, failed, and was restarted."""
+    log = tmp_path / "log"
+    borrowed_worker.describe(tmp_path, "token", main=None, log=log)
+    (written,) = tmp_path.iterdir()
+    os.utime(written, ns=(0, 0))
+    borrowed_worker.describe(tmp_path, "token", main=None, log=log)
+    assert list(tmp_path.iterdir()) == [written]
+    assert written.stat().st_mtime_ns == 0, "it was written again"
+    assert json.loads(written.read_text())["log"] == str(log)
 
 
 Shape = tuple[int, int, bool]
