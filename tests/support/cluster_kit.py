@@ -18,16 +18,27 @@ from cluster.client import ApiError
 from cluster.control_plane import SECURE_ONLY
 from cluster.handle import Cluster
 
+BUILT = pytest.StashKey[bool]()
 FAILURE = pytest.StashKey[Exception]()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds Kubernetes outside the tests, which have a timeout."""
-    wanted = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
-    if not wanted or session.config.option.collectonly or os.environ.get("KUBECONFIG"):
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    """Before the first test with a cluster, and outside of it, for a test has a timeout: builds Kubernetes.
+
+    Of the processes of `make test` only the one that has these tests waits meanwhile.
+    """
+    if "cluster" in getattr(item, "fixturenames", ()):
+        _build(item.config)
+    return (yield)
+
+
+def _build(config: pytest.Config) -> None:
+    """Once; what went wrong is for the fixture to tell."""
+    if BUILT in config.stash or os.environ.get("KUBECONFIG"):
         return
-    capture = session.config.pluginmanager.getplugin("capturemanager")
+    config.stash[BUILT] = True
+    capture = config.pluginmanager.getplugin("capturemanager")
 
     def report(line: str) -> None:
         with capture.global_and_fixture_disabled():
@@ -36,7 +47,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         build.binaries(report)
     except (build.Unavailable, build.Broken) as error:
-        session.config.stash[FAILURE] = error
+        config.stash[FAILURE] = error
 
 
 @pytest.fixture(scope="session")
