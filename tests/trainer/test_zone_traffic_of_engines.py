@@ -74,8 +74,8 @@ def test_engines_send_what_the_simulator_counts(
     assert job.state.plan is not None
     counted = Sent()
     plan, final = job.state.plan, final_share(job.spec.training)
-    for kind, sender, receiver, size in step_transfers(plan, plan.target, profiled(document), final):
-        counted[kind, str(sender), str(receiver)] += round(size)
+    for kind, sender, receiver, size, times in step_transfers(plan, plan.target, profiled(document), final):
+        counted[kind, str(sender), str(receiver)] += round(size) * times
     assert sent.keys() == counted.keys()
     for way, size in sent.items():
         padded = 1.0 if way[0] in (TrafficKind.BOUNDARIES, TrafficKind.REDUNDANT) else 1.06

@@ -51,7 +51,7 @@ def replan(turn: Turn) -> None:
     if moving:
         _look_for_layers(turn)
         return
-    if state.plan.worker_ids() - state.workers.keys():
+    if state.roster.lost(state.plan):
         plan = takeover(planning_view(state, turn.now))
         if isinstance(plan, StageLost):
             _ask_around(turn, plan)
@@ -66,7 +66,7 @@ def replan(turn: Turn) -> None:
     over = state.phase != "Running" or state.step >= state.spec.training.steps
     if over or not state.plan.worker_ids() <= state.applied:
         return
-    now = planning_view(turn.state, turn.now)
+    now = planning_view(turn.state, turn.now).after(turn.state.settled)
     proposal = None if now == state.settled else _better_plan(now)
     if proposal:
         resplit.withdraw(turn)
@@ -95,7 +95,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     return PlanningView(
         plan=plan,
         live=state.live(plan),
-        leaving={w: _urgency(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
+        leaving={w: _urgency(state, state.workers[w], now) for w in state.roster.noticed},
         synced=state.synced,
         redundancy=choosing.spec_on(state, grid_of(plan)).redundancy,
         pipelines=aim.pipelines,
@@ -285,7 +285,7 @@ def _watch_size(turn: Turn) -> None:
     if state.spec.elastic.chooses_grid:
         following.watch(turn)
         return
-    staying = sum(1 for r in state.ready.values() if r.notice_until is None)
+    staying = state.roster.staying
     now = grid_of(state.current_plan)
     wanted = desired_grid(staying, state.spec, now)
     if wanted == now:
@@ -368,13 +368,9 @@ def _release(turn: Turn) -> None:
     their share of the checkpoint in progress: until their notice ends.
     """
     state = turn.state
-    for worker, record in state.workers.items():
-        if (
-            record.notice_until is None
-            or record.released
-            or checkpoints.is_writing(turn, worker)
-            or any(worker in state.current_plan.at(c).holders for c in state.current_plan.cells())
-        ):
+    for worker in state.roster.noticed:
+        record = state.workers[worker]
+        if record.released or checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders():
             continue
         if record.free_since_step is None:
             turn.worker(worker, free_since_step=state.step)

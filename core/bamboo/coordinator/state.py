@@ -16,7 +16,7 @@ from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWork
 from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.splits.record import Filling, Resplit, StragglerState
 from bamboo.coordinator.verification.record import VerificationState
-from bamboo.coordinator.workers.record import WorkerEnd, WorkerRecord
+from bamboo.coordinator.workers.record import PASSING, Roster, WorkerEnd, WorkerRecord, Workers, roster_of
 from bamboo.job.spec import JobSpec
 from bamboo.planning.desired import PlanningView
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
@@ -182,24 +182,32 @@ class CoordinatorState:
         return median(self.step_seconds[-20:]) if self.step_seconds else None
 
     @property
+    def roster(self) -> Roster:
+        """What is asked of all workers."""
+        return roster_of(self.workers)
+
+    @property
     def ready(self) -> dict[WorkerId, WorkerRecord]:
         """The workers that plans may count on."""
-        return {w: r for w, r in self.workers.items() if r.ready}
+        return {w: self.workers[w] for w in self.roster.ready}
 
     def live(self, plan: Plan) -> dict[WorkerId, Peer]:
         """The workers that the plan after that one names, in order of joining."""
-        return {w: r.peer for w, r in self.workers.items() if r.ready or w in plan.worker_ids()}
+        return self.roster.live(plan)
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
         """Of each stage of that plan, or of each shard, all who hold it for certain, owners first."""
+        of_state: list[list[Cell]] = [[] for _ in plan.state_layers]
+        for cell in plan.cells():
+            if cell.pipeline < plan.target.pipelines:
+                of_state[plan.state_of(cell)].append(cell)
 
-        def holders(number: int) -> list[WorkerId]:
-            cells = [c for c in plan.cells() if plan.state_of(c) == number and c.pipeline < plan.target.pipelines]
+        def holders(cells: list[Cell]) -> list[WorkerId]:
             owners = [plan.at(c).owner for c in cells]
             replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.synced]
             return list(dict.fromkeys((*owners, *replicas)))
 
-        return [holders(number) for number in range(len(plan.state_layers))]
+        return [holders(cells) for cells in of_state]
 
 
 def changed(value: T, changes: Mapping[str, Any]) -> T:
@@ -231,7 +239,10 @@ class Turn:
     def worker(self, worker: WorkerId, **changes: Any) -> None:
         if worker in self.state.workers:
             new = changed(self.state.workers[worker], changes)
-            self.set(workers={**self.state.workers, worker: new})
+            before = self.state.workers
+            workers = Workers.of(before, roster_of(before) if changes.keys() <= PASSING else None)
+            workers[worker] = new
+            self.set(workers=workers)
 
     def do(self, *commands: Command) -> None:
         self.commands += commands

@@ -83,7 +83,7 @@ def look(turn: Turn) -> None:
 def keep_those_without_replacement(turn: Turn) -> None:
     """A slow worker is better than one that runs two stages: it stays if who was to take its place is lost."""
     state = turn.state
-    leaving = [w for w, r in state.workers.items() if r.replaced and not r.released]
+    leaving = state.roster.replaced
     if leaving and state.plan is not None and not planning_view(state, turn.now).spare():
         for worker in leaving:
             if state.plan.owned_by(worker):

@@ -94,7 +94,8 @@ def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynce
     plan = turn.state.plan
     if plan is None or message.cell not in plan.cells():
         return
-    if plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
+    known = (message.cell, message.replica) in turn.state.synced
+    if not known and plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
         turn.set(synced=turn.state.synced | {(message.cell, message.replica)})
 
 

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Any
 
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import PipelineSchedule, RedundancySpec
@@ -23,7 +24,7 @@ class Urgency(Enum):
     NOW = auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanningView:
     """What a reconciliation looks at.
 
@@ -31,7 +32,8 @@ class PlanningView:
     schedule: by which they should run; generation: the newest layout that a step has been committed with (-1: none
     yet); reported: workers that say that they hold a stage's state at a usable version, by stage; on_standby: of how
     many stages a spare worker keeps replicas, so that it can take one of them over; beforehand: spare workers that
-    keep replicas until the layers are split anew, since they will need them then.
+    keep replicas until the layers are split anew, since they will need them then. remembered: what was found out for
+    this view, by name.
     """
 
     plan: Plan
@@ -46,6 +48,16 @@ class PlanningView:
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
     on_standby: int = 0
     beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)
+    remembered: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def after(self, before: "PlanningView | None") -> "PlanningView":
+        """This view, remembering what one before it does that differs in nothing but which replicas are in sync.
+
+        Nobody may be leaving: then who should hold what depends on that, too.
+        """
+        if before is not None and not self.leaving and self == replace(before, synced=self.synced):
+            self.remembered.update(before.remembered)
+        return self
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
         """Of the stages of a pipeline with these workers, or of the shards of one-stage pipelines with these owners: as
@@ -56,7 +68,7 @@ class PlanningView:
     def spare(self) -> list[WorkerId]:
         """Workers that own nothing and stay; those that are being prepared for a part come first."""
         busy = self.plan.holders()
-        owners = {self.plan.at(c).owner for c in self.plan.cells()}
+        owners = self.plan.owners()
         spare = [w for w in self.live if w not in owners and w not in self.leaving]
         return sorted(spare, key=lambda w: w not in busy)
 
@@ -88,25 +100,27 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     target, load = {}, Counter[WorkerId]()
     running = [{owners[Cell(d, s)] for d in range(plan.target.pipelines)} for s in range(len(plan.stages))]
     places = [{view.domain(w) for w in stage} for stage in running]
+    on_standby = _on_standby(view)
     for cell in plan.cells():
         if cell.pipeline >= plan.target.pipelines:
             target[cell] = plan.at(cell).holders  # this row is on its way out
             continue
         replicas = kept[cell.pipeline][cell.stage]
-        own = {owners[cell], *replicas}
-        holders = own if plan.shards else own | running[cell.stage]
-        lacking = view.redundancy.kept - (len(holders) - 1)
-        held_on = {view.domain(w) for w in own} | (set() if plan.shards else places[cell.stage])
-        idle = [w for w in spare if w not in replicas]
-        idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
-        chosen = idle[: max(0, lacking)]
-        if view.redundancy.kept and len({*held_on, *map(view.domain, chosen)}) == 1:
-            elsewhere = [w for w in idle if view.domain(w) not in held_on and load[w] <= view.redundancy.kept]
-            chosen += elsewhere[:1]
-        load.update(chosen)
+        idle, chosen = [w for w in spare if w not in replicas], list[WorkerId]()
+        if idle:
+            own = {owners[cell], *replicas}
+            holders = own if plan.shards else own | running[cell.stage]
+            lacking = view.redundancy.kept - (len(holders) - 1)
+            held_on = {view.domain(w) for w in own} | (set() if plan.shards else places[cell.stage])
+            idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
+            chosen = idle[: max(0, lacking)]
+            if view.redundancy.kept and len({*held_on, *map(view.domain, chosen)}) == 1:
+                elsewhere = [w for w in idle if view.domain(w) not in held_on and load[w] <= view.redundancy.kept]
+                chosen += elsewhere[:1]
+            load.update(chosen)
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
         filled += [w for w in view.beforehand.get(cell, ()) if w in spare]
-        ready = spare[:1] if cell in _on_standby(view) else []
+        ready = spare[:1] if cell in on_standby else []
         target[cell] = tuple(dict.fromkeys((owners[cell], *replicas, *chosen, *filled, *ready)))
     return target
 
@@ -151,6 +165,8 @@ def _to_move(view: PlanningView) -> list[Cell]:
     """Cells that should find another owner: a leaving worker's, and all but one of a doubled worker's."""
     plan = view.plan
     cells: list[Cell] = []
+    if not view.leaving and not plan.is_doubled:
+        return cells
     for worker in dict.fromkeys(plan.at(c).owner for c in plan.cells()):
         owned = [c for c in plan.owned_by(worker) if c.pipeline < plan.target.pipelines]
         if worker in view.leaving:

@@ -61,6 +61,7 @@ def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
     """The fewest nodes of the tree that these groups are; in order."""
 

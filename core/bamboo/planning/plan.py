@@ -171,6 +171,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def replicated_by(self, worker: WorkerId) -> list[Cell]:
         return list(self._by_replica.get(worker, ()))
 
+    def owners(self) -> frozenset[WorkerId]:
+        """Who runs a cell."""
+        return self._owners
+
+    @property
+    def is_doubled(self) -> bool:
+        """Does a worker run several cells of the target layout?"""
+        return len(self.target_owners) < self.target.pipelines * len(self.stages)
+
+    @cached_property
+    def target_owners(self) -> frozenset[WorkerId]:
+        """Who runs a cell of the target layout."""
+        return frozenset(assignment.owner for row in self.pipelines[: self.target.pipelines] for assignment in row)
+
+    def holders_of(self, state: int) -> frozenset[WorkerId]:
+        """Who holds a state, by its number: of a stage, or of a shard."""
+        return self._holders_of[state]
+
     def holders(self) -> frozenset[WorkerId]:
         """Who has a part: runs a cell, or keeps a replica of one."""
         return self._holders
@@ -200,6 +218,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @cached_property
     def _holders(self) -> frozenset[WorkerId]:
         return frozenset(w for row in self.pipelines for assignment in row for w in assignment.holders)
+
+    @cached_property
+    def _owners(self) -> frozenset[WorkerId]:
+        return frozenset(assignment.owner for row in self.pipelines for assignment in row)
+
+    @cached_property
+    def _holders_of(self) -> tuple[frozenset[WorkerId], ...]:
+        found: list[set[WorkerId]] = [set() for _ in self.state_layers]
+        for cell in self.cells():
+            found[self.state_of(cell)].update(self.at(cell).holders)
+        return tuple(map(frozenset, found))
 
     @cached_property
     def _worker_ids(self) -> frozenset[WorkerId]:

@@ -52,6 +52,8 @@ def share_out(
     hands within it. With several stages, or several devices of a worker, there are none. leaving: workers that are
     given nothing more. boundary: the assignments begin with a step.
     """
+    if len(plan.stages) > 1 or plan.device_layers:
+        return {c: msgspec.structs.replace(a, portions=()) if a.portions else a for c, a in cells.items()}
     owned = Counter(assignment.owner for assignment in cells.values())
     before, load = {}, Counter[WorkerId]()
     for cell, assignment in cells.items():
@@ -60,8 +62,7 @@ def share_out(
         together = owned[assignment.owner] > 1
         if not boundary:
             together = together or known.owner != assignment.owner or bool(known.portions)
-        shared_out = together and len(plan.stages) == 1 and not plan.device_layers
-        before[cell] = _runners(known, groups) if shared_out else ()
+        before[cell] = _runners(known, groups) if together else ()
         for portion in before[cell] or (Portion(worker=assignment.owner, first=0, end=groups),):
             load[portion.worker] += portion.end - portion.first
     runners = [w for w in owned if w not in leaving] or list(owned)
@@ -90,6 +91,8 @@ def _given_out(
     load: Counter[WorkerId],
 ) -> tuple[Portion, ...]:
     """The same portions, with those that nobody runs any more divided among the runners; load: what each runs."""
+    if not before:
+        return ()
     found: list[Portion] = []
     in_turn = sorted(runners, key=lambda w: w != owner)
     for portion in before:

@@ -153,9 +153,11 @@ def _arranged(
     are: on nodes in all rows, then in each.
     """
     made: list[Row] = []
+    used = {p.worker for p in order}
+    spare = [p for p in peers if p.worker not in used]
     for d in range(pipelines):
-        used = {p.worker for p in order} | {p.worker for row in made for p in row}
-        spare = [p for p in peers if p.worker not in used]
+        taken = {p.worker for p in made[-1]} - used if made else set()
+        spare = [p for p in spare if p.worker not in taken] if taken else spare
         made.append(close_ring(list(order[d * depth : (d + 1) * depth]), spare, replicas))
     crowding = [_crowding(row, replicas) for row in made]
     on_nodes = tuple(map(sum, zip(*(row[: max(1, replicas) + 1] for row in crowding), strict=True)))
@@ -164,6 +166,8 @@ def _arranged(
 
 def close_ring(row: list[Peer], spare: Sequence[Peer], replicas: int = 1) -> list[Peer]:
     """The row with its last worker changed for another one, if that keeps more neighbours apart: its ends meet, too."""
+    if len({peer.zone for peer in (*row, *spare)}) <= 1 and not share_nodes((*row, *spare)):
+        return row  # all are alike
     best, last = row, len(row) - 1
     crowded, tries = _crowding(row, replicas), MOST_LOOKED_AT // len(row)
     swapped = (_swapped(row, index, last) for index in range(1, last))

@@ -67,27 +67,56 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
 
 def improve(view: PlanningView) -> Plan | None:
     """One step towards the target: replicas where they are missing, owners where they belong, nothing superfluous."""
-    plan, target = view.plan, desired_holders(view)
-    wanted: Cells = {}
-    for cell in plan.cells():
-        missing = [w for w in target[cell] if w not in plan.at(cell).holders]
-        wanted[cell] = msgspec.structs.replace(plan.at(cell), replicas=(*plan.at(cell).replicas, *missing))
-    if any(wanted[c] != plan.at(c) for c in plan.cells()):
-        names = sorted({w for c in plan.cells() for w in wanted[c].replicas if w not in plan.at(c).replicas})
-        to = ", ".join(names) or "other workers"
-        return next_plan(view, wanted, "Replicating", f"the state of stages is copied to {to} while training continues")
-    moves = {
-        cell: target[cell][0]
-        for cell in plan.cells()
-        if target[cell][0] != plan.at(cell).owner and (cell, target[cell][0]) in view.synced
-    }
+    plan, lacks = view.plan, _lacks(view)
+    cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
+    if lacks.replicas:
+        for cell, missing in lacks.replicas.items():
+            cells[cell] = msgspec.structs.replace(cells[cell], replicas=(*cells[cell].replicas, *missing))
+        to = ", ".join(sorted({w for missing in lacks.replicas.values() for w in missing}))
+        return next_plan(view, cells, "Replicating", f"the state of stages is copied to {to} while training continues")
+    moves = {cell: owner for cell, owner in lacks.owners.items() if (cell, owner) in view.synced}
     if moves:
         return _move(view, moves)
-    if not is_settled(plan):
-        cells = {c: plan.at(c) for c in plan.cells()}
+    if not lacks.is_settled:
         text = "each worker runs its own pipeline from the next step on"
         return next_plan(view, cells, "Settled", text, boundary=True)
-    return _trim(view, target) if len(plan.layouts) == 1 else None
+    return _trim(view, lacks) if len(plan.layouts) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacks:
+    """What a plan lacks of who should hold its cells, each by cell: replicas; another owner; other replicas, or in
+    another order, of cells whose owner stays. is_settled: as far as portions go.
+    """
+
+    replicas: Mapping[Cell, tuple[WorkerId, ...]]
+    owners: Mapping[Cell, WorkerId]
+    order: Mapping[Cell, tuple[WorkerId, ...]]
+    is_settled: bool
+
+
+def _lacks(view: PlanningView) -> _Lacks:
+    found = view.remembered.get("lacks")
+    if not isinstance(found, _Lacks):
+        found = view.remembered["lacks"] = _found_lacking(view)
+    return found
+
+
+def _found_lacking(view: PlanningView) -> _Lacks:
+    plan, target = view.plan, desired_holders(view)
+    replicas: dict[Cell, tuple[WorkerId, ...]] = {}
+    owners: dict[Cell, WorkerId] = {}
+    order: dict[Cell, tuple[WorkerId, ...]] = {}
+    for cell in plan.cells():
+        owner, *others = wanted = target[cell]
+        there = plan.at(cell)
+        if missing := tuple(w for w in wanted if w != there.owner and w not in there.replicas):
+            replicas[cell] = missing
+        if owner != there.owner:
+            owners[cell] = owner
+        elif tuple(others) != there.replicas:
+            order[cell] = tuple(others)
+    return _Lacks(replicas, owners, order, is_settled(plan))
 
 
 def drain(view: PlanningView) -> Plan | None:
@@ -95,6 +124,8 @@ def drain(view: PlanningView) -> Plan | None:
 
     If there is time, it waits for a spare worker to be filled, so that nobody has to run two stages.
     """
+    if not view.leaving:
+        return None
     plan, replacements, spare = view.plan, replacement_owners(view), set(view.spare())
     doubtful = view.doubtful()
     moves = {}
@@ -136,18 +167,14 @@ def switch_mode(view: PlanningView) -> Plan | None:
     return msgspec.structs.replace(plan, mode=mode)
 
 
-def _trim(view: PlanningView, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Plan | None:
+def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
     """Drop replicas that are not wanted, once those that are wanted are in sync, and put the right shadow first."""
-    plan = view.plan
-    cells: Cells = {}
-    for cell in plan.cells():
-        owner, *others = target[cell]
-        assignment = plan.at(cell)
-        settled = assignment.owner == owner and all((cell, w) in view.synced for w in others)
-        kept = tuple(others) if settled else assignment.replicas
-        cells[cell] = msgspec.structs.replace(assignment, replicas=kept)
-    if all(cells[c] == plan.at(c) for c in plan.cells()):
+    ripe = {cell: kept for cell, kept in lacks.order.items() if all((cell, w) in view.synced for w in kept)}
+    if not ripe:
         return None
+    cells = {cell: view.plan.at(cell) for cell in view.plan.cells()}
+    for cell, kept in ripe.items():
+        cells[cell] = msgspec.structs.replace(cells[cell], replicas=kept)
     return next_plan(view, cells, "Settled", "copies of stages that are not needed any more are dropped")
 
 

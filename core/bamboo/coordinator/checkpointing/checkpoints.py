@@ -4,7 +4,6 @@ The root marks the commit after which the state is kept; whoever is named as a w
 and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -69,7 +68,7 @@ def look_after(turn: Turn) -> None:
     state = turn.state
     c = state.checkpoints
     if not c.writers:
-        if state.current_plan.worker_ids() - state.workers.keys():
+        if state.roster.lost(state.current_plan):
             return  # first the plan gets over that
         at = next_one(state)
         if at is not None and state.step + AHEAD_STEPS >= at:
@@ -145,7 +144,7 @@ def _lacks_pause(state: CoordinatorState) -> bool:
 def _keep_the_endangered(turn: Turn) -> None:
     """If all who hold a stage are to be taken away, one is taken before they are; again if more are."""
     state, c = turn.state, turn.state.checkpoints
-    noticed = frozenset(w for w, r in state.workers.items() if r.notice_until is not None)
+    noticed = frozenset(state.roster.noticed)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
         return
     if any(set(holders) <= noticed for holders in state.certain_holders(state.plan)):
@@ -200,16 +199,13 @@ def _wish(turn: Turn, at: int) -> None:
 def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
     """Those that are gone, or that do not hold the stage any more that they should write; not who has written it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
-    holders = defaultdict[int, set[WorkerId]](set)
-    for cell in plan.cells():
-        holders[plan.state_of(cell)].update(plan.at(cell).holders)
     for stage, writers in enumerate(c.writers):
         layers = plan.state_layers[stage]
         unwritten = {c.dealt.get(layer) for layer in range(*layers) if layer not in c.parts}
         for worker in writers:
             if c.writing is not None and worker not in unwritten:
                 continue
-            held = c.final or worker in holders[stage] or _writes_on(turn, worker, layers)
+            held = c.final or worker in plan.holders_of(stage) or _writes_on(turn, worker, layers)
             if worker not in state.workers or not held:
                 lost.add(worker)
     return sorted(lost)

@@ -6,8 +6,8 @@ run counts before what the model of a step says of it, and tells how good links 
 computing explains makes them slower. See docs/design/grids.md.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from statistics import median
 from typing import Final
 
@@ -15,7 +15,6 @@ from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.splits.resplit import Grid, grid_of
-from bamboo.planning.splits.speeds import WorkEstimate
 from bamboo.planning.splits.stage_times import forward_share
 from bamboo.planning.steps.grid_rates import GridRate, GridRates, may_do_without
 from bamboo.planning.steps.layer_bytes import LayerBytes
@@ -78,11 +77,15 @@ def _figures(state: CoordinatorState) -> ModelFigures | None:
     measured, counted = state.stragglers.estimate, state.costs
     if measured is None and counted is None:
         return None
-    work = measured or WorkEstimate(tuple(cost * SECONDS_PER_OPERATION for cost in counted or ()))
-    sizes: Sequence[LayerBytes] = state.grids.layers
-    if len(sizes) != len(work.costs):
-        sizes = [UNKNOWN_BYTES] * len(work.costs)
+    costs = measured.costs if measured else tuple(cost * SECONDS_PER_OPERATION for cost in counted or ())
+    sizes = state.grids.layers if len(state.grids.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
     share = forward_share((one for record in state.workers.values() for one in record.times), FORWARD_SHARE)
+    return _figures_of(tuple(costs), tuple(sizes), share, state.grids.network)
+
+
+@lru_cache(maxsize=64)
+def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: float, factor: float) -> ModelFigures:
+    """Asked for after every event, and seldom of other numbers."""
     layers = tuple(
         Layer(
             forward=max(0.0, seconds) * share,
@@ -93,9 +96,8 @@ def _figures(state: CoordinatorState) -> ModelFigures | None:
             activations=size.activations,
             boundary=size.boundary,
         )
-        for seconds, size in zip(work.costs, sizes, strict=True)
+        for seconds, size in zip(costs, sizes, strict=True)
     )
-    factor = state.grids.network
     network = Network(flow=ASSUMED.flow * factor, machine=ASSUMED.machine * factor, latency=ASSUMED.latency)
     return ModelFigures(layers=layers, network=network)
 
@@ -120,9 +122,8 @@ def measured(state: CoordinatorState) -> float | None:
 def is_short(state: CoordinatorState) -> bool:
     """Does a worker run several stages, or one for which it is about to leave?"""
     plan = state.current_plan
-    owners = [plan.at(cell).owner for cell in plan.cells() if cell.pipeline < plan.target.pipelines]
-    leaving = {w for w, r in state.workers.items() if r.notice_until is not None}
-    return len(set(owners)) < len(owners) or bool(leaving & set(owners)) or not set(owners) <= state.workers.keys()
+    absent = state.roster.lost(plan).union(state.roster.noticed)
+    return plan.is_doubled or not absent.isdisjoint(plan.target_owners)
 
 
 def calibrated(state: CoordinatorState, rates: GridRates) -> float:
@@ -149,8 +150,7 @@ def expected(state: CoordinatorState, rates: GridRates, workers: int) -> tuple[G
     slower than modelled as the grid that runs now.
     """
     known, scale = state.grids.measured, _scale(state, rates)
-    found = [replace(one, seconds=known.get(one.grid, scale * one.seconds)) for one in rates.best_at_all(workers)]
-    return tuple(sorted(found, key=lambda one: (one.seconds, one.grid.cells)))
+    return rates.scaled(workers, known, scale)
 
 
 def _scale(state: CoordinatorState, rates: GridRates) -> float:

@@ -17,7 +17,7 @@ SHOWN: Final = 4  # grids in a sentence
 
 def watch(turn: Turn) -> None:
     """Note since when another grid than the plan's is worth a change, and which one."""
-    staying = sum(1 for r in turn.state.ready.values() if r.notice_until is None)
+    staying = turn.state.roster.staying
     turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now))
     _learn(turn)
     state, rates = turn.state, turn.state.grids.rates
@@ -126,7 +126,7 @@ def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
 def tell(turn: Turn, grid: Grid) -> None:
     """Why it is this one: what is expected of it, and of others."""
     state, rates = turn.state, choosing.rates_of(turn.state)
-    workers = sum(1 for r in state.ready.values() if r.notice_until is None)
+    workers = state.roster.staying
     text = f"{_told(grid, state)} for {count(workers, 'worker')}"
     if choosing.lacks_room(state, grid):
         text += ", without copies of stages, for which no grid has room"

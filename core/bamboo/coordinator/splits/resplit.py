@@ -105,7 +105,7 @@ def is_untimely(state: CoordinatorState) -> bool:
 def _somebody_leaves(state: CoordinatorState) -> bool:
     """Has a worker notice that still has a part? Who has none waits only until its log is not needed any more."""
     parts = state.current_plan.holders()
-    return any(r.notice_until is not None and not r.released and w in parts for w, r in state.workers.items())
+    return any(not state.workers[w].released and w in parts for w in state.roster.noticed)
 
 
 def wish(turn: Turn) -> None:
@@ -230,10 +230,11 @@ def _held(state: CoordinatorState, plan: Plan) -> dict[WorkerId, set[int]]:
 def _switch(turn: Turn, plan: Plan) -> Plan | None:
     state, resplit = turn.state, turn.state.resplit
     cut = plan.restore if plan.sources else resplit.cut if resplit else None
-    sources, work = _sources(state, plan), known_work(state)
-    if cut is None or sources is None or work is None:
+    early = not plan.sources and resplit is not None and turn.now - resplit.since < COPIES_SECONDS
+    if cut is None or (early and not _all_hold(state, plan)):
         return None
-    if not plan.sources and resplit and not _all_hold(state, plan) and turn.now - resplit.since < COPIES_SECONDS:
+    sources, work = _sources(state, plan), known_work(state)
+    if sources is None or work is None:
         return None
     ready = list(state.ready.values())
     staying = [r.peer for r in ready if r.notice_until is None] or [r.peer for r in ready]

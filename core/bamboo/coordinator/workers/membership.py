@@ -8,7 +8,7 @@ from bamboo.control import protocol
 from bamboo.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.failures import apply_failure_policy, by_itself, note_end, note_exit
-from bamboo.coordinator.workers.record import WorkerRecord
+from bamboo.coordinator.workers.record import WorkerRecord, Workers
 from bamboo.job.spec import wanted_workers
 from bamboo.names import (
     ALL_BACK_SECONDS,
@@ -43,7 +43,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
         return
     record = WorkerRecord(peer=peer, seen=turn.now, platform=hello.platform, epoch=plan.epoch if plan else 0)
-    turn.set(workers={**state.workers, worker: record}, requested=max(0, state.requested - 1))
+    turn.set(workers=Workers.of({**state.workers, worker: record}), requested=max(0, state.requested - 1))
     turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret, history=state.history)))
     turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
     if plan:
@@ -111,9 +111,9 @@ def declare_lost(
     record = state.workers[worker]
     signs = [since for (_, peer), since in state.links.items() if peer == worker]
     signs += [turn.now if record.cut_since is None else record.cut_since]
-    had_part = state.plan is not None and any(worker in state.plan.at(c).holders for c in state.plan.cells())
+    had_part = state.plan is not None and worker in state.plan.holders()
     turn.set(
-        workers={w: r for w, r in state.workers.items() if w != worker},
+        workers=Workers.of({w: r for w, r in state.workers.items() if w != worker}),
         gone=state.gone | {worker},
         first_signs={**state.first_signs, worker: min(signs)},
         links={pair: since for pair, since in state.links.items() if worker not in pair},
@@ -314,8 +314,8 @@ def request_workers(turn: Turn) -> None:
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
     wanted = plan is None or restoring or state.resize or state.resplit or plan.sources
-    if (wanted or _may_choose(state)) and state.costs is None and state.profiling is None and state.ready:
-        first = next(iter(state.ready))
+    if (wanted or _may_choose(state)) and state.costs is None and state.profiling is None and state.roster.ready:
+        first = state.roster.ready[0]
         turn.set(profiling=first)
         turn.do(Send(first, protocol.ProfileRequest()))
 
@@ -324,7 +324,7 @@ def _may_choose(state: CoordinatorState) -> bool:
     """Are there other workers than those for whom the grid was chosen? Else nobody who trains is disturbed for it."""
     if not state.spec.elastic.chooses_grid or state.plan is None:
         return False
-    return len(state.ready) != len({state.plan.at(cell).owner for cell in state.plan.cells()})
+    return len(state.roster.ready) != len(state.plan.owners())
 
 
 def surplus_requests(state: CoordinatorState) -> int:
@@ -342,5 +342,5 @@ def workers_to_have(state: CoordinatorState) -> int:
 
 def _missing(state: CoordinatorState) -> int:
     """Workers to ask for; below 0 if there are more than are wanted, or will be."""
-    staying = sum(1 for w in state.workers.values() if w.notice_until is None)
+    staying = len(state.workers) - len(state.roster.noticed)
     return workers_to_have(state) - staying - state.requested

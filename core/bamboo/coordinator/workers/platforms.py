@@ -27,14 +27,12 @@ def refuse_misfits(turn: Turn) -> None:
     there are too few workers for its grid.
     """
     state, holders = turn.state, _holders(turn.state)
-    platforms = _platforms(state.workers, state)
     begins = state.phase in ("Pending", "Restoring")
-    if holders:
-        like = {w: platforms[w] for w in sorted(holders)}
-    elif begins and len(state.ready) >= whole_workers(state.spec):
-        like = {w: platforms[w] for w in state.ready}
-    else:
+    enough = len(state.roster.ready) >= whole_workers(state.spec)
+    if not holders and not (begins and enough):
         return
+    platforms = _platforms(state.workers, state)
+    like = {w: platforms[w] for w in (sorted(holders) if holders else state.roster.ready)}
     common, mixed = most_common(like), state.spec.worker.allow_mixed_platforms
     unlike = _named(w for w, platform in like.items() if platform == common)
     for worker, platform in platforms.items():

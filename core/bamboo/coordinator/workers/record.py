@@ -1,10 +1,13 @@
 """What a coordinator knows of a worker, while it is there and when it has ended."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
 
 from bamboo.control.memory import Memory, SentTraffic
 from bamboo.control.platform import Platform
-from bamboo.planning.plan import Peer
+from bamboo.planning.plan import Peer, Plan, WorkerId
 from bamboo.planning.splits.stage_times import StageTimes
 
 
@@ -39,3 +42,69 @@ class WorkerEnd:
 
     how: str
     disrupted: bool
+
+
+# What a worker says all the time, and what no decision about all workers looks at.
+PASSING: Final = frozenset({"seen", "doing", "busy", "memory", "times", "headroom", "traffic", "epoch", "origin"})
+
+
+class Roster:
+    """What decisions ask of all workers after every event; none of it is of PASSING fields.
+
+    Each answer is found when it is first asked for, and the same object from then on.
+    """
+
+    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
+        self._workers = workers
+        self._live: tuple[Plan, dict[WorkerId, Peer]] | None = None
+        self._lost: tuple[Plan, frozenset[WorkerId]] | None = None
+
+    @cached_property
+    def ready(self) -> tuple[WorkerId, ...]:
+        """On whom plans may count, in order of joining."""
+        return tuple(w for w, r in self._workers.items() if r.ready)
+
+    @cached_property
+    def noticed(self) -> tuple[WorkerId, ...]:
+        """Who has a notice, in order of joining."""
+        return tuple(w for w, r in self._workers.items() if r.notice_until is not None)
+
+    @cached_property
+    def staying(self) -> int:
+        """How many of the ready ones have no notice."""
+        return len(self.ready) - sum(1 for w in self.noticed if self._workers[w].ready)
+
+    @cached_property
+    def replaced(self) -> tuple[WorkerId, ...]:
+        """Who is to go if another one takes its place, and has not been told to leave."""
+        return tuple(w for w in self.noticed if self._workers[w].replaced and not self._workers[w].released)
+
+    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
+        """The workers that the plan after that one names, in order of joining."""
+        if self._live is None or self._live[0] is not plan:
+            named = plan.worker_ids()
+            self._live = plan, {w: r.peer for w, r in self._workers.items() if r.ready or w in named}
+        return self._live[1]
+
+    def lost(self, plan: Plan) -> frozenset[WorkerId]:
+        """Whom that plan names and who is not there."""
+        if self._lost is None or self._lost[0] is not plan:
+            self._lost = plan, plan.worker_ids() - self._workers.keys()
+        return self._lost[1]
+
+
+class Workers(dict[WorkerId, WorkerRecord]):
+    """All that are there, in order of joining; replaced, never written. roster: of them."""
+
+    roster: Roster
+
+    @staticmethod
+    def of(workers: Mapping[WorkerId, WorkerRecord], roster: Roster | None = None) -> "Workers":
+        """roster: of workers that differ from these in PASSING fields alone."""
+        found = Workers(workers)
+        found.roster = roster or Roster(found)
+        return found
+
+
+def roster_of(workers: Mapping[WorkerId, WorkerRecord]) -> Roster:
+    return workers.roster if isinstance(workers, Workers) else Roster(workers)

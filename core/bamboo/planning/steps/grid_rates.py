@@ -70,6 +70,8 @@ class GridRates:
         self._model = StepModel(figures, spec)
         self._seconds: dict[Grid, float] = {}
         self._splits: dict[Grid, Ranges | None] = {}
+        self._scaled: tuple[object, tuple[GridRate, ...]] = None, ()  # the newest answer, and of what
+        self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # likewise
         self._best: dict[tuple[int, int | None], tuple[GridRate, ...]] = {}
         self._bare: GridRates | None = None
 
@@ -105,6 +107,16 @@ class GridRates:
         if (workers, stages) not in self._best:
             self._best[workers, stages] = tuple(sorted(self._compared(workers, stages), key=_rank))
         return self._best[workers, stages]
+
+    def scaled(self, workers: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
+        """The same with the seconds that are known of some grids, and those of the others times a factor, in order."""
+        asked = workers, scale, tuple(known.items())
+        if self._scaled[0] != asked:
+            found = [
+                replace(one, seconds=known.get(one.grid, scale * one.seconds)) for one in self.best_at_all(workers)
+            ]
+            self._scaled = asked, tuple(sorted(found, key=_rank))
+        return self._scaled[1]
 
     def _compared(self, workers: int, stages: int | None) -> list[GridRate]:
         grids = [
@@ -156,7 +168,9 @@ class GridRates:
 
     def seconds_of(self, plan: Plan, layout: Layout) -> float:
         """Of a step under that plan, in which workers may run several stages."""
-        return self._model.seconds(plan, layout)
+        if self._of_plan[0] is not plan or self._of_plan[1] is not layout:
+            self._of_plan = plan, layout, self._model.seconds(plan, layout)
+        return self._of_plan[2]
 
     def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
         """Of one pipeline; see `StepModel`."""

@@ -70,10 +70,12 @@ class NodeSupply:
 
     def take(self) -> SimulatedNode | None:
         """A spot node that has room for one more worker, the one that has been there longest; None if there is none."""
-        spot = sum(self._workers[name] for name, node in self._used.items() if node.pool is None)
-        if self._most is not None and spot >= self._most:
+        if self._most is not None and self._on_spot() >= self._most:
             return None
-        begun = {node.group: node for node in self._used.values() if node.name in self._there and self._has_room(node)}
+        begun: dict[int, SimulatedNode] = {}
+        if self._room > 1:
+            used = self._used.values()
+            begun = {node.group: node for node in used if node.name in self._there and self._has_room(node)}
         free = [node for node in self._there.values() if node.name not in self._used]
         for group in self._groups():
             zones = self._allowed(group, Counter(node.zone for node in free))
@@ -82,6 +84,9 @@ class NodeSupply:
             if found is not None:
                 return self._use(replace(found, group=group))
         return None
+
+    def _on_spot(self) -> int:
+        return sum(self._workers[name] for name, node in self._used.items() if node.pool is None)
 
     def _has_room(self, node: SimulatedNode) -> bool:
         return self._workers[node.name] < self._room
@@ -141,9 +146,12 @@ class NodeSupply:
 
     def usd_per_hour(self, now: float) -> float | None:
         """Of all nodes that are used; None if the price of one is not known."""
-        total = 0.0
+        total, known = 0.0, dict[tuple[int, str], float | None]()
         for node in self._used.values():
-            price = self._price_of(node, now)
+            kind = id(node.pool), node.zone
+            if kind not in known:
+                known[kind] = self._price_of(node, now)
+            price = known[kind]
             if price is None:
                 return None
             total += price

@@ -4,10 +4,13 @@ Most clouds bill traffic between the zones of a region, and none within a zone. 
 frames (docs/design/data-plane.md) without their headers, counted from the sizes of a profile.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import reduce
+from itertools import repeat
+from operator import add
 from typing import NamedTuple
 
 from bamboo.job.spec import RedundancyMode
@@ -35,12 +38,15 @@ class TrafficKind(StrEnum):
 
 
 class Transfer(NamedTuple):
-    """What one worker sends to another one; None: the store, which belongs to no zone."""
+    """What one worker sends to another one; None: the store, which belongs to no zone. times: it sends as much to so
+    many workers of the receiver's zone, each.
+    """
 
     kind: TrafficKind
     sender: WorkerId | None
     receiver: WorkerId | None
     size: float
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +87,24 @@ def step_traffic(
     headers, tied parameters, running buffers, evaluation, and what is sent again after a loss.
     """
     places = {peer.worker: peer.zone for peer in plan.workers} if zones is None else zones
-    transfers = list(step_transfers(plan, layout, profile, final))
+    transfers = list(step_transfers(plan, layout, profile, final, places))
     if checkpoint_steps is not None:
         share = profile.state_bytes / checkpoint_steps
         transfers.append(Transfer(TrafficKind.CHECKPOINTS, plan.at(Cell(0, 0)).owner, None, share))
     return by_zone(transfers, places)
 
 
-def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile, final: float = 1.0) -> Iterator[Transfer]:
-    """Of one undisturbed step, between different workers. final: see `gradient_groups.final_share`."""
+def step_transfers(
+    plan: Plan,
+    layout: Layout,
+    profile: ModelProfile,
+    final: float = 1.0,
+    zones: Mapping[WorkerId, str] | None = None,
+) -> Iterator[Transfer]:
+    """Of one undisturbed step, between different workers. final: see `gradient_groups.final_share`. zones: of workers,
+    if what a reduction sends to those of one zone may be said at once: its pairs grow with the square of the pipelines.
+    """
+    receivers = [_receivers(plan, layout, stage, zones) for stage in range(len(plan.stages))]
     parts = [profile.layers[first:end] for first, end in plan.stages]
     boundaries = [layers[-1].boundary for layers in parts]
     gradients = [sum(layer.gradients for layer in layers) for layers in parts]
@@ -102,7 +117,7 @@ def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile, final: flo
             *_boundaries(
                 plan, cell, len(layout.split[cell.pipeline]) * boundaries[cell.stage], trained=trained[cell.stage]
             ),
-            *_reduction(plan, layout, cell, gradients[cell.stage], final),
+            *_reduction(plan, layout, cell, gradients[cell.stage], final, receivers[cell.stage]),
             *_replicas(plan, cell, profile, final),
             *_parameters(plan, layout, cell, profile),
         )
@@ -115,9 +130,10 @@ def by_zone(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> Zon
     a region.
     """
     within, between = defaultdict[TrafficKind, float](float), defaultdict[TrafficKind, float](float)
-    for kind, sender, receiver, size in transfers:
+    for kind, sender, receiver, size, times in transfers:
         crosses = sender is not None and receiver is not None and zones.get(sender, "") != zones.get(receiver, "")
-        (between if crosses else within)[kind] += size
+        part = between if crosses else within
+        part[kind] = part[kind] + size if times == 1 else reduce(add, repeat(size, times), part[kind])
     return ZoneTraffic(dict(within), dict(between))
 
 
@@ -155,15 +171,32 @@ def _parameters(plan: Plan, layout: Layout, cell: Cell, profile: ModelProfile) -
             yield Transfer(TrafficKind.PARAMETERS, plan.at(cell).owner, plan.at(Cell(other, 0)).owner, size)
 
 
-def _reduction(plan: Plan, layout: Layout, cell: Cell, gradients: float, final: float) -> Iterator[Transfer]:
+def _receivers(plan: Plan, layout: Layout, stage: int, zones: Mapping[WorkerId, str] | None) -> list[Counter[WorkerId]]:
+    """Who runs a stage and of how many pipelines: each by itself, or those of each zone together."""
+    found = defaultdict[str, Counter[WorkerId]](Counter)
+    for pipeline in range(layout.pipelines):
+        owner = plan.at(Cell(pipeline, stage)).owner
+        found[owner if zones is None else zones.get(owner, "")][owner] += 1
+    return list(found.values())
+
+
+def _reduction(
+    plan: Plan,
+    layout: Layout,
+    cell: Cell,
+    gradients: float,
+    final: float,
+    receivers: Sequence[Counter[WorkerId]],
+) -> Iterator[Transfer]:
     """What a pipeline sends to each other one: its sums of their chunk, and the total of its own chunk."""
     owner, part = plan.at(cell).owner, layout.split[cell.pipeline]
     bounds = layout.bounds
     sums = len(nodes_of(share_of(part, bounds), len(bounds) - 1))
-    for other in range(layout.pipelines):
-        if other != cell.pipeline:
-            receiver = plan.at(Cell(other, cell.stage)).owner
-            yield Transfer(TrafficKind.REDUCTION, owner, receiver, gradients / layout.pipelines * (sums + final))
+    for them in receivers:
+        receiver = next((worker for worker in them if worker != owner), None)
+        if receiver is not None:
+            size, times = gradients / layout.pipelines * (sums + final), them.total() - them[owner]
+            yield Transfer(TrafficKind.REDUCTION, owner, receiver, size, times)
     for worker, (first, end) in ranges(layout, cell.pipeline, plan.at(cell).portions) if plan.at(cell).portions else ():
         parts = nodes_of(share_of(range(first, end), bounds), len(bounds) - 1)
         yield Transfer(TrafficKind.REDUCTION, worker, owner, gradients * len(parts))
