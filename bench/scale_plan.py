@@ -1,0 +1,200 @@
+"""What does a change of the plan cost with many workers: bytes, processor time of the coordinator, virtual half hours?
+
+    python bench/scale_plan.py [--workers 1000] [--losses 10] [--json FILE]
+    python bench/scale_plan.py --half-hour [--workers 1000] [--rate 0.06] [--objective] [--json FILE]
+
+The first one drives the real coordinator with workers that answer at once, loses some of them one after the other, and
+puts what it sends on channels as a server does. All times are of the processor. A change is a new plan. Its decision is
+the event that led to it; its answers are what all workers say to it, one after the other. The second one runs a job of
+ten stages for half an hour of virtual time.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from _common import machine, median, say, show, write_json
+from _plane import Json
+from bamboo.control import codec, protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.plan_change import PlanChanges, SendPlan, SentPlans
+from bamboo.control.server import Frames
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import AddWorkers, Event, Send, WorkerLost
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Cell, WorkerId
+from bamboo.profiles.files import read_profile
+from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.traces.generate import Generation, generate
+
+STAGES = 10
+LAYERS = 50
+
+
+def document(workers: int, *, objective: bool) -> Json:
+    elastic = (
+        {"objective": "Throughput", "minStages": 2, "maxStages": 25, "maxWorkers": workers}
+        if objective
+        else {"minPipelines": 1, "stabilizationSeconds": 60}
+    )
+    pipelines = workers // STAGES
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "big"},
+        "spec": {
+            "task": {"entrypoint": "published:build"},
+            "training": {
+                "steps": 10_000_000, "globalBatchSize": 4 * workers, "microBatchSize": 1,
+                "gradientGroups": max(16, 2 * pipelines),
+            },
+            "topology": {"stages": STAGES, "pipelines": pipelines},
+            "elastic": elastic,
+            "redundancy": {"mode": "LazyForward", "placement": "Host"},
+            "checkpoint": {"storage": {"uri": "s3://bench/checkpoints"}, "everySteps": 50},
+        },
+    }  # fmt: skip
+
+
+@dataclass
+class Job:
+    """The coordinator and the coordinator's ends of its channels."""
+
+    workers: int
+    now: float = 0.0
+    pending: deque[Event] = field(default_factory=deque)
+    changes: PlanChanges = field(default_factory=PlanChanges)
+    frames: Frames = field(default_factory=Frames)
+    channels: dict[WorkerId, SentPlans] = field(default_factory=dict)
+    made: list[Json] = field(default_factory=list)  # of each plan
+
+    def __post_init__(self) -> None:
+        manifest = document(self.workers, objective=False)
+        del manifest["spec"]["checkpoint"]
+        spec = parse_manifest(manifest)
+        self.state = coordinator.initial(spec, manifest, secret="", save_path=None, now=0.0)
+        self.tell(protocol_join(0))
+        for number in range(1, self.workers):
+            self.tell(protocol_join(number))
+        for number in range(self.workers):
+            self.tell(Received(name(number), protocol.WorkerReady()))
+        self.settle()
+
+    def tell(self, event: Event) -> None:
+        """Time of the processor for it counts towards the plan that it leads to, or that it answers."""
+        self.now += 1e-5
+        before, began = self.state.plan, time.process_time()
+        self.state, commands = coordinator.step(self.state, event, self.now)
+        decided = time.process_time()
+        plans: list[tuple[WorkerId, SendPlan]] = []
+        size = whole = 0
+        for command in commands:
+            match command:
+                case Send(worker, SendPlan() as message):
+                    plans.append((worker, message))
+                    channel = self.channels.setdefault(worker, SentPlans(self.changes))
+                    frame = self.frames.of(channel.said(message))
+                    size += len(frame)
+                case Send(worker, protocol.ProfileRequest()):
+                    self.pending.append(Received(worker, protocol.Profile(costs=(1.0,) * LAYERS)))
+                case AddWorkers():
+                    pass  # none comes
+        encoded = time.process_time()
+        if plans and self.state.plan is not before:
+            plan = plans[0][1].plan
+            whole = len(codec.encode(plans[0][1])) * len(plans)
+            self.made.append({
+                "reason": plan.reason, "workers": len(plans), "bytes": size, "whole": whole,
+                "decision": decided - began, "encoding": encoded - decided, "answers": 0.0,
+            })  # fmt: skip
+        elif self.made:
+            self.made[-1]["answers"] += decided - began
+        for worker, message in plans:
+            self.pending.append(Received(worker, protocol.PlanApplied(epoch=message.plan.epoch)))
+        for worker, message in plans:
+            for cell in message.plan.owned_by(worker):
+                for replica in message.plan.at(cell).replicas:
+                    self.pending.append(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
+
+    def settle(self) -> None:
+        while self.pending:
+            self.tell(self.pending.popleft())
+
+    def lose(self, cell: Cell) -> None:
+        assert self.state.plan is not None
+        self.tell(WorkerLost(self.state.plan.at(cell).owner, "its node was taken away"))
+        self.settle()
+
+
+def name(number: int) -> WorkerId:
+    return f"big-w{number}"
+
+
+def protocol_join(number: int) -> WorkerJoined:
+    address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+    return WorkerJoined(protocol.Hello(worker=name(number), host=address, port=7000, zone=f"zone-{number % 3}"))
+
+
+def run(
+    workers: Annotated[int, typer.Option(min=2 * STAGES, max=10_000)] = 1000,
+    losses: Annotated[int, typer.Option(min=1, help="One after the other.")] = 10,
+    half_hour: Annotated[bool, typer.Option("--half-hour", help="Half an hour of virtual time.")] = False,
+    rate: Annotated[float, typer.Option(help="Probability within an hour that a node is taken away.")] = 0.06,
+    objective: Annotated[bool, typer.Option("--objective", help="The coordinator chooses the grid.")] = False,
+    json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
+) -> None:
+    """Lose workers one after the other, or run half an hour of virtual time."""
+    if half_hour:
+        write_json(json, _half_hour(workers, rate, objective=objective))
+        return
+    say(f"{workers} workers join")
+    job = Job(workers)
+    first = len(job.made)
+    for number in range(losses):
+        say(f"loss {number + 1} of {losses}")
+        job.lose(Cell((7 * number) % (workers // STAGES - losses), number % STAGES))
+    found: dict[str, list[Json]] = {}
+    for one in job.made[first:]:
+        found.setdefault(one["reason"], []).append(one)
+    rows = [
+        [
+            reason, str(len(them)), *(f"{median([one[key] for one in them]) / 1e6:.2f}" for key in ("whole", "bytes")),
+            *(f"{1e3 * median([one[key] for one in them]):.1f}" for key in ("decision", "encoding", "answers")),
+        ]
+        for reason, them in found.items()
+    ]  # fmt: skip
+    show(
+        f"a change with {workers} workers, medians",
+        ("plan", "plans", "MB as whole plans", "MB sent", "decision, ms", "encoding, ms", "all answers, ms"),
+        rows,
+    )
+    write_json(json, {"machine": machine(), "workers": workers, "losses": losses, "plans": job.made[first:]})
+
+
+def _half_hour(workers: int, rate: float, *, objective: bool) -> Json:
+    manifest = document(workers, objective=objective)
+    trace = generate(Generation(nodes=workers + 2, hours=0.5, removal=rate, addition=0.5), 1)
+    job = JobRun(
+        spec=parse_manifest(manifest), manifest=manifest, profile=read_profile("gpt-2-v100"), trace=trace
+    )  # fmt: skip
+    began = time.process_time()
+    figures = simulate_job(job).figures
+    seconds = time.process_time() - began
+    kind = "elastic.objective Throughput" if objective else "elastic"
+    show(
+        f"half an hour of virtual time, {workers} workers, {kind}",
+        ("steps", "workers lost", "processor time, s"),
+        [[str(figures.steps), f"{figures.preemptions:g}", f"{seconds:.1f}"]],
+    )
+    return {
+        "machine": machine(), "workers": workers, "rate": rate, "objective": objective, "seconds": seconds,
+        "steps": figures.steps, "preemptions": figures.preemptions,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    typer.run(run)
