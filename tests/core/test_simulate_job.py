@@ -33,6 +33,15 @@ def test_the_command_prints_a_table_json_and_csv(files: tuple[str, str], tmp_pat
     assert invoke(*common, "--output", "csv", "--price", "1").stdout.startswith("case,runs,fatal_share,preemptions,")
 
 
+def test_hours_beyond_a_recording_end_with_it(files: tuple[str, str], tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("".join(f"0,add,n{i}\n" for i in range(6)) + "3600000,remove,n4\n")
+    said = (files[0], "--profile", files[1], "--trace", str(trace), "--output", "json", "--quiet")
+    whole, beyond = (invoke(*said, *hours) for hours in ((), ("--hours", "5")))
+    assert whole.exit_code == beyond.exit_code == 0, beyond.output
+    assert whole.stdout == beyond.stdout
+
+
 def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     trace, picture = tmp_path / "t.csv", tmp_path / "runs.png"

@@ -64,7 +64,8 @@ def simulate(
             allowed_zones(run.spec, dict.fromkeys(change.zone for change in trace.changes))
             name = " + ".join(os.path.basename(path) for path in wanted.traces)
             with progress(1 if say is None else 0, "simulating"):
-                return [(name, [simulate_job(replace(run, trace=trace), say)])]
+                seconds = trace.duration if run.seconds is None else min(run.seconds, trace.duration)
+                return [(name, [simulate_job(replace(run, trace=trace, seconds=seconds), say)])]
         generations = [_generation(wanted, run.spec, rate) for rate in wanted.rates]
         if say is not None:
             if len(wanted.rates) * len(wanted.seeds) != 1:
