@@ -56,8 +56,8 @@ def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str,
     return document
 
 
-def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool) -> Trace:
-    """As many nodes as each of these counts says, for so long each."""
+def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool, apart: float = 0.0) -> Trace:
+    """As many nodes as each of these counts says, for so long each. apart: seconds between two that go."""
     changes: list[NodeChange] = []
     there: list[str] = []
     made = 0
@@ -70,6 +70,7 @@ def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool) -> Trace:
         while len(there) > count:
             gone = there.pop()
             moment, told = (at + NOTICE_SECONDS, NOTICE_SECONDS) if notice else (at, None)
+            at += apart
             changes.append(NodeChange(at=moment, change=Change.REMOVE, node=gone, notice=told))
     return make_trace(changes, duration=len(counts) * seconds)
 

@@ -12,7 +12,7 @@ another grid and from the first losses, before the points. lost: seconds beyond 
 
 Jobs whose grid the coordinator chooses are run by `bamboo run`, and their workers come and go with the nodes of a
 recording, which the simulation is given, too. What is calm there is the median of the second half of the time for
-which so many workers stay; lost also is what steps take longer until the grid is another one.
+which so many workers stay; lost is what steps of its first half take longer, also until the grid is another one.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ import msgspec
 import typer
 
 from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
-from _grid_run import MICROBATCHES, bamboo_run, grid_job, nodes_of
+from _grid_run import bamboo_run, grid_job, nodes_of
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import WorkerReady
 from bamboo.coordinator.events import AddWorkers, Command, Event, WorkerLost
@@ -77,15 +77,22 @@ POINTS = (
 
 @dataclass(frozen=True, slots=True)
 class GridCase:
-    """workers: there are so many, each for so many seconds. The grid is the coordinator's choice."""
+    """workers: there are so many, each for so many seconds. The grid is the coordinator's choice.
+
+    Nobody goes together with a neighbour, whose stage would be lost: in a simulation others go than in a run.
+    """
 
     workers: tuple[int, ...]
     notice: bool = False
-    seconds: float = 25.0
+    seconds: float = 20.0
 
     @property
     def name(self) -> str:
         return f"grids {' '.join(map(str, self.workers))}{', notice' if self.notice else ''}"
+
+    @property
+    def nodes(self) -> Trace:
+        return nodes_of(self.workers, self.seconds, notice=self.notice, apart=APART_SECONDS)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -96,6 +103,7 @@ class GridCase:
 
 GRID_CASES = (GridCase((6, 5, 3, 2, 4, 6)), GridCase((4, 2, 3, 5)), GridCase((5, 6, 4, 3), notice=True))
 GRID_STEP_SECONDS = 1.0
+APART_SECONDS = 4.0  # between two losses, so that copies are there again
 
 
 @dataclass(slots=True)
@@ -233,20 +241,21 @@ async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[s
 def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
     """What the ends of steps say, in seconds since training began: seconds in all, of a calm step in the mean, lost."""
     steps = list(zip(ends[FIRST:], gaps(ends[FIRST - 1 :]), strict=True))
-    last, usual = len(case.workers) - 1, 0.0
+    last, usual, lost = len(case.workers) - 1, 0.0, 0.0
     for number in range(len(case.workers)):
         begin = number * case.seconds
         end = begin + case.seconds if number < last else ends[-1] + 1
-        mine = [(at, gap) for at, gap in steps if begin <= at < end]
         middle = (begin + min(end, ends[-1])) / 2
-        usual += len(mine) * median([gap for at, gap in mine if at >= middle])
-    seconds = ends[-1] - ends[FIRST - 1]
-    return {"seconds": seconds, "step": usual / len(steps), "lost": seconds - usual}
+        mine = [(at, gap) for at, gap in steps if begin <= at < end]
+        calm = median([gap for at, gap in mine if at >= middle])
+        usual += len(mine) * calm
+        lost += sum(gap - calm for at, gap in mine if at < middle) if number else 0.0
+    return {"seconds": ends[-1] - ends[FIRST - 1], "step": usual / len(steps), "lost": lost}
 
 
 def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
     """Of all steps, in seconds since training began."""
-    document, nodes = case.document, nodes_of(case.workers, case.seconds, notice=case.notice)
+    document, nodes = case.document, case.nodes
 
     def simulated(delay: float) -> JobResult:
         moved = [replace(c, at=c.at + delay) if c.at > 0 else c for c in nodes.changes]
@@ -265,7 +274,10 @@ def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
 
 
 async def calibrated_grids(place: Lab) -> ModelProfile:
-    """By a job on two stages, of which one worker is lost while another node comes."""
+    """By a job on two stages, of which one worker is lost while another node comes.
+
+    What its steps take longer than foretold counts as the layers': on a busy machine each sleep ends late.
+    """
     document = grid_job(16, Grid(2, 1), 2, chosen=False)
     profile, lost_at = await measured(place, document), 14.0
     before, after = nodes_of((2,), lost_at, notice=False), nodes_of((2, 1, 2), lost_at, notice=False)
@@ -276,23 +288,27 @@ async def calibrated_grids(place: Lab) -> ModelProfile:
     (since, until, count), *_ = simulate_job(
         JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=still)
     ).steps
-    step = (until - since) / count
+    slower = calm * count / (until - since)
+    layers = tuple(
+        msgspec.structs.replace(layer, forward=slower * layer.forward, backward=slower * layer.backward)
+        for layer in profile.layers
+    )
     moments = {reason: at for at, reason, _ in run.events}  # the newest of each
     times = msgspec.structs.replace(
-        profile.times, instruction=max(0.0, (calm - step) / (2 * (MICROBATCHES + 1))),
+        profile.times,
         start=moments["WorkerJoined"] - moments["Preempting"],
         detection=moments["WorkerLost"] - moments["Preempting"],
-    )  # fmt: skip
-    say(
-        f"calibration: a step {calm:.3f} s, predicted {step:.3f}; so {1000 * times.instruction:.2f} ms for each"
-        f" instruction; a worker starts in {times.start:.2f} s; a loss is known after {1000 * times.detection:.0f} ms"
     )
-    return msgspec.structs.replace(profile, times=times)
+    say(
+        f"calibration: a step {calm:.3f} s, {slower:.3f} times as long as predicted; a worker starts in"
+        f" {times.start:.2f} s; a loss is known after {1000 * times.detection:.0f} ms"
+    )
+    return msgspec.structs.replace(profile, layers=layers, times=times)
 
 
 async def compare_grids(place: Lab, case: GridCase, base: ModelProfile) -> dict[str, Any]:
     document, profile = case.document, base
-    nodes = nodes_of(case.workers, case.seconds, notice=case.notice)
+    nodes = case.nodes
     run = await bamboo_run(place.new_folder() / "run", document, nodes)
     ends = simulated_ends(case, profile)
     batch = document["spec"]["training"]["globalBatchSize"]
