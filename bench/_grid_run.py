@@ -26,7 +26,7 @@ LAYERS, MICROBATCHES = 10, 12
 FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer
 FEWEST_STAGES, MOST_STAGES = 2, 6
 NOTICE_SECONDS = 10.0
-CHOSEN = re.compile(r"(\d+) pipelines? of (\d+) stages? for \d+ workers?: (?:([\d.]+) samples/s expected)?")
+CHOSEN = re.compile(r"(\d+) pipelines? of (\d+) stages?(?: by \w+)? for \d+ workers?: (?:([\d.]+) samples/s expected)?")
 
 
 def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str,
                 "config": {"layers": LAYERS, "forwardMs": FORWARD_MS, "backwardMs": BACKWARD_MS},
             },
             "training": {"steps": steps, "globalBatchSize": MICROBATCHES, "microBatchSize": 1, "seed": 0},
-            "topology": {"stages": grid.stages, "pipelines": grid.pipelines},
+            "topology": {"stages": grid.stages, "pipelines": grid.pipelines, "schedule": "1F1B"},
         },
     }
     if chosen:

@@ -103,6 +103,7 @@ class GridCase:
 
 GRID_CASES = (GridCase((6, 5, 3, 2, 4, 6)), GridCase((4, 2, 3, 5)), GridCase((5, 6, 4, 3), notice=True))
 GRID_STEP_SECONDS = 1.0
+LATER_SECONDS = 0.5  # another node comes than the one that goes: of the same moment nobody would be taken
 APART_SECONDS = 4.0  # between two losses, so that copies are there again
 
 
@@ -281,7 +282,7 @@ async def calibrated_grids(place: Lab) -> ModelProfile:
     document = grid_job(16, Grid(2, 1), 2, chosen=False)
     profile, lost_at = await measured(place, document), 14.0
     before, after = nodes_of((2,), lost_at, notice=False), nodes_of((2, 1, 2), lost_at, notice=False)
-    came = [replace(change, at=min(change.at, lost_at)) for change in after.changes]
+    came = [replace(change, at=min(change.at, lost_at + LATER_SECONDS)) for change in after.changes]
     run = await bamboo_run(place.new_folder() / "run", document, make_trace(came, duration=LIMIT_SECONDS))
     calm = median(run.gaps(run.ends[FIRST], lost_at))
     still = make_trace(before.changes, duration=LIMIT_SECONDS)
@@ -296,7 +297,7 @@ async def calibrated_grids(place: Lab) -> ModelProfile:
     moments = {reason: at for at, reason, _ in run.events}  # the newest of each
     times = msgspec.structs.replace(
         profile.times,
-        start=moments["WorkerJoined"] - moments["Preempting"],
+        start=moments["WorkerJoined"] - moments["Preempting"] - LATER_SECONDS,
         detection=moments["WorkerLost"] - moments["Preempting"],
     )
     say(
