@@ -104,14 +104,15 @@ class HeldStates:
         sources only. What is in its memory costs nothing, what others have comes over the network, and the rest from
         the store.
         """
+        workers = sorted(plan.worker_ids())
         if plan.restore is None:
-            return dict.fromkeys(plan.worker_ids(), 0.0), []
+            return dict.fromkeys(workers, 0.0), []
         transfers: list[Transfer] = []
         network, storage = self._profile.network, self._profile.storage
         receives: defaultdict[WorkerId, float] = defaultdict(float)  # seconds
         sent: Counter[WorkerId] = Counter()
         read: Counter[WorkerId] = Counter()
-        for worker in plan.worker_ids():
+        for worker in workers:
             mine = {plan.state_of(cell) for cell in plan.cells() if worker in plan.at(cell).holders}
             for layer in (i for number in sorted(mine) for i in range(*plan.state_layers[number])):
                 size, holders = self.bytes_of([layer]), plan.sources[layer] if plan.sources else ()
@@ -129,6 +130,6 @@ class HeldStates:
         times = {
             worker: max(receives[worker], slowest if receives[worker] else 0.0)
             + (read[worker] / storage.read + 2 * storage.latency if read[worker] else 0.0)
-            for worker in plan.worker_ids()
+            for worker in workers
         }
         return times, transfers
