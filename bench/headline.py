@@ -46,8 +46,9 @@ QUICK_MODELS, QUICK_RATES, QUICK_HOURS = ("bert", "vgg"), (0.33,), 6.0
 REPLACED = 0.5  # probability that a node that is missing is replaced within an hour
 BASELINES = ("checkpoint", "checkpoint-blocking", "torchrun-elastic", "torchrun-fixed")
 UNEQUAL = "bamboo, reproducible: false"  # sums of gradients depend on the grid, as everywhere else
-NAMES = (*STRATEGIES, UNEQUAL)
-MORE_COLOURS = ("#b3b84a", "#3b8d8a", "#8fc4c2")
+VALUED = "bamboo, objective: Value"  # the coordinator gives back what adds less than it costs
+NAMES = (*STRATEGIES, UNEQUAL, VALUED)
+MORE_COLOURS = ("#b3b84a", "#3b8d8a", "#8fc4c2", "#c98f4e")
 PROCESSES = 2
 Row = dict[str, Any]
 
@@ -157,7 +158,7 @@ def _case(work: Work) -> list[Row]:
         for name in (ON_DEMAND, *SPOT):
             for objective in Aim:
                 found.setdefault((name, objective), []).append(compared(name, job, trace, work.hours, objective))
-        for name, one in ((OURS, job), (UNEQUAL, _unequal(job))):
+        for name, one in ((OURS, job), (UNEQUAL, _unequal(job)), (VALUED, _valued(job))):
             runs = CoordinatorRuns(one, trace, work.hours)
             for objective in Aim:
                 found.setdefault((name, objective), []).append(runs.best(objective))
@@ -177,8 +178,16 @@ def _case(work: Work) -> list[Row]:
 
 
 def _unequal(job: ComparedJob) -> ComparedJob:
+    return _edited(job, "training", reproducible=False)
+
+
+def _valued(job: ComparedJob) -> ComparedJob:
+    return _edited(job, "elastic", objective=Aim.VALUE.value)
+
+
+def _edited(job: ComparedJob, section: str, **fields: Any) -> ComparedJob:
     spec = job.document["spec"]
-    document = {**job.document, "spec": {**spec, "training": {**spec["training"], "reproducible": False}}}
+    document = {**job.document, "spec": {**spec, section: {**spec[section], **fields}}}
     return ComparedJob(place=job.place, spec=parse_manifest(document), document=document)
 
 

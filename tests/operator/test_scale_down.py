@@ -55,6 +55,15 @@ def test_when_a_probe_came_first_and_took_the_place_the_one_who_comes_late_is_on
     assert scale_down(workers(placed, standby=["w2"], probes=frozenset({"w1"}))).release == "w2"
 
 
+def test_who_of_those_there_goes_may_be_for_the_coordinator_to_choose() -> None:
+    """It goes by prices and losses; a pod that finds no node is nobody's."""
+    placed = {"w0": "spot", "w1": "spot", "w2": "spot"}
+    assert scale_down(workers(placed, standby=["w2"])).release == "w2"
+    assert scale_down(workers(placed, standby=["w2"], chosen=True)) == ScaleDown()
+    waits = workers(placed, joined={"w0", "w1"}, without_node={"w2": "spot"}, chosen=True)
+    assert scale_down(waits).delete == "w2"
+
+
 def test_workers_beyond_those_wanted_go_one_at_a_time() -> None:
     placed = {"w0": "spot", "w1": "spot", "w2": "spot", "w3": "spot"}
     decision = scale_down(workers(placed, standby=["w2", "w3"]))

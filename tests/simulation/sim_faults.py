@@ -109,7 +109,7 @@ class Scenario:
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
-    chooses: bool = False  # stages and pipelines are chosen by the throughput that is expected of them
+    chooses: str = ""  # the objective by which stages and pipelines are chosen
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     sharded: bool = False  # the optimizer's state
     schedule: str = "1F1B"
@@ -145,7 +145,7 @@ class Scenario:
         if self.resplit is not None:
             elastic |= {"minStages": 1, "stabilizationSeconds": self.resplit}
         if self.chooses and not self.sharded:
-            elastic |= {"objective": "Throughput", "maxStages": min(a.stages + 2, a.layers)}
+            elastic |= {"objective": self.chooses, "maxStages": min(a.stages + 2, a.layers)}
         spec["elastic"] = elastic
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
 
@@ -179,7 +179,7 @@ MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
 def scenario(seed: int, *kinds: Kind) -> Scenario:
     """What the seed stands for, if jobs have what these kinds say."""
     rng = random.Random(seed)
-    has, resplit = frozenset(kinds), not {Kind.RESPLIT, Kind.STRAGGLERS, Kind.GRIDS}.isdisjoint(kinds)
+    has, resplit = frozenset(kinds), not {Kind.RESPLIT, Kind.STRAGGLERS, Kind.GRIDS, Kind.VALUE}.isdisjoint(kinds)
     checkpoints = Kind.CHECKPOINTS in has
     grow = Kind.ELASTIC in has and rng.random() < 0.5
     a = _arithmetic(rng, seed, grow, resplit)
@@ -208,7 +208,7 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
         store_seconds=10 ** chance.uniform(-3, -0.5),
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
-    made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if Kind.STRAGGLERS in has else made
+    made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if has & {Kind.STRAGGLERS, Kind.VALUE} else made
     made = _with_measured_layers(made, random.Random(f"{seed} grids")) if Kind.GRIDS in has and not made.work else made
     made = _with_siblings(made, random.Random(f"{seed} siblings")) if has & {Kind.SIBLINGS, Kind.SHARDED} else made
     made = _with_shards(made, random.Random(f"{seed} shards")) if Kind.SHARDED in has else made
@@ -218,10 +218,16 @@ def scenario(seed: int, *kinds: Kind) -> Scenario:
     made = _with_nodes(made, random.Random(f"{seed} nodes")) if Kind.NODES in has else made
     made = _with_ready_spares(made, random.Random(f"{seed} spares")) if Kind.SPARES in has else made
     made = _with_devices(made, random.Random(f"{seed} divided")) if Kind.DIVIDED in has else made
-    made = replace(made, verifies=Kind.VERIFY in has, chooses=Kind.GRIDS in has)
+    made = replace(made, verifies=Kind.VERIFY in has, chooses="Throughput" if Kind.GRIDS in has else "")
+    made = _with_value(made) if Kind.VALUE in has else made
     if Kind.DEVICES in has:
         made = replace(made, copy_seconds=10 ** random.Random(f"{seed} devices").uniform(-4, -2))
     return _with_early_stop(made, random.Random(f"{seed} stops")) if Kind.STOPS in has else made
+
+
+def _with_value(job: Scenario) -> Scenario:
+    """What layers take is measured as with stragglers; longer, as then follows what comes of it."""
+    return replace(job, chooses="Value", arithmetic=replace(job.arithmetic, steps=job.arithmetic.steps + 24))
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:

@@ -22,6 +22,7 @@ from bamboo.coordinator.events import (
     Event,
     Finish,
     Outcome,
+    PricesTold,
     RemoveWorker,
     Send,
     SpecChanged,
@@ -149,6 +150,8 @@ class Simulation:
             living = [n for n in self.nodes.values() if n.alive and n.name in self.state.workers]
             self.checked(self.checks.one_plan, living)
         self.coordinate(Tick())
+        if self.scenario.chooses == "Value":
+            self.coordinate(PricesTold({name: 1.0 + name.number % 3 / 2 for name in self.nodes}, 1.0))
         self._staff()
         self.clock.after(TICK_SECONDS, self._tick)
 

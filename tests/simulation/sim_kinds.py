@@ -22,6 +22,7 @@ class Kind(StrEnum):
     CHECKPOINTS = "checkpoints", "the job has some, and more often loses what only they bring back"
     RESPLIT = "resplit", "the number of stages follows the workers"
     GRIDS = "grids", "stages and pipelines are chosen, of all that the workers can run"
+    VALUE = "value", "as with grids, workers cost unlike, and those that add less than they cost are given back"
     REPLICAS = "replicas", "there are several of each state, and neighbours or zones are lost at once"
     STRAGGLERS = "stragglers", "workers are slow for a time or for good, and layers take other times than was counted"
     SIBLINGS = "siblings", "several pipelines of one stage, whose workers share what is lost"

@@ -92,6 +92,16 @@ def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -
     assert {"StragglerFound", "StragglerReplaced", "Rebalancing"} <= {e.reason for job in jobs for e in job.emitted}
 
 
+@pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.RESTARTS,), 100)])
+def test_random_faults_of_jobs_that_give_workers_back(kinds: tuple[Kind, ...], first: int) -> None:
+    """Those that add less than they cost leave, while others are lost, and prices are unlike."""
+    kinds = (*kinds, Kind.VALUE)
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 5)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
+    assert {"WorkersChosen", "GivenBack"} <= {e.reason for job in jobs for e in job.emitted}
+
+
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [

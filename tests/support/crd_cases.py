@@ -360,6 +360,7 @@ KEPT: list[dict[str, Any]] = [
     {"elastic.minPipelines": 2},
     {"elastic.minStages": 4},
     {"elastic": {"objective": "Throughput", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
+    {"elastic": {"objective": "Value", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
 ]
 
 

@@ -21,6 +21,7 @@ from bamboo.coordinator.events import (
     NoticeWithdrawn,
     Outcome,
     PreemptionNotice,
+    PricesTold,
     RemoveWorker,
     RequestsWithdrawn,
     Send,
@@ -29,6 +30,7 @@ from bamboo.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
+from bamboo.coordinator.grids import holding
 from bamboo.coordinator.planner import replan
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress, Turn
@@ -126,6 +128,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             notice_withdrawn(turn, worker)
         case RequestsWithdrawn(count):
             turn.set(requested=max(0, turn.state.requested - count))
+        case PricesTold(prices, another):
+            holding.priced(turn, prices, another)
         case SpecChanged(spec):
             _edit(turn, spec)
         case Interrupted(outcome, reason, message, keep):

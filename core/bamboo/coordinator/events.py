@@ -60,6 +60,14 @@ class RequestsWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class PricesTold:
+    """What each worker that is there costs in an hour, and what another one would; None: that is not known."""
+
+    workers: Mapping[WorkerId, float]
+    another: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SpecChanged:
     """The user edited the manifest. Only what may change while the job runs is taken over."""
 
@@ -86,7 +94,7 @@ class Interrupted:
 
 Event = (
     WorkerJoined | Received | ChannelClosed | WorkerLost | WorkersAbsent | PreemptionNotice | NoticeWithdrawn
-    | RequestsWithdrawn | SpecChanged | Tick | Interrupted
+    | RequestsWithdrawn | PricesTold | SpecChanged | Tick | Interrupted
 )  # fmt: skip
 
 
@@ -294,5 +302,6 @@ class Status:
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted
     grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
     lacks_room: bool = False
+    wanted: int = 0  # workers that the job asks for, those on standby included
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count
     nodes: int | None = None  # that hold, in step, the stage which the fewest hold

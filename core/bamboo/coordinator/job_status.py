@@ -7,7 +7,7 @@ from bamboo.control.verification import ForwardPlace
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import intervals
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
-from bamboo.coordinator.grids import choosing
+from bamboo.coordinator.grids import choosing, holding
 from bamboo.coordinator.protection import cell_name, counts_nodes
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.verification.evidence import StatePlace
@@ -30,7 +30,8 @@ def status(state: CoordinatorState, now: float) -> Status:
         step=state.step,
         steps=stop.wanted_steps if stop else last,
         stopped_early=stop.why if stop else "",
-        grid_choice=state.grids.told,
+        grid_choice="; ".join(told for told in (state.grids.told, state.grids.holding.told) if told),
+        wanted=holding.to_have(state),
         first_loss=state.first_loss,
         loss=losses[-1] if losses else None,
         losses=losses,

@@ -8,13 +8,13 @@ import msgspec
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
-from bamboo.coordinator.grids import choosing, following
+from bamboo.coordinator.grids import choosing, following, holding
 from bamboo.coordinator.splits import filling, resplit
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, without_moves
 from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.workers.reconnection import recovered
 from bamboo.coordinator.workers.record import WorkerRecord
-from bamboo.job.spec import RedundancyMode, schedules, wanted_workers
+from bamboo.job.spec import RedundancyMode, schedules
 from bamboo.planning.desired import PlanningView, Urgency
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
@@ -79,7 +79,8 @@ def replan(turn: Turn) -> None:
         _release(turn)
         _forget_unreported(turn)
         steady = not now.leaving and turn.state.resize is None and not turn.state.recoveries
-        steady = steady and turn.state.ask_at <= turn.now
+        steady = steady and turn.state.ask_at <= turn.now and turn.state.grids.holding.aim is None
+        steady = steady and not holding.give_back_surplus(turn)
         turn.set(steady=steady, settled=now)
 
 
@@ -231,7 +232,7 @@ def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
     waited = now - since >= spec.elastic.stabilization_seconds
     if spec.elastic.chooses_grid:
         waited = waited or (restoring and now - since >= choosing.restart_wait(state))
-        return following.first_grid(state, ready) if waited or ready >= wanted_workers(spec) else None
+        return following.first_grid(state, ready) if waited or ready >= holding.to_have(state) else None
     pipelines = min(ready // stages, wanted)
     grid = Grid(stages, pipelines, spec.topology.first_schedule)
     if pipelines == wanted or (waited and pipelines >= spec.elastic.min_pipelines):
@@ -301,7 +302,7 @@ def _aim(state: CoordinatorState, now: float) -> Grid:
     By a schedule that the specification allows, which an edit may have changed.
     """
     waited = following.is_due(state, now)
-    split_anew = state.spec.topology.shard_optimizer or (
+    split_anew = following.splits_anew(state) or (
         state.resize is not None and state.resize[0].stages != len(state.current_plan.stages)
     )
     aim = state.resize[0] if state.resize and waited and not split_anew else grid_of(state.current_plan)

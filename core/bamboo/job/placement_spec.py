@@ -103,6 +103,11 @@ def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
     return None if pool is None or pool.price_per_hour is None else float(pool.price_per_hour)
 
 
+def one_price(pools: Iterable[NodePool]) -> float | None:
+    """USD per hour for a worker that is in no pool, as of `bamboo run`: what the first pool says that has a price."""
+    return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSpec:
     """workers_per_node: how many of the job's workers a node has room for; they are lost together."""

@@ -117,10 +117,15 @@ class TopologySpec:
 
 
 class Objective(StrEnum):
-    """What the grid is chosen for. None: it is not. Throughput: the most samples a second that workers can train."""
+    """What the grid is chosen for. None: it is not. Throughput: the most samples a second that workers can train.
+
+    Value: the most samples for their price, of all that are about as fast; workers that add less than they cost are
+    given back.
+    """
 
     NONE = "None"
     THROUGHPUT = "Throughput"
+    VALUE = "Value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +151,11 @@ class ElasticSpec:
     @property
     def chooses_grid(self) -> bool:
         return self.objective is not Objective.NONE
+
+    @property
+    def gives_back(self) -> bool:
+        """May the job hold fewer workers than it could have?"""
+        return self.objective is Objective.VALUE
 
     def most_stages(self, topology: TopologySpec) -> int:
         workers = min(MOST_STAGES, self.most_workers(topology))

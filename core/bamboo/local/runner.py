@@ -31,6 +31,7 @@ from bamboo.coordinator.events import (
     Interrupted,
     Outcome,
     PreemptionNotice,
+    PricesTold,
     RemoveWorker,
     Send,
     Tick,
@@ -38,6 +39,7 @@ from bamboo.coordinator.events import (
 from bamboo.coordinator.job_status import status
 from bamboo.history.place import history_url
 from bamboo.history.records import HistoryError
+from bamboo.job.placement_spec import one_price
 from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.local.closing import Closing
 from bamboo.local.history_end import StepsHeard, end_history
@@ -179,6 +181,7 @@ class _LocalRun:
     async def _drive(self) -> None:
         ticker = asyncio.create_task(self._tick_for_ever())
         self._driving = True
+        self._handle(PricesTold({}, one_price(self._spec.node_pools)))
         try:
             while self._finish is None:
                 self._handle(await self._events.get())

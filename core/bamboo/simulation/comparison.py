@@ -177,7 +177,12 @@ class CoordinatorRuns:
         choose.check(self.job.place, self.trace)
         speed, found = choose.on_demand_speed(self.job.place), list[StrategyResult]()
         for choice in self._ordered(objective, speed)[:MOST_RUNS]:
-            if found and not _may_be_better(choice, choose.chosen(found, objective, speed), objective, speed):
+            by_bound = not self.job.spec.elastic.gives_back  # else it does not pay for all of those nodes
+            if (
+                found
+                and by_bound
+                and not _may_be_better(choice, choose.chosen(found, objective, speed), objective, speed)
+            ):
                 break
             found.append(self._run(choice))
         return choose.chosen(found, objective, speed)

@@ -31,6 +31,7 @@ from bamboo.coordinator.events import (
     Interrupted,
     Outcome,
     PreemptionNotice,
+    PricesTold,
     RemoveWorker,
     RequestsWithdrawn,
     Send,
@@ -105,6 +106,7 @@ class CoordinatorRunner:
         self._held_messages: list[Send] = []  # until the end of the job is written down
         self._interrupted = self._end_written = False
         self._task = task_digest(run.spec)
+        self._prices: PricesTold | None = None  # as the coordinator knows them
         self._due = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._clock = AwakeClock()
@@ -174,6 +176,12 @@ class CoordinatorRunner:
     def give_back(self, worker: WorkerId, seconds: float) -> None:
         """The worker is to leave as soon as it can be spared."""
         self._inbox.put_nowait(PreemptionNotice(worker, seconds, wanted=True))
+
+    def tell_prices(self, prices: PricesTold) -> None:
+        """If they are others than before, and the coordinator goes by them."""
+        if self.state.spec.elastic.gives_back and prices != self._prices:
+            self._prices = prices
+            self._inbox.put_nowait(prices)
 
     def withdraw(self, count: int) -> None:
         """So many requested pods are not needed any more."""

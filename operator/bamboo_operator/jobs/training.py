@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from bamboo.coordinator.events import Outcome
+from bamboo.coordinator.events import Outcome, PricesTold
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
@@ -22,7 +22,9 @@ from bamboo_operator.jobs.reconcile_schedule import (
 )
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
+from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.pods.controller import PodController
+from bamboo_operator.pods.pools import next_price, worker_prices
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
 
@@ -92,6 +94,9 @@ class Training:
         repeated = self._runner.state.checkpoints.counts.repeated_seconds
         more, self._repeated = repeated - self._repeated, repeated
         self._cost.count(repeated=more)
+        pools, pods = self._runner.state.spec.node_pools, self._controller.pods.living()
+        placed = {name: worker_pool(pod) or "" for name, pod in pods.items()}
+        self._runner.tell_prices(PricesTold(worker_prices(pools, placed), next_price(pools)))
         self._status.update(
             pods=dict(self._controller.pods.by_pool()), finish=self._runner.finish, rollout=self._controller.rollout
         )

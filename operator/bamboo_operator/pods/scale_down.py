@@ -18,7 +18,8 @@ class WorkersByPool:
 
     joined, standby, leaving: as the coordinator has them. wanted: how many workers the job asks for; keep_standby: how
     many of them on standby. training: does a plan run, and are no workers missing from it after a restart? adding: how
-    many pods are requested and not created yet. probes: workers that were requested only to try a pool.
+    many pods are requested and not created yet. probes: workers that were requested only to try a pool. chosen: does
+    the coordinator choose who of those that are there is given back?
     """
 
     pools: Pools
@@ -32,6 +33,7 @@ class WorkersByPool:
     training: bool = True
     adding: int = 0
     probes: frozenset[WorkerId] = frozenset()
+    chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,8 @@ def scale_down(workers: WorkersByPool) -> ScaleDown:
     probes = (probes & placed.keys()) - set(workers.joined)  # who has come may have taken another's place
     counted = {name: pool for name, pool in placed.items() if name not in probes}
     late = [name for name in workers.without_node if name not in workers.joined]
-    worker = surplus_worker(pools, counted, late, workers.standby, workers.leaving, workers.wanted)
+    standby = () if workers.chosen else workers.standby
+    worker = surplus_worker(pools, counted, late, standby, workers.leaving, workers.wanted)
     if worker is None or worker in late:
         return ScaleDown(delete=worker, probes=probes)
     return ScaleDown(release=worker, reason=f"{worker} is released: {workers.wanted} workers are wanted", probes=probes)

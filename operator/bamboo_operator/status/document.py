@@ -132,7 +132,7 @@ def _workers(given: RuleInput, previous: Json) -> Json:
     pools = spec.node_pools if spec else ()
     counts = {c: sum(given.pods.get(p.name, 0) for p in pools if p.capacity is c) for c in Capacity}
     known = {
-        "desired": wanted_workers(spec) if spec and not idle else 0,
+        "desired": 0 if idle or not spec else status.wanted if status else wanted_workers(spec),
         "spot": counts[Capacity.SPOT],
         "onDemand": counts[Capacity.ON_DEMAND],
     }

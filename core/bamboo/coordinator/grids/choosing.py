@@ -66,6 +66,9 @@ def spec_on(state: CoordinatorState, grid: Grid) -> JobSpec:
     if not lacks_room(state, grid):
         return state.spec
     return replace(state.spec, redundancy=replace(state.spec.redundancy, mode=RedundancyMode.NONE))
+def is_familiar(state: CoordinatorState) -> bool:
+    """Is it known what steps take on the grid that runs?"""
+    return state.plan is not None and grid_of(state.plan) in state.grids.measured
 
 
 def is_measured(state: CoordinatorState) -> bool:
@@ -222,8 +225,9 @@ def _usual_refill(state: CoordinatorState) -> float:
     return median(refills) if refills else USUAL_REFILL
 
 
-def noted(known: GridState, workers: int, now: float) -> GridState:
-    """With how many stay now."""
+def noted(known: GridState, workers: int, now: float, spared: int = 0) -> GridState:
+    """With how many stay now. spared: how many others were given back, for whom nobody comes."""
+    known = replace(known, workers=known.workers - spared) if spared else known
     if workers == known.workers:
         return known
     gaps, refills = list(known.gaps), list(known.refills)

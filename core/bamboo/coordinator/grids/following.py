@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from bamboo.coordinator.events import Emit
-from bamboo.coordinator.grids import choosing
+from bamboo.coordinator.grids import choosing, holding
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import schedules
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of
@@ -18,16 +18,19 @@ SHOWN: Final = 4  # grids in a sentence
 def watch(turn: Turn) -> None:
     """Note since when another grid than the plan's is worth a change, and which one."""
     staying = turn.state.roster.staying
-    turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now))
+    _note(turn, staying)
     _learn(turn)
     state, rates = turn.state, turn.state.grids.rates
     if rates is None or not choosing.is_measured(state) or state.resplit is not None:
         return
-    grid, better = grid_of(state.current_plan), None
-    found = choosing.expected(state, rates, staying)
+    if state.spec.elastic.gives_back and choosing.is_familiar(state):
+        holding.aim(turn, rates)
+        state = turn.state
+    grid, better, counted = grid_of(state.current_plan), None, holding.counted(state, staying)
+    found = choosing.expected(state, rates, counted)
     if found and found[0].grid != grid:
         seconds = choosing.now_expected(state, rates)
-        better = _better(turn, found[0], seconds)
+        better = found[0] if holding.is_too_large(state) else _better(turn, found[0], seconds)
     if better is None:
         if state.resize is not None:
             turn.set(resize=None)
@@ -36,6 +39,15 @@ def watch(turn: Turn) -> None:
     if state.resize is None or state.resize[0] != better.grid:
         turn.set(resize=(better.grid, since))
     turn.set(grids=replace(turn.state.grids, expected=better))
+
+
+def _note(turn: Turn, staying: int) -> None:
+    """Who is there, and how many."""
+    state = turn.state
+    spared = sum(1 for w in state.grids.holding.there if w in state.workers and state.workers[w].spared)
+    if state.spec.elastic.gives_back:
+        turn.set(grids=replace(state.grids, holding=holding.seen(state, turn.now)))
+    turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now, spared))
 
 
 def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
@@ -72,9 +84,17 @@ def is_due(state: CoordinatorState, now: float) -> bool:
     grids, rates = state.grids, state.grids.rates
     if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
         return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+    if holding.is_too_large(state):
+        return True  # which was waited for
     stopped = choosing.pause(state, rates, grids.expected.grid)
     seconds = choosing.now_expected(state, rates)
     return now - state.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
+
+
+def splits_anew(state: CoordinatorState) -> bool:
+    """Are layers split anew although the stages stay as many?"""
+    resize = state.resize
+    return state.spec.topology.shard_optimizer or (resize is not None and holding.picks(state, resize[0]))
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
@@ -87,7 +107,7 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
     if balances and workers >= grid.cells:
         return grid
     rates = choosing.rates_of(state)
-    found = choosing.expected(state, rates, workers) if rates is not None else ()
+    found = choosing.expected(state, rates, holding.counted(state, workers)) if rates is not None else ()
     return found[0].grid if found else grid
 
 
@@ -101,7 +121,7 @@ def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
     if rates is None:
         return None
     if choosing.is_measured(state) or state.spec.topology.chooses_stages:
-        found = choosing.expected(state, rates, workers)
+        found = choosing.expected(state, rates, holding.counted(state, workers))
         return found[0].grid if found else None
     wanted, layers = state.spec.topology.stages, len(rates.figures.layers)
     grids = list(bounded_grids(state.spec, layers, workers))
@@ -133,7 +153,7 @@ def tell(turn: Turn, grid: Grid) -> None:
     if not choosing.is_measured(state):
         _chosen(turn, f"{text}: to begin with; what steps take is measured")
         return
-    found = choosing.expected(state, rates, workers) if rates is not None else ()
+    found = choosing.expected(state, rates, holding.counted(state, workers)) if rates is not None else ()
     chosen = next((one for one in found if one.grid == grid), None)
     if chosen is None:
         return

@@ -14,7 +14,7 @@ from typing import Final
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Send
-from bamboo.coordinator.grids import choosing, following
+from bamboo.coordinator.grids import choosing, following, holding
 from bamboo.coordinator.splits import rebalancing
 from bamboo.coordinator.splits.record import Resplit
 from bamboo.coordinator.state import CoordinatorState, Turn
@@ -70,7 +70,7 @@ def is_resized(state: CoordinatorState, now: float) -> bool:
     """
     if state.plan is None or state.resize is None:
         return False
-    if state.resize[0].stages == len(state.plan.stages) and not state.spec.topology.shard_optimizer:
+    if state.resize[0].stages == len(state.plan.stages) and not following.splits_anew(state):
         return False
     return following.is_due(state, now)
 
@@ -245,6 +245,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     moved = plan.moved or not plan.sources
     beginning = Beginning(cut, sources, moved, stages, _held(state, plan), state_bytes(state))
     grid = following.next_grid(state, len(staying))
+    staying = holding.kept(state, staying, grid, turn.now)
     spec = choosing.spec_on(state, grid)
     may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
     onward = resplit_plan(plan, grid, spec, work, staying, live, beginning, may_be, instead)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 
 from bamboo.control import protocol
 from bamboo.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
+from bamboo.coordinator.grids.holding import to_have
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.failures import apply_failure_policy, by_itself, note_end, note_exit
 from bamboo.coordinator.workers.record import WorkerRecord, Workers
-from bamboo.job.spec import wanted_workers
 from bamboo.names import (
     ALL_BACK_SECONDS,
     ALONE_SECONDS,
@@ -182,6 +182,7 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False
     if record.notice_until is not None and not record.replaced:
         return
     if wanted:
+        turn.worker(worker, spared=True)
         turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
         return
     turn.set(notices=turn.state.notices + 1, preemptions=turn.state.preemptions + 1)
@@ -336,8 +337,8 @@ def surplus_requests(state: CoordinatorState) -> int:
 
 
 def workers_to_have(state: CoordinatorState) -> int:
-    """As many as the job asks for, and one more while that is to take the place of a slow one."""
-    return wanted_workers(state.spec) + (state.stragglers.asked_at is not None)
+    """As many as the job asks for; see `holding`."""
+    return to_have(state)
 
 
 def _missing(state: CoordinatorState) -> int:

@@ -5,6 +5,7 @@ import math
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing import restoring
 from bamboo.coordinator.events import Emit, RemoveWorker, Send
+from bamboo.coordinator.grids import holding
 from bamboo.coordinator.state import Turn
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo.planning.plan import Plan, WorkerId
@@ -32,6 +33,7 @@ def recovered(turn: Turn) -> bool:
         preemptions=state.preemptions + len(absent),
     )
     turn.enter("Running")
+    holding.resume(turn)
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))
     turn.do(Emit("Recovered", f"the job continues with {count(len(turn.state.workers), 'worker')}, epoch {plan.epoch}"))
     if not missing:  # else a plan without them follows at once

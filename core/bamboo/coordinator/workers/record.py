@@ -32,6 +32,7 @@ class WorkerRecord:
     notice_seconds: float = 0.0
     notice_final: bool = False
     replaced: bool = False  # the notice is ours: it is slow, and goes if another one takes its place
+    spared: bool = False  # the notice is ours: it is not needed any more
     free_since_step: int | None = None  # it has a notice and no part any more
     released: bool = False  # it was told to leave
 

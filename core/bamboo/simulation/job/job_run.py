@@ -23,11 +23,14 @@ from bamboo.coordinator.events import (
     Event,
     Finish,
     PreemptionNotice,
+    PricesTold,
     RemoveWorker,
+    RequestsWithdrawn,
     Send,
     Tick,
     WorkerLost,
 )
+from bamboo.coordinator.workers.membership import surplus_requests
 from bamboo.job.spec import JobSpec, wanted_pipelines, whole_workers
 from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.names import worker_name
@@ -113,6 +116,7 @@ class _Simulation:
         self._workers: dict[WorkerId, _SimulatedWorker] = {}
         self._by_node: defaultdict[str, list[WorkerId]] = defaultdict(list)
         self._waiting: list[float] = []  # since when workers are asked for
+        self._prices: PricesTold | None = None  # as the coordinator knows them
         self._ticking, self._tick_seconds = False, SHORTEST_TICK
         self._finish: Finish | None = None
         self._over = False
@@ -190,6 +194,8 @@ class _Simulation:
             self._tick_seconds = min(LONGEST_TICK, 2 * self._tick_seconds)
         elif not (isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted)):
             self._tick_seconds = SHORTEST_TICK
+        if self._spec.elastic.gives_back:
+            self._withdraw()
         if not self._ticking and not self._state.steady:
             self._ticking = True
             self._clock.after(self._tick_seconds, self._tick)
@@ -271,6 +277,23 @@ class _Simulation:
         """What was used since the last change."""
         self._record.paid(self._clock.now, *self._paid)
         self._paid = self._supply.used, self._supply.usd_per_hour(self._clock.now)
+        self._clock.after(0.0, self._tell_prices)
+
+    def _tell_prices(self) -> None:
+        if not self._spec.elastic.gives_back:
+            return
+        prices = self._supply.worker_prices(self._clock.now)
+        there = {w: prices[r.node.name] for w, r in self._workers.items() if r.alive and r.node.name in prices}
+        told = PricesTold(there, self._supply.another_price(self._clock.now))
+        if told != self._prices:
+            self._prices = told
+            self._coordinate(told)
+
+    def _withdraw(self) -> None:
+        """Workers that nobody wants any more, and for which there was no node yet."""
+        if self._waiting and (surplus := min(len(self._waiting), surplus_requests(self._state))):
+            del self._waiting[-surplus:]
+            self._coordinate(RequestsWithdrawn(surplus))
 
     def _changed(self, change: NodeChange) -> None:
         if change.change is Change.ADD:

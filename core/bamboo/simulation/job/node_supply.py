@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from statistics import median
 
 from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy, pool_price
 from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
@@ -156,6 +157,18 @@ class NodeSupply:
                 return None
             total += price
         return total
+
+    def worker_prices(self, now: float) -> dict[str, float]:
+        """USD an hour of each worker, by the node that it is on; not of nodes whose price is not known."""
+        prices = {name: self._price_of(node, now) for name, node in self._used.items()}
+        return {name: price / self._room for name, price in prices.items() if price is not None}
+
+    def another_price(self, now: float) -> float | None:
+        """USD an hour of one more worker on a spot node: where nodes are there, else in the middle of all zones."""
+        zones = [node.zone for name, node in self._there.items() if name not in self._used] or list(self._zones)
+        prices = [self._price_of(SimulatedNode(name="", zone=zone), now) for zone in dict.fromkeys(zones)]
+        known = [price for price in prices if price is not None]
+        return median(known) / self._room if known else None
 
     def _price_of(self, node: SimulatedNode, now: float) -> float | None:
         if node.pool is not None:

@@ -1,0 +1,271 @@
+"""Which number of workers is worth its price (`elastic.objective: Value`), and which of them go. Pure.
+
+A worker that adds less than it costs is given back, and no other is asked for in its place. See docs/design/grids.md.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
+from typing import Final
+
+from bamboo.coordinator.events import Emit
+from bamboo.coordinator.grids import choosing
+from bamboo.coordinator.grids.record import Exposure, Holding
+from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.job.spec import wanted_workers
+from bamboo.planning.plan import Peer, WorkerId
+from bamboo.planning.splits.resplit import Grid, grid_of
+from bamboo.planning.steps.grid_rates import GridRates
+from bamboo.text import count
+
+LOOK_SECONDS: Final = 1.0  # from one choice to the next
+AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least
+TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since estimates of grids are off by as much
+USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
+MOST_MISSING: Final = 8  # workers at once, until others have come
+MOST_COMPARED: Final = 24  # numbers of workers
+UNLIKE: Final = 0.05  # of a price: by which others differ from it
+UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they cost
+
+
+# what is known
+
+
+def priced(turn: Turn, prices: Mapping[WorkerId, float], another: float | None) -> None:
+    """The shell says what workers cost."""
+    known = turn.state.grids
+    turn.set(grids=replace(known, holding=replace(known.holding, prices=dict(prices), another=another)))
+
+
+def seen(state: CoordinatorState, now: float) -> Holding:
+    """With who is there now, and what became of those who are not any more."""
+    known = state.grids.holding
+    staying = {w: r.peer.zone for w, r in state.workers.items() if r.notice_until is None}
+    if staying.keys() == known.there.keys():
+        return known
+    zones = dict(known.zones)
+    for worker, (zone, since) in known.there.items():
+        if worker not in staying:
+            was = zones.get(zone, Exposure())
+            lost = was.losses + _taken_away(state, worker)
+            zones[zone] = Exposure(losses=lost, hours=was.hours + (now - since) / 3600)
+    there = {w: known.there.get(w, (zone, now)) for w, zone in staying.items()}
+    return replace(known, there=there, zones=zones)
+
+
+def _taken_away(state: CoordinatorState, worker: WorkerId) -> bool:
+    """Not given back, replaced, or ended for a reason of its own."""
+    record, end = state.workers.get(worker), state.ends.get(worker)
+    return not (record.spared or record.replaced) if record else end is None or end.disrupted
+
+
+def hazard(state: CoordinatorState, zone: str, now: float) -> float:
+    """How many of a zone's workers are taken away in a worker's hour there."""
+    known = state.grids.holding
+    was = known.zones.get(zone, Exposure())
+    hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
+    return (was.losses + USUAL_LOSSES) / (hours + USUAL_HOURS)
+
+
+def _missing_share(state: CoordinatorState, now: float) -> float:
+    """Of the workers that are wanted, those that are missing because others have not come yet in their place. Rounded,
+    so that it does not become another one all the time.
+    """
+    known = state.grids
+    zones = Counter(zone for zone, _ in known.holding.there.values()) or Counter([""])
+    mean = sum(number * hazard(state, zone, now) for zone, number in zones.items()) / zones.total()
+    share = mean / 3600 * (median(known.refills) if known.refills else choosing.USUAL_REFILL)
+    return math.exp2(round(4 * math.log2(share)) / 4)
+
+
+# how many are worth their price
+
+
+def to_have(state: CoordinatorState) -> int:
+    """As many as the job asks for, and one more while that is to take the place of a slow one."""
+    wanted, target = wanted_workers(state.spec), state.grids.holding.target
+    if state.spec.elastic.gives_back and target is not None:
+        wanted = min(wanted, target + state.spec.standby.workers)
+    return wanted + (state.stragglers.asked_at is not None)
+
+
+class Worth:
+    """What so many workers are expected to train, and to cost."""
+
+    def __init__(self, state: CoordinatorState, rates: GridRates, now: float) -> None:
+        self._state, self._rates = state, rates
+        self._share = _missing_share(state, now)
+        known, spec = state.grids.holding, state.spec
+        there = sorted(known.prices[w] for w in known.there if w in known.prices)
+        self._another = known.another if known.another is not None else (there[len(there) // 2] if there else UNPRICED)
+        self._sums = list(accumulate(there, initial=0.0))
+        self.batch = spec.training.global_batch_size
+        self.most, self.held = spec.elastic.most_workers(spec.topology), known.target
+        # what a choice depends on
+        self.key = (rates, tuple(state.grids.measured.items()), grid_of(state.current_plan), self._share, self._another,
+                    tuple(there), self.most, self.held, spec.standby.workers)  # fmt: skip
+
+    def speed(self, held: int) -> float:
+        """Samples a second, with as many missing at a time as losses and the time until others come let expect."""
+        missing = held * self._share
+        shares = [math.exp(-missing) * missing**lost / math.factorial(lost) for lost in range(MOST_MISSING)]
+        return sum(
+            share * self._undisturbed(held - lost)
+            for lost, share in enumerate(shares)
+            if held > lost and (share > 1e-3 or not lost)
+        )
+
+    def _undisturbed(self, workers: int) -> float:
+        found = choosing.expected(self._state, self._rates, workers)
+        return self.batch / found[0].seconds if found else 0.0
+
+    def price(self, held: int) -> float:
+        """Money an hour, with those on standby: of the cheapest that are there, and of others that would come."""
+        held += self._state.spec.standby.workers
+        here = min(held, len(self._sums) - 1)
+        return self._sums[here] + self._another * (held - here)
+
+    def value(self, held: int) -> float:
+        price = self.price(held)
+        return self.speed(held) / price if price else self.speed(held)
+
+
+def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
+    """How many workers, without those on standby, train the most for their price, of all numbers that are about as
+    fast as the most; the number that is held as long as no other is better by enough. None if no grid fits.
+    """
+    most, held, top = worth.most, worth.held, worth.speed(worth.most)
+    if not top:
+        return None
+    fewest = _fewest(worth, most, AS_FAST * top)
+    best = max(_compared(worth, fewest, most, top), key=lambda number: (worth.value(number), -number))
+    if held is None or held > most or worth.speed(held) < TOO_SLOW * top:
+        return best
+    share = 1 - _pause_of(state, rates, best) / choosing.outlook(state, now)
+    return best if share * worth.value(best) > (1 + choosing.WORTH) * worth.value(held) else held
+
+
+def _fewest(worth: Worth, most: int, speed: float) -> int:
+    """Workers that train so much."""
+    fewer, enough = 0, most
+    while enough - fewer > 1:
+        middle = (fewer + enough) // 2
+        if worth.speed(middle) >= speed:
+            enough = middle
+        else:
+            fewer = middle
+    return enough
+
+
+def _compared(worth: Worth, fewest: int, most: int, top: float) -> Iterator[int]:
+    """Of those numbers all, or some, that could be worth more than the fewest."""
+    least = worth.value(fewest)
+    able = [n for n in range(fewest, most + 1) if top >= least * worth.price(n)] or [fewest]
+    yield from able[:: -(-len(able) // MOST_COMPARED)]
+
+
+def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
+    found = choosing.expected(state, rates, workers)
+    return (
+        choosing.pause(state, rates, found[0].grid) if found and found[0].grid != grid_of(state.current_plan) else 0.0
+    )
+
+
+def resume(turn: Turn) -> None:
+    """After our own restart: as many as run stages, until it is measured anew how many are worth their price."""
+    known, plan = turn.state.grids, turn.state.plan
+    if turn.state.spec.elastic.gives_back and plan is not None:
+        turn.set(grids=replace(known, holding=replace(known.holding, target=grid_of(plan).cells)))
+
+
+def aim(turn: Turn, rates: GridRates) -> None:
+    """Hold another number of workers if that has been better for a while."""
+    state, known = turn.state, turn.state.grids.holding
+    if turn.now < known.looked_at + LOOK_SECONDS:
+        return
+    worth = Worth(state, rates, turn.now)
+    number = known.best[1] if known.best and known.best[0] == worth.key else worth_most(state, worth, rates, turn.now)
+    known = replace(known, best=(worth.key, number), looked_at=turn.now)
+    if number is None or number == known.target:
+        changed = replace(known, aim=None)
+    elif known.aim is None or known.aim[0] != number:
+        changed = replace(known, aim=(number, turn.now))
+    elif turn.now - known.aim[1] >= state.spec.elastic.stabilization_seconds:
+        changed = replace(known, aim=None, target=number, told=_told(worth, number))
+        turn.do(Emit("WorkersChosen", changed.told))
+    else:
+        changed = known
+    turn.set(grids=replace(state.grids, holding=changed))
+
+
+def _told(worth: Worth, number: int) -> str:
+    most = worth.most
+    if number == most:
+        return f"all of {count(most, 'worker')} are worth their price"
+    speed, price = worth.speed(number) / worth.speed(most), worth.price(number) / max(1e-12, worth.price(most))
+    return (
+        f"{number} of at most {count(most, 'worker')} are held: {speed:.2f} of the speed for {price:.2f} of the price"
+    )
+
+
+def counted(state: CoordinatorState, workers: int) -> int:
+    """Of so many workers those for whom a grid is chosen: the others are given back, or stand by."""
+    target = state.grids.holding.target
+    return workers if target is None or not state.spec.elastic.gives_back else min(workers, target)
+
+
+# which go
+
+
+def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float, float, int, str]:
+    """The last ones go first: those that cost more, then those in zones from which more are taken away."""
+    known = state.grids.holding
+    price = known.prices.get(worker, known.another if known.another is not None else UNPRICED)
+    zone = state.workers[worker].peer.zone if worker in state.workers else ""
+    return price, hazard(state, zone, now), len(worker), worker
+
+
+def is_too_large(state: CoordinatorState) -> bool:
+    """Do some run stages who are to be given back?"""
+    cells = grid_of(state.current_plan).cells
+    return cells > counted(state, cells)
+
+
+def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> list[Peer]:
+    """Those that stages of that grid are given to, if some are to go: who runs some now, then by price."""
+    number = max(grid.cells, counted(state, len(peers)))
+    if number >= len(peers) or state.plan is None:
+        return peers
+    runs = {state.plan.at(cell).owner for cell in state.plan.cells()}
+    first = sorted(peers, key=lambda peer: (peer.worker not in runs, *_order(state, peer.worker, now)))
+    chosen = {peer.worker for peer in first[:number]}
+    return [peer for peer in peers if peer.worker in chosen]
+
+
+def picks(state: CoordinatorState, then: Grid) -> bool:
+    """Does it matter which workers run a smaller grid? Then layers are split anew, whatever its stages."""
+    known = state.grids.holding
+    prices = [known.prices[w] for w in known.there if w in known.prices]
+    if not state.spec.elastic.gives_back or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
+        return False
+    return max(prices) > (1 + UNLIKE) * min(prices)
+
+
+def give_back_surplus(turn: Turn) -> bool:
+    """Let those go that are more than are held and run nothing. Did any?"""
+    state, plan = turn.state, turn.state.plan
+    if not state.spec.elastic.gives_back or state.grids.holding.target is None or plan is None:
+        return False
+    staying = [w for w, r in state.workers.items() if r.notice_until is None]
+    surplus = len(staying) - to_have(state)
+    if surplus <= 0:
+        return False
+    runs = {plan.at(cell).owner for cell in plan.cells()}
+    idle = sorted((w for w in staying if w not in runs), key=lambda w: _order(state, w, turn.now), reverse=True)
+    for worker in idle[:surplus]:
+        turn.worker(worker, notice_until=math.inf, notice_seconds=math.inf, notice_final=True, spared=True)
+        turn.do(Emit("GivenBack", f"{worker} is given back: {state.grids.holding.told}"))
+    return bool(idle)

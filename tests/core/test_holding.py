@@ -1,0 +1,182 @@
+"""The objective Value: jobs of the real coordinator in virtual time hold what is worth its price, and no more."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import PreemptionNotice, PricesTold, WorkerLost
+from bamboo.coordinator.grids import holding
+from bamboo.coordinator.grids.record import Exposure, GridState, Holding
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.workers.membership import workers_to_have
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.steps.grid_rates import GridRates
+from bamboo.simulation.job.job_record import JobResult
+from bamboo.simulation.job.job_run import JobRun
+from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import PriceChange, Trace, make_trace
+from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
+
+
+def valued(stages: int, pipelines: int, layers: int = 12, **elastic: Any) -> JobRun:
+    """A step of 24 microbatches; the workers' price is that of the only pool."""
+    made = job(stages, pipelines)
+    more = {"objective": "Value", "stabilizationSeconds": 60, **elastic}
+    pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "1.5"}]
+    document = manifest(stages, pipelines, 24, elastic=more, nodePools=pools)
+    document["spec"]["topology"]["schedule"] = "1F1B"
+    model = profile(layers, made.profile.network, forward=0.02, backward=0.04)
+    model = type(model)(
+        **{**{name: getattr(model, name) for name in model.__struct_fields__}, "times": made.profile.times}
+    )
+    return JobRun(spec=parse_manifest(document), manifest=document, profile=model, trace=make_trace())
+
+
+def other(one: JobRun, objective: str) -> JobRun:
+    spec = one.manifest["spec"]
+    document = {**one.manifest, "spec": {**spec, "elastic": {**spec["elastic"], "objective": objective}}}
+    return replace(one, spec=parse_manifest(document), manifest=document)
+
+
+def both(one: JobRun, trace: Trace) -> tuple[JobResult, JobResult, list[str]]:
+    """With the objective Value, and with Throughput; what was told of the former."""
+    told: list[str] = []
+    return run(one, trace, told=told), run(other(one, "Throughput"), trace), told
+
+
+def held(told: list[str]) -> list[int]:
+    """How many workers were found to be worth their price, one after the other."""
+    return [int(found[1]) for line in told if (found := re.search(r"WorkersChosen: (\d+) of", line))]
+
+
+# what is held
+
+
+def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
+    """Seven layers alike: with six workers the longest stage has two of them, as with four."""
+    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    value, speed, told = both(one, nodes(6, duration=3 * HOUR))
+    rates = GridRates(one.profile.figures, one.spec)
+    batch = 1 / rates.best(6)[0].seconds
+    fewest = next(n for n in range(1, 7) if rates.best(n) and 1 / rates.best(n)[0].seconds >= holding.AS_FAST * batch)
+    assert fewest < 6, "or there would be nothing to give back"
+    assert held(told) == [fewest]
+    assert sum("GivenBack" in line for line in told) == 6 - fewest
+    assert value.figures.steps > 0.94 * speed.figures.steps
+    assert value.figures.value > 1.1 * speed.figures.value
+    assert (value.figures.preemptions, value.figures.repeated, value.figures.restores) == (0, 0, 0)
+
+
+def test_no_other_worker_is_asked_for_in_the_place_of_one_that_was_given_back() -> None:
+    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    trace = nodes(6, *((2000.0 + i, "add", f"more{i}") for i in range(4)), duration=3 * HOUR)
+    value, _, told = both(one, trace)
+    assert value.figures.nodes < 1.05 * held(told)[0]
+    assert sum("WorkerJoined" in line for line in told) == 6
+
+
+def test_one_that_is_lost_is_replaced_all_the_same() -> None:
+    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    value, _, told = both(one, nodes(6, (HOUR, "remove", "n0"), duration=3 * HOUR))
+    assert value.figures.preemptions == 1
+    assert sum("WorkerJoined" in line for line in told) == 7
+    assert value.figures.restores == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_number_of_workers_does_not_go_to_and_fro(seed: int) -> None:
+    one = valued(4, 3, stabilizationSeconds=120)
+    trace = generate(Generation(nodes=12, hours=8, removal=0.2, addition=0.9), seed)
+    value, speed, told = both(one, trace)
+    assert len(held(told)) <= 4
+    assert value.figures.value > 0.99 * speed.figures.value
+    assert value.figures.restores == 0
+
+
+def test_those_that_cost_more_go_first() -> None:
+    """Six workers run stages, in two zones of unlike prices; those that leave are of the dear one."""
+    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    trace = nodes(6, duration=2 * HOUR)
+    changes = [replace(change, zone="dear" if i % 2 else "cheap") for i, change in enumerate(trace.changes)]
+    prices = [PriceChange(at=0.0, zone="dear", usd_per_hour=3.0), PriceChange(at=0.0, zone="cheap", usd_per_hour=1.0)]
+    told: list[str] = []
+    run(one, make_trace(changes, prices, duration=2 * HOUR), told=told)
+    zones = {found[1]: found[2] for line in told if (found := re.search(r": (\S+) joined .*in zone (\w+)", line))}
+    gone = [found[1] for line in told if (found := re.search(r"GivenBack: (\S+) ", line))]
+    assert gone
+    assert {zones[worker] for worker in gone} == {"dear"}
+
+
+# what the coordinator is told, and what it sees itself
+
+
+def state_of(workers: int = 4, **elastic: Any) -> CoordinatorState:
+    """That many workers have joined, in zones a and b in turn."""
+    one = valued(2, 2, **elastic)
+    state = coordinator.initial(one.spec, one.manifest, secret="", save_path=None, now=0.0)
+    for i in range(workers):
+        hello = protocol.Hello(worker=f"w{i}", host="h", port=1, zone="ab"[i % 2])
+        state, _ = coordinator.step(state, WorkerJoined(hello), 0.0)
+    return state
+
+
+def knowing(state: CoordinatorState, **changes: Any) -> CoordinatorState:
+    known = replace(state.grids.holding, **changes)
+    return replace(state, grids=replace(state.grids, holding=known))
+
+
+def test_zones_are_judged_by_their_losses_for_each_hour_of_a_worker() -> None:
+    state = state_of()
+    state = knowing(state, **fields(holding.seen(state, 0.0)))
+    state, _ = coordinator.step(state, WorkerLost("w0", "its node is gone"), 10 * HOUR)
+    state = knowing(state, **fields(holding.seen(state, 10 * HOUR)))
+    assert state.grids.holding.zones == {"a": Exposure(losses=1, hours=10.0)}
+    a, b = (holding.hazard(state, zone, 10 * HOUR) for zone in "ab")
+    assert a == pytest.approx((1 + 1) / (20 + 10 + 10))
+    assert b == pytest.approx(1 / (20 + 20))
+    assert holding.hazard(state, "unknown", 10 * HOUR) == pytest.approx(1 / 20)
+
+
+def fields(value: Holding) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in ("there", "zones")}
+
+
+def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:
+    for wanted, losses in ((False, 1), (True, 0)):
+        state = state_of()
+        state = knowing(state, **fields(holding.seen(state, 0.0)))
+        state, _ = coordinator.step(state, PreemptionNotice("w1", 100.0, wanted=wanted), HOUR)
+        assert holding.seen(state, HOUR).zones["b"].losses == losses
+
+
+def test_prices_that_are_told_are_known() -> None:
+    state, _ = coordinator.step(state_of(), PricesTold({"w0": 0.5}, 0.7), 1.0)
+    assert (state.grids.holding.prices, state.grids.holding.another) == ({"w0": 0.5}, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("objective", "target", "standby", "wanted"),
+    [("Value", None, 0, 8), ("Value", 3, 0, 3), ("Value", 3, 1, 4), ("Value", 20, 0, 8), ("Throughput", 3, 0, 8)],
+)
+def test_as_many_workers_are_asked_for_as_are_held(
+    objective: str, target: int | None, standby: int, wanted: int
+) -> None:
+    document = manifest(2, 2, 24, elastic={"objective": objective, "maxWorkers": 8}, standby={"workers": standby})
+    state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
+    known = replace(state, grids=GridState(holding=Holding(target=target)))
+    assert workers_to_have(known) == min(wanted, 8 + standby)
+
+
+def test_one_that_is_given_back_is_no_failure_and_no_preemption() -> None:
+    """It is told to leave once it has no part, and its process may then end in any way."""
+    one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
+    told: list[str] = []
+    found = run(one, nodes(6, duration=HOUR), told=told)
+    assert any("GivenBack" in line and " of the speed for " in line for line in told)
+    assert not any("WorkerLost" in line or "WorkerEnded" in line for line in told)
+    assert found.figures.preemptions == 0
