@@ -9,7 +9,7 @@ import pytest
 from bamboo.control import protocol
 from bamboo.control.channel_events import WorkerJoined
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import PreemptionNotice, PricesTold, WorkerLost
+from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, WorkerLost
 from bamboo.coordinator.grids import holding
 from bamboo.coordinator.grids.record import Exposure, GridState, Holding
 from bamboo.coordinator.state import CoordinatorState
@@ -110,6 +110,29 @@ def test_those_that_cost_more_go_first() -> None:
     gone = [found[1] for line in told if (found := re.search(r"GivenBack: (\S+) ", line))]
     assert gone
     assert {zones[worker] for worker in gone} == {"dear"}
+
+
+def test_what_workers_cost_in_an_hour_keeps_within_the_budget() -> None:
+    """Each costs 1.5, so four of twelve are held from the beginning on."""
+    one = valued(4, 3)
+    document = {**one.manifest, "spec": {**one.manifest["spec"], "budget": {"moneyPerHour": "6.1"}}}
+    told: list[str] = []
+    found = run(replace(one, manifest=document, spec=parse_manifest(document)), nodes(12, duration=HOUR), told=told)
+    assert found.figures.usd_per_hour <= 6.1
+    assert found.figures.nodes > 3.9
+    assert found.figures.steps > 0
+    assert any("held: the budget for an hour pays for 4" in line for line in told)
+
+
+def test_a_budget_for_an_hour_follows_prices_and_edits() -> None:
+    state = state_of()
+    budget = {"moneyPerHour": "2"}
+    for money, affordable in (("2", 2), ("0.6", 1), ("9", 4)):
+        document = {**valued(2, 2).manifest}
+        document["spec"] = {**document["spec"], "budget": {**budget, "moneyPerHour": money}}
+        state, _ = coordinator.step(state, PricesTold({"w0": 0.5, "w1": 1.5}, 2.0), 1.0)
+        state, _ = coordinator.step(state, SpecChanged(parse_manifest(document)), 1.0)
+        assert state.grids.holding.affordable == affordable
 
 
 # what the coordinator is told, and what it sees itself

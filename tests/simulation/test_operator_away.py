@@ -111,11 +111,33 @@ class Suspended(Away):
             raise Failure(f"it is not suspended: {self.job['status']}")
         if self.made:
             raise Failure(f"pods were made for a job that is to be suspended: {self.made}")
-        self.user._edit(lambda spec: spec.update(suspend=False))
+        self.user._edit(self.again)
         await self._until(self._over, 1000.0)
         self._judge(self.user)
         if self.begun_at != [0, kept]:
             raise Failure(f"trainings began at {self.begun_at}, and {kept} was kept")
+
+    @staticmethod
+    def again(spec: Object) -> None:
+        spec["suspend"] = False
+
+
+class OutOfMoney(Suspended):
+    """Nobody suspends it: it has cost as much as it may."""
+
+    async def resume(self) -> None:
+        await self._until(lambda: self._left("pods", "processes"), 200.0)
+        await asyncio.sleep(5.0)
+        found = next(c for c in job_conditions(self) if c["type"] == "Suspended")
+        if found["reason"] != "BudgetSpent" or "the budget of 60 is spent" not in found["message"]:
+            raise Failure(f"it does not say why it is suspended: {found}")
+        if not 60 <= float(self.job["status"]["cost"]["total"]) < 90:
+            raise Failure(f"it has cost {self.job['status']['cost']} of 60")
+        await super().resume()
+
+    @staticmethod
+    def again(spec: Object) -> None:
+        spec["budget"] = {"money": "1000000"}
 
 
 class SuspendedTwiceAway(Suspended):
@@ -256,6 +278,11 @@ def suspend(spec: Object) -> None:
     spec["suspend"] = True
 
 
+def small_budget(spec: Object) -> None:
+    """Two workers cost 2 in a second, and some time has gone by."""
+    spec["budget"] = {"money": "60"}
+
+
 def new_image(spec: Object) -> None:
     spec["worker"] = {"image": "good:1"}
 
@@ -283,6 +310,12 @@ def mode_is_not_the_new_one(simulation: TrainsOn) -> str | None:
 @pytest.mark.parametrize("kill_at", POINTS)
 def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: float, seed: int) -> None:
     assert Suspended(job_of(seed), suspend, kill_at).run().problem is None
+
+
+@pytest.mark.parametrize("kill_at", [-3.0, 0.05, 1.0, 2.5, 8.0])
+def test_a_job_whose_budget_is_spent_is_suspended_and_goes_on_with_a_larger_one(kill_at: float) -> None:
+    priced = job_of(13, pools=({"name": "spot", "pricePerHour": "3600"},))
+    assert OutOfMoney(priced, small_budget, kill_at).run().problem is None
 
 
 @pytest.mark.parametrize("kill_at", POINTS)

@@ -289,6 +289,16 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"topology.stages": "Auto", "elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology"),
     ({"topology.stages": "Auto", "elastic.maxWorkers": 9}, "spec.elastic.maxWorkers: expected only with an objective"),
     (
+        {"budget": {"money": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}, {"name": "b"}]},
+        "spec.budget: expected only with a pricePerHour in each of",
+    ),
+    ({"budget": {}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}, "spec.budget: expected money or moneyPerHour"),
+    ({"budget": {"money": "9"}, "nodePools": ABSENT}, "spec.budget: expected only with a pricePerHour in each of"),
+    (
+        {"budget": {"moneyPerHour": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
+        "spec.budget.moneyPerHour: expected only with spec.elastic.objective Value",
+    ),
+    (
         {"elastic": {"objective": "Throughput", "maxWorkers": 7}, "topology.split": ABSENT},
         "spec.elastic.maxWorkers: expected at least spec.topology.stages x pipelines",
     ),
@@ -361,6 +371,13 @@ KEPT: list[dict[str, Any]] = [
     {"elastic.minStages": 4},
     {"elastic": {"objective": "Throughput", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
     {"elastic": {"objective": "Value", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
+    {"budget": {"money": "12.5"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
+    {
+        "budget": {"money": "100", "moneyPerHour": "9"},
+        "nodePools": [{"name": "a", "pricePerHour": "1"}],
+        "elastic": {"objective": "Value", "maxStages": 8},
+        "topology.split": ABSENT,
+    },
 ]
 
 

@@ -160,6 +160,8 @@ class LocalRunOptions:
             spread = {**(document["spec"].get("spread") or {}), "workersPerNode": self.workers_per_node}
             document["spec"]["spread"] = spread
             spec = _parse(document, f"--workers-per-node {self.workers_per_node}")
+        if spec.budget is not None and spec.budget.money is not None:
+            complain("spec.budget.money has no effect here: nobody is paid for workers on this machine")
         return self._with_checkpoints(spec, document)
 
     def _with_checkpoints(self, spec: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, dict[str, Any]]:

@@ -12,7 +12,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.job.training_spec import ParameterPrecision
 
 CHANGEABLE = (  # beside topology.pipelines and schedule, redundancy.mode and replicas
-    "suspend", "elastic", "standby", "node_pools", "worker", "rollout", "clean_pod_policy",
+    "suspend", "elastic", "standby", "node_pools", "budget", "worker", "rollout", "clean_pod_policy",
     "ttl_seconds_after_finished",
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip

@@ -87,7 +87,7 @@ def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) ->
 def _levels() -> dict[str, tuple[str, ...]]:
     """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""
     probe = "?"  # no field has that name, so each object tells those that it has
-    parts = ("task", "training", "topology", "elastic", "redundancy", "standby", "spread", "rollout", "queue")
+    parts = ("task", "training", "topology", "elastic", "redundancy", "standby", "spread", "rollout", "queue", "budget")
     document: dict[str, Any] = {part: {probe: 0} for part in parts}
     document["worker"] = {probe: 0, "resources": {probe: 0}}
     document["failurePolicy"] = {probe: 0}
@@ -144,6 +144,7 @@ def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
         worker=_worker(f.child("worker")),
         rollout=_rollout(f.child("rollout")),
         queue=_queue(f.child("queue")) if f.has("queue") else None,
+        budget=_budget(f.child("budget")) if f.has("budget") else None,
         failure_policy=_failure_policy(f.child("failurePolicy")),
         active_deadline_seconds=f.optional_integer("activeDeadlineSeconds"),
         progress_deadline_seconds=f.integer("progressDeadlineSeconds", 1800),
@@ -396,6 +397,19 @@ def _rollout(f: Fields) -> placement.RolloutSpec:
 
 def _queue(f: Fields) -> s.QueueSpec:
     return f.closed(s.QueueSpec(name=f.text("name", DNS_NAME)))
+
+
+def _budget(f: Fields) -> s.BudgetSpec:
+    """Of neither kind it would be none."""
+    money, per_hour = (f.optional_text(name, DECIMAL) for name in ("money", "moneyPerHour"))
+    if not (f.get("money") or f.get("moneyPerHour")):
+        f.problem("", "expected money or moneyPerHour, got neither")
+    return f.closed(
+        s.BudgetSpec(
+            money=None if money is None else Decimal(money),
+            money_per_hour=None if per_hour is None else Decimal(per_hour),
+        )
+    )
 
 
 def _failure_policy(f: Fields) -> s.FailurePolicy:

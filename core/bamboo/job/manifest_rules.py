@@ -28,6 +28,7 @@ def check_rules(job: JobSpec, problems: list[Problem]) -> None:
     _check_devices(job, rule)
     _check_verify(job, rule)
     _check_names(job, rule)
+    _check_budget(job, rule)
 
 
 def _check_batch(job: JobSpec, rule: Rule) -> None:
@@ -37,6 +38,21 @@ def _check_batch(job: JobSpec, rule: Rule) -> None:
         "spec.training.globalBatchSize",
         f"expected a multiple of {micro} ({t.micro_batch_size}), got {t.global_batch_size}",
         micro,
+    )
+
+
+def _check_budget(job: JobSpec, rule: Rule) -> None:
+    """What has no price cannot be counted, and only a job that may hold fewer workers can heed a limit for the hour."""
+    budget, pools = job.budget, job.node_pools
+    if budget is None:
+        return
+    priced = bool(pools) and all(pool.price_per_hour is not None for pool in pools)
+    rule(priced, "spec.budget", "expected only with a pricePerHour in each of spec.nodePools", "spec.nodePools")
+    rule(
+        budget.money_per_hour is None or job.elastic.gives_back,
+        "spec.budget.moneyPerHour",
+        "expected only with spec.elastic.objective Value, with which a job may hold fewer workers",
+        "spec.elastic.objective",
     )
 
 

@@ -5,6 +5,7 @@ Absent parts are None; lists are tuples. Durations are seconds; field names are 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
@@ -222,6 +223,16 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSpec:
+    """In the currency of the pools' prices. money: for the whole job; when it is spent, the job is suspended.
+    money_per_hour: that the workers may cost at any time.
+    """
+
+    money: Decimal | None = None
+    money_per_hour: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
     """A Kueue local queue."""
 
@@ -261,6 +272,7 @@ class JobSpec:
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
     queue: QueueSpec | None = None
+    budget: BudgetSpec | None = None
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
     active_deadline_seconds: int | None = None
     progress_deadline_seconds: int = 1800

@@ -158,6 +158,7 @@ class RolloutStatus(Part, frozen=True):
 class JobCost(Part, frozen=True):
     total: str | None = None
     per_hour: str | None = None
+    budget: str | None = None
     saved: str | None = None
     repeated: str | None = None
 

@@ -105,10 +105,11 @@ class JobReconciler:
             self._cost.count()
             if self._edited.is_set():
                 continue
-            if spec is None or (spec.suspend and not self._trains()):
+            held = self._status.facts.suspended
+            if spec is None or (held and not self._trains()):
                 await self._stay_idle(spec)
                 continue
-            if spec.suspend:  # since nobody looked: its state is kept, and then it stops
+            if held:  # since nobody looked: its state is kept, and then it stops
                 self._edited.set()
             await self._train(spec)
             if not self._status.over:  # it was suspended; by now it may be resumed

@@ -25,6 +25,7 @@ from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.pools import next_price, worker_prices
+from bamboo_operator.status.budget import budget_spent, money_lasts
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
 
@@ -47,6 +48,7 @@ class Training:
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
         self._edited, self._trigger, self._attempts = edited, trigger, attempts
+        self._tell_prices()  # before it asks for workers
         self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.job.key}")
         self._coordinating.add_done_callback(lambda _: trigger.at_once())
         self._follows_edits = True
@@ -84,7 +86,9 @@ class Training:
                 self._runner.interrupt("Suspended", message, keep=True)
                 return
             self._runner.edit(spec)
-        if self._status.active_left() <= 0:
+        if (facts := self._status.facts).spent and facts.spec:
+            self._runner.interrupt("BudgetSpent", budget_spent(facts.spec), keep=True)
+        elif self._status.active_left() <= 0:
             limit = self._status.active_deadline
             message = f"the job has been active for more than {limit} s"
             self._runner.interrupt("DeadlineExceeded", message, Outcome.FAILED)
@@ -94,12 +98,16 @@ class Training:
         repeated = self._runner.state.checkpoints.counts.repeated_seconds
         more, self._repeated = repeated - self._repeated, repeated
         self._cost.count(repeated=more)
-        pools, pods = self._runner.state.spec.node_pools, self._controller.pods.living()
-        placed = {name: worker_pool(pod) or "" for name, pod in pods.items()}
-        self._runner.tell_prices(PricesTold(worker_prices(pools, placed), next_price(pools)))
+        self._tell_prices()
         self._status.update(
             pods=dict(self._controller.pods.by_pool()), finish=self._runner.finish, rollout=self._controller.rollout
         )
+
+    def _tell_prices(self) -> None:
+        """What workers cost, by their pools."""
+        pools, pods = self._runner.state.spec.node_pools, self._controller.pods.living()
+        placed = {name: worker_pool(pod) or "" for name, pod in pods.items()}
+        self._runner.tell_prices(PricesTold(worker_prices(pools, placed), next_price(pools)))
 
     # reconciling
 
@@ -132,6 +140,7 @@ class Training:
         times = [self._controller.deadline]
         if not self._runner.ending:
             times.append(time.monotonic() + self._status.active_left())
+            times.append(time.monotonic() + money_lasts(self._status.facts))
         if not self._spec.accepted.saved:
             times.append(max(began, self._save_after))
         return min(times)

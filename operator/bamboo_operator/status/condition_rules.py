@@ -10,6 +10,7 @@ from bamboo.coordinator.protection import UNHEARD, counts_nodes, crowd, protecti
 from bamboo.job.spec import RedundancyMode, whole_workers
 from bamboo_operator.pods.pools import is_fallback
 from bamboo_operator.pods.rollouts.rollout import RolloutState
+from bamboo_operator.status.budget import budget_spent
 from bamboo_operator.status.facts import StatusFacts
 
 LONGEST_MESSAGE = 32768
@@ -109,6 +110,8 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
     needed = whole_workers(spec) + spec.standby.workers
     if given.status is None:
         return _as_many_as_pods(given, needed)
+    if spec.elastic.gives_back:
+        needed = min(needed, given.status.wanted)
     ready = given.ready()
     message, problems = f"{min(ready, needed)} of {needed} workers are ready", given.facts.startup_problems
     if ready >= needed:
@@ -180,11 +183,12 @@ def _degraded(given: RuleInput) -> ConditionResult:
         return given.previous["Degraded"]
     if status is None or spec is None or not status.grid:
         return ConditionResult(False, "NotRunning", "nothing runs yet")
-    damage, missing = given.damage(), spec.topology.pipelines - len(status.grid)
+    chosen = spec.elastic.gives_back  # no grid but the one that is worth its price is missed
+    damage, missing = given.damage(), 0 if chosen else spec.topology.pipelines - len(status.grid)
     sentences = [d.message for d in damage]
     if missing > 0:
         sentences.insert(0, f"{missing} of {spec.topology.pipelines} pipelines are missing")
-    narrow = spec.topology.stages - len(status.grid[0]) if status.grid[0] else 0
+    narrow = spec.topology.stages - len(status.grid[0]) if status.grid[0] and not chosen else 0
     if narrow > 0:
         sentences.append(f"{narrow} of {spec.topology.stages} stages are missing: their layers are with the other ones")
     if status.crowded:
@@ -245,6 +249,9 @@ def _corrupted(given: RuleInput) -> ConditionResult:
 
 def _suspended(given: RuleInput) -> ConditionResult:
     if given.facts.suspended and not given.over:
+        spec = given.facts.spec
+        if given.facts.spent and spec and not spec.suspend:
+            return ConditionResult(True, "BudgetSpent", budget_spent(spec))
         return ConditionResult(True, "Suspended", "the job is suspended")
     return ConditionResult(False, "NotSuspended", "the job is not suspended")
 

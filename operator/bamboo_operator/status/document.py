@@ -14,6 +14,7 @@ from bamboo.planning.plan import WorkerId
 from bamboo_operator.kube.objects import api_time, exact_time
 from bamboo_operator.manifests.worker_pod import selector_of
 from bamboo_operator.pods.pools import price_per_hour
+from bamboo_operator.status.budget import budget_left
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
     ConditionResult,
@@ -234,12 +235,14 @@ def _cost(given: RuleInput) -> Json | None:
     facts = given.facts
     paid = given.pods if given.idle or facts.paid is None else facts.paid
     per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
-    total, repeated = facts.earlier.cost + facts.cost, facts.earlier.repeated_cost + facts.repeated_cost
+    total, repeated = facts.total_cost, facts.earlier.repeated_cost + facts.repeated_cost
+    budget = budget_left(facts.spec, total, None if given.idle else per_hour, given.status)
     if per_hour is None and not total:
         return None
     return {
         **({} if per_hour is None else {"perHour": f"{per_hour or Decimal(0):f}"}),
         "total": f"{total.quantize(_CENTS):f}",
+        **({} if budget is None else {"budget": budget}),
         "repeated": f"{repeated.quantize(_CENTS):f}",
         **facts.comparison.written(),
         **({} if facts.counted_until is None else {"countedUntil": exact_time(facts.counted_until)}),

@@ -71,7 +71,19 @@ class StatusFacts:
 
     @property
     def suspended(self) -> bool:
-        return self.spec is not None and self.spec.suspend
+        """By its user, or because its budget is spent."""
+        return self.spec is not None and (self.spec.suspend or self.spent)
+
+    @property
+    def total_cost(self) -> Decimal:
+        """Over all operators."""
+        return self.earlier.cost + self.cost
+
+    @property
+    def spent(self) -> bool:
+        """Has the job cost as much as it may?"""
+        money = self.spec.budget.money if self.spec and self.spec.budget else None
+        return money is not None and self.total_cost >= money
 
     @property
     def time(self) -> str:

@@ -15,7 +15,7 @@ from bamboo.coordinator.events import Emit
 from bamboo.coordinator.grids import choosing
 from bamboo.coordinator.grids.record import Exposure, Holding
 from bamboo.coordinator.state import CoordinatorState, Turn
-from bamboo.job.spec import wanted_workers
+from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.planning.plan import Peer, WorkerId
 from bamboo.planning.splits.resplit import Grid, grid_of
 from bamboo.planning.steps.grid_rates import GridRates
@@ -37,7 +37,25 @@ UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they c
 def priced(turn: Turn, prices: Mapping[WorkerId, float], another: float | None) -> None:
     """The shell says what workers cost."""
     known = turn.state.grids
-    turn.set(grids=replace(known, holding=replace(known.holding, prices=dict(prices), another=another)))
+    told = replace(known.holding, prices=dict(prices), another=another)
+    turn.set(grids=replace(known, holding=replace(told, affordable=_affordable(turn.state.spec, told))))
+
+
+def budgeted(turn: Turn) -> None:
+    """The budget may have become another one."""
+    known = turn.state.grids
+    affordable = _affordable(turn.state.spec, known.holding)
+    turn.set(grids=replace(known, holding=replace(known.holding, affordable=affordable)))
+
+
+def _affordable(spec: JobSpec, known: Holding) -> int | None:
+    if spec.budget is None or spec.budget.money_per_hour is None or (not known.prices and known.another is None):
+        return None
+    money, most = float(spec.budget.money_per_hour), wanted_workers(spec)
+    prices = sorted(known.prices.values())[:most]
+    another = known.another if known.another is not None else prices[-1]
+    costs = accumulate((*prices, *[another] * (most - len(prices))))
+    return sum(1 for cost in costs if cost <= money * (1 + 1e-9))
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
@@ -89,6 +107,8 @@ def to_have(state: CoordinatorState) -> int:
     wanted, target = wanted_workers(state.spec), state.grids.holding.target
     if state.spec.elastic.gives_back and target is not None:
         wanted = min(wanted, target + state.spec.standby.workers)
+    elif state.spec.elastic.gives_back and state.grids.holding.affordable is not None:
+        wanted = min(wanted, max(1, state.grids.holding.affordable))
     return wanted + (state.stragglers.asked_at is not None)
 
 
@@ -103,7 +123,11 @@ class Worth:
         self._another = known.another if known.another is not None else (there[len(there) // 2] if there else UNPRICED)
         self._sums = list(accumulate(there, initial=0.0))
         self.batch = spec.training.global_batch_size
-        self.most, self.held = spec.elastic.most_workers(spec.topology), known.target
+        self.allowed, self.held = spec.elastic.most_workers(spec.topology), known.target
+        self.most = self.allowed
+        if known.affordable is not None:
+            self.most = max(1, min(self.most, known.affordable - spec.standby.workers))
+            self.most = next((n for n in range(self.most, self.allowed) if self._undisturbed(n)), self.allowed)
         # what a choice depends on
         self.key = (rates, tuple(state.grids.measured.items()), grid_of(state.current_plan), self._share, self._another,
                     tuple(there), self.most, self.held, spec.standby.workers)  # fmt: skip
@@ -202,7 +226,9 @@ def aim(turn: Turn, rates: GridRates) -> None:
 
 
 def _told(worth: Worth, number: int) -> str:
-    most = worth.most
+    most = worth.allowed
+    if worth.most < most:
+        return f"{number} of at most {count(most, 'worker')} are held: the budget for an hour pays for {worth.most}"
     if number == most:
         return f"all of {count(most, 'worker')} are worth their price"
     speed, price = worth.speed(number) / worth.speed(most), worth.price(number) / max(1e-12, worth.price(most))

@@ -24,7 +24,9 @@ class Holding:
 
     there: who stayed at the last look, in which zone and since when; zones: what became of those before them.
     target: how many workers are worth their price, without those on standby; None as long as that is not known, so that
-    the job has as many as it may. aim: another number that is better, and since when. told: why that many are held.
+    the job has as many as it may. affordable: how many workers, with those on standby, the budget
+    for an hour pays for; None: there is none. aim: another number that is better, and since when. told: why that many
+    are held.
     looked_at: when that was chosen last; best: by what, and the number that was found.
     """
 
@@ -33,6 +35,7 @@ class Holding:
     there: Mapping[WorkerId, tuple[str, float]] = field(default_factory=dict)
     zones: Mapping[str, Exposure] = field(default_factory=dict)
     target: int | None = None
+    affordable: int | None = None
     aim: tuple[int, float] | None = None
     looked_at: float = -math.inf
     best: tuple[object, int | None] | None = field(default=None, compare=False, repr=False)

@@ -92,6 +92,7 @@ class RemoteJob:
     cost_repeated: str | None
     cost: str | None
     cost_per_hour: str | None
+    budget: str | None  # how far it gets
     saved: str | None
     unpriced: tuple[str, ...]  # pools whose workers are not in the cost
     rollout: RolloutStatus | None

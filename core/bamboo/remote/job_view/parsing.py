@@ -69,6 +69,7 @@ def job_of(body: Json) -> RemoteJob:
         cost_repeated=cost.repeated,
         cost=cost.total,
         cost_per_hour=cost.per_hour,
+        budget=cost.budget,
         saved=cost.saved,
         unpriced=tuple(pool.name for pool in spec.node_pools if pool.price_per_hour is None),
         rollout=status.rollout,

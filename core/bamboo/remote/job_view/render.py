@@ -127,6 +127,8 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         lines.append(Text(told, style="yellow" if job.rollout and job.rollout.state == "Stalled" else ""))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
+    if job.budget is not None:
+        lines.append(Text(f"budget {job.budget}"))
     if job.last_takeover is not None:
         lines.append(Text(f"last takeover: {phrases.takeover(job, job.last_takeover)}"))
     if end := job.ended:

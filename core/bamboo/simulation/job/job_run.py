@@ -156,6 +156,7 @@ class _Simulation:
             self._clock.at(change.at, partial(self._changed, change))
         for moment in sorted({price.at for price in trace.prices}):
             self._clock.at(moment, self._pay)
+        self._tell_prices()
         self._coordinate(Tick())
         events = 0
         while self._finish is None and not self._over and self._clock.advance():
