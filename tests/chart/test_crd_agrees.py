@@ -56,6 +56,7 @@ FORMS = {
     "spec.failurePolicy.rules[].name": DNS_LABEL,
 }
 WITHOUT_DEFAULT = {
+    *("spec.budget", "spec.budget.money", "spec.budget.moneyPerHour"),
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
     *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
     *("spec.training.steps", "spec.training.until", "spec.training.evaluation", "spec.training.ema"),
@@ -102,6 +103,7 @@ def test_both_know_the_same_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     parse_manifest(whole())
     parse_manifest(whole_with_uri())
     parse_manifest(changed(UNTIL))
+    parse_manifest(changed({"budget": {"money": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}))
     schema = {path: set(node["properties"]) for path, node in nodes() if "properties" in node}
     schema = {path: fields for path, fields in schema.items() if not path.startswith("status")}
     schema["metadata"] |= set(METADATA) | {"namespace"}

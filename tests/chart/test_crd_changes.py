@@ -13,6 +13,7 @@ from manifest_kit import minimal
 
 Document = dict[str, Any]
 FREE = {
+    "budget",
     *(
         "suspend",
         "elastic",

@@ -65,7 +65,23 @@ def whole() -> dict[str, Any]:
 
 def wholes(field: str) -> list[dict[str, Any]]:
     """Those in which that field of the spec differs."""
+    if field == "budget":
+        return [whole_with_budget()]
     return [whole(), whole_with_uri()] if field == "checkpoint" else [whole()]
+
+
+def whole_with_budget() -> dict[str, Any]:
+    """Of both kinds, for which the grid has to be chosen."""
+    document = whole()
+    del document["spec"]["topology"]["split"]
+    return {
+        **document,
+        "spec": {
+            **document["spec"],
+            "elastic": {"objective": "Value", "maxStages": 8},
+            "budget": {"money": "100", "moneyPerHour": "9"},
+        },
+    }
 
 
 def whole_with_uri() -> dict[str, Any]:
