@@ -66,6 +66,8 @@ def spec_on(state: CoordinatorState, grid: Grid) -> JobSpec:
     if not lacks_room(state, grid):
         return state.spec
     return replace(state.spec, redundancy=replace(state.spec.redundancy, mode=RedundancyMode.NONE))
+
+
 def is_familiar(state: CoordinatorState) -> bool:
     """Is it known what steps take on the grid that runs?"""
     return state.plan is not None and grid_of(state.plan) in state.grids.measured
