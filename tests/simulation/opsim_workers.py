@@ -9,6 +9,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.control.plan_change import PlanChanges
 from bamboo.control.protocol import Message
 from bamboo.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo.coordinator.events import Event
@@ -109,6 +110,7 @@ class Workers:
         self.store, self.lookahead, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), 1, work, False
         self.verifies, self.copy_seconds, self.devices = False, 0.0, 1
         self.checks = Checks(oracle)
+        self.changes = PlanChanges()
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
         self.reachable_at = 0.0  # the operator, from the workers
@@ -154,7 +156,7 @@ class Workers:
 
         return DoorChannel(
             knock, clock=self.clock, rng=self.rng, worker=node.name, to_coordinator=to_coordinator,
-            to_worker=node.put, lossy=self.lossy, heartbeat=node.heartbeat,
+            to_worker=node.put, lossy=self.lossy, heartbeat=node.heartbeat, changes=self.changes,
             hello=lambda: protocol.Hello(
                 worker=node.name, host="memory", port=1, plan=node.engine.plan_told if node.engine else None
             ),
