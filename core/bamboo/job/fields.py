@@ -22,8 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
+    """because: the path of another field that would have to be there, if it is only for want of that one."""
+
     path: str
     message: str
+    because: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -89,8 +92,8 @@ class Fields:
             return self.path or "manifest"
         return join(self.path, name)
 
-    def problem(self, name: str, message: str) -> None:
-        self.problems.append(Problem(self.at(name), message))
+    def problem(self, name: str, message: str, because: str = "") -> None:
+        self.problems.append(Problem(self.at(name), message, because=because))
 
     def get(self, name: str) -> Any:
         return self.values.get(name)

@@ -282,7 +282,7 @@ def _elastic(f: Fields, topology: s.TopologySpec, training: t.TrainingSpec) -> s
     objective = f.choice("objective", s.Objective.THROUGHPUT if auto else s.Objective.NONE)
     fewest, most_workers = f.integer("minStages", 1, high=1024), f.optional_integer("maxWorkers", high=s.MOST_WORKERS)
     if auto and most_workers is None and not f.has("maxWorkers"):
-        f.problem("maxWorkers", UNBOUNDED)
+        f.problem("maxWorkers", UNBOUNDED, because="spec.topology.stages")
     low = high = topology.pipelines
     if objective is not s.Objective.NONE:
         workers = most_workers or topology.stages * topology.pipelines

@@ -51,6 +51,9 @@ def _is_there(document: Mapping[str, Any], path: str) -> bool:
 
 
 def _follows(problem: Problem, caused: set[str]) -> bool:
-    """Is it only missing because it, or the object that it is in, was written under another name?"""
+    """Is it only missing because it, the object that it is in, or what makes it needless was written under another
+    name?
+    """
     missing = problem.message.startswith("required")
-    return missing and any(problem.path == place or problem.path.startswith(f"{place}.") for place in caused)
+    wanted = [path for path in (problem.path, problem.because) if path]
+    return missing and any(path == place or path.startswith(f"{place}.") for path in wanted for place in caused)
