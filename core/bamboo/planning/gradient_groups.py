@@ -34,8 +34,14 @@ def group_bounds(microbatches: int, groups: int) -> tuple[int, ...]:
 
 def pipeline_bounds(microbatches: int, groups: int, pipelines: int) -> tuple[int, ...]:
     """The first microbatch of each pipeline's share, of nearly as many whole groups each; and their number."""
-    bounds = group_bounds(microbatches, groups)
-    return tuple(bounds[groups * d // pipelines] for d in range(pipelines + 1))
+    return tuple(microbatches * (groups * d // pipelines) // groups for d in range(pipelines + 1))
+
+
+@lru_cache(maxsize=4096)
+def longest_share(microbatches: int, groups: int, pipelines: int) -> int:
+    """The most microbatches that one of so many pipelines runs."""
+    bounds = pipeline_bounds(microbatches, groups, pipelines)
+    return max(end - first for first, end in pairwise(bounds))
 
 
 def halves(node: SumNode) -> tuple[SumNode, SumNode]:

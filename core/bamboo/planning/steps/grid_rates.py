@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ScheduleChoice, schedules
-from bamboo.planning.grid import initial_plan, layer_ranges, make_layout
+from bamboo.planning.gradient_groups import longest_share
+from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Layout, Peer, Plan
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import device_layers
@@ -52,7 +53,7 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
 
 def _longest_share(spec: JobSpec, pipelines: int) -> int:
     """Microbatches."""
-    return max(map(len, make_layout(0, spec.training.microbatches, pipelines, spec.training.groups).split))
+    return longest_share(spec.training.microbatches, spec.training.groups or spec.training.microbatches, pipelines)
 
 
 def may_do_without(spec: JobSpec) -> bool:

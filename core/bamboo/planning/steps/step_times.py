@@ -154,13 +154,17 @@ class StepModel:
         for parts in _runners(plan, layout).values():
             for worker, count in parts:
                 work[worker] += count * self._microbatch(plan)
-        return {worker: self._update(plan, worker) + seconds for worker, seconds in work.items()}
+        updates = self._updates(plan)
+        return {worker: updates[worker] + seconds for worker, seconds in work.items()}
 
-    def _update(self, plan: Plan, worker: WorkerId) -> float:
+    def _updates(self, plan: Plan) -> dict[WorkerId, float]:
         """Of one stage: of all that a worker holds; with shards these are the updates of its shards."""
-        updates = self.stages(plan.state_layers).update
-        held = {plan.state_of(cell) for cell in plan.cells() if worker in plan.at(cell).holders}
-        return sum(updates[number] for number in held)
+        seconds = self.stages(plan.state_layers).update
+        held: defaultdict[WorkerId, set[int]] = defaultdict(set)
+        for cell in plan.cells():
+            for worker in plan.at(cell).holders:
+                held[worker].add(plan.state_of(cell))
+        return {worker: sum(seconds[number] for number in sorted(numbers)) for worker, numbers in held.items()}
 
     def _microbatch(self, plan: Plan) -> float:
         stages = self.stages(plan.stages)
