@@ -12,7 +12,7 @@ from bamboo_trainer.transport import payloads, stripes, wire
 from bamboo_trainer.transport.frames import FrameKind
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
-CONTROL = {3: "8d2e6d6395395634", 4: "5ff081655e40e3bd"}
+CONTROL = {3: "8d2e6d6395395634", 4: "c63d75ad0b1e85b3"}
 DATA_PLANE = {5: "bc7bf9ea83f64f27"}
 
 
