@@ -45,6 +45,7 @@ FORMS = {
     "spec.training.loggers[].entrypoint": ENTRYPOINT,
     "spec.nodePools[].name": DNS_LABEL,
     "spec.nodePools[].pricePerHour": DECIMAL,
+    **dict.fromkeys(("spec.budget.money", "spec.budget.moneyPerHour"), DECIMAL),
     "spec.spread.topologyKey": LABEL_KEY,
     "spec.checkpoint.storage.uri": URI,
     "spec.checkpoint.storage.persistentVolumeClaim.claimName": DNS_NAME,

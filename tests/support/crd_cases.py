@@ -459,6 +459,7 @@ UNITS = {
 def manifests(draw: st.DrawFn) -> dict[str, Any]:
     """Any valid one: fields that fit, made to keep the rules between them."""
     spec = draw(SPECS)
+    spec.pop("budget", None)  # it needs the price of each pool
     training, topology = spec["training"], spec.get("topology") or {}
     microbatches = draw(st.integers(1, 1024))
     training["microBatchSize"] = draw(st.integers(1, (2**31 - 1) // microbatches))

@@ -85,7 +85,7 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
         "phase": "Running", "epoch": 1, "step": 3, "steps": 10, "first_loss": 5.0, "loss": 4.0, "losses": (5.0, 4.0),
         "lost_samples": 0, "step_seconds": 0.5, "samples_per_second": 16.0, "eta_seconds": 3.5, "preemptions": 0,
         "notices": 0, "takeovers": (), "unprotected": (), "digests": (),
-        "replicas": int(all(held for row in grid for _, held in row)),
+        "replicas": int(all(held for row in grid for _, held in row)), "wanted": 2,
     }  # fmt: skip
     return Status(grid=grid, workers=workers, **{**usual, **values})
 
