@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +17,68 @@ GONE_SECONDS = 10.0
 WARMUP = 4
 
 
-def told_by(path: Path) -> list[tuple[str, int, float]]:
-    """What a rank has told so far: event, value, time."""
-    text = path.read_text() if path.exists() else ""
-    return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the ranks of a job tell of themselves, in files of a folder, since they were started for the number-th time.
+
+    world: ranks.
+    """
+
+    folder: Path
+    number: int
+    world: int
+
+    def told(self, rank: int) -> list[tuple[str, int, float]]:
+        """Event, value, time, so far."""
+        path = self.folder / f"progress-{self.number}-{rank}"
+        text = path.read_text() if path.exists() else ""
+        return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def ends(self) -> dict[int, float]:
+        """When each step ended at the first rank, which is the last to end it."""
+        return {value: at for event, value, at in self.told(0) if event == "step"}
+
+    def pid(self, rank: int) -> int:
+        return next(value for event, value, _ in self.told(rank) if event == "pid")
+
+    def ready(self) -> float:
+        """When all had their state."""
+        return max(at for rank in range(self.world) for event, _, at in self.told(rank) if event == "ready")
+
+    def resumed(self) -> int:
+        """The step from which they went on."""
+        return next(value for event, value, _ in self.told(0) if event == "ready")
 
 
 class RestartedRun:
     """The ranks of one start of the job."""
 
     def __init__(self, place: Lab, document: Any, folder: Path, number: int, every: int) -> None:
-        self.folder, self.number, self.world = folder, number, document["spec"]["topology"]["stages"]
+        self.progress = Progress(folder, number, document["spec"]["topology"]["stages"])
         arguments = {
             "manifest": document, "steps": document["spec"]["training"]["steps"], "folder": str(folder),
             "attempt": number, "every": every,
         }  # fmt: skip
         self.ranks = [
             asyncio.ensure_future(place.pool.call("_pipelining:run", {**arguments, "rank": r}, seconds=600.0))
-            for r in range(self.world)
+            for r in range(self.progress.world)
         ]
         for rank in self.ranks:
             rank.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, also if nobody asks
 
-    def told(self, rank: int) -> list[tuple[str, int, float]]:
-        return told_by(self.folder / f"progress-{self.number}-{rank}")
-
-    def ends(self) -> dict[int, float]:
-        """When each step ended at the first rank, which is the last to end it."""
-        return {value: at for event, value, at in self.told(0) if event == "step"}
-
     async def reach(self, step: int) -> float:
         """When that step ended."""
-        while (end := self.ends().get(step)) is None:
+        while (end := self.progress.ends().get(step)) is None:
             await asyncio.sleep(POLL_SECONDS)
             for rank in self.ranks:
                 if rank.done():
                     rank.result()
-                    assert step in self.ends(), f"the ranks ended before step {step}"
+                    assert step in self.progress.ends(), f"the ranks ended before step {step}"
         return end
 
     async def kill(self) -> float:
         """Every rank, with SIGKILL, and waits until they are gone; when it was sent."""
-        pids = [next(value for event, value, _ in self.told(rank) if event == "pid") for rank in range(self.world)]
+        pids = [self.progress.pid(rank) for rank in range(self.progress.world)]
         now = time.monotonic()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -77,17 +98,16 @@ async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> 
     first = RestartedRun(place, document, folder, 0, every)
     step = every + WARMUP + rng.randrange(every - WARMUP)  # not too near, so that there are calm steps to compare
     await first.reach(step - 1)
-    ends = first.ends()
+    ends = first.progress.ends()
     calm = median(gaps([ends[k] for k in sorted(ends) if k > every]))
     await asyncio.sleep(rng.random() * calm)
-    step = max(first.ends()) + 1
-    began = max(first.ends().values())
+    step = max(first.progress.ends()) + 1
+    began = max(first.progress.ends().values())
     killed = await first.kill()
     gone = time.monotonic()
     second = RestartedRun(place, document, folder, 1, every)
     end = await second.reach(step)
-    ready = max(at for rank in range(second.world) for event, _, at in second.told(rank) if event == "ready")
-    resumed = next(value for event, value, _ in second.told(0) if event == "ready")
+    ready, resumed = second.progress.ready(), second.progress.resumed()
     await second.kill()
     found = {
         "step": step, "resumed": resumed, "redone": step - resumed, "calm": 1e3 * calm,

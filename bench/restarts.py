@@ -31,7 +31,7 @@ from typing import Annotated, Any
 import typer
 
 from _common import HERE, Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
-from _restart import told_by
+from _restart import Progress
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import StepCommitted
 from bamboo.coordinator.events import Event
@@ -78,26 +78,25 @@ async def under_torchrun(document: Any, folder: Path, rng: random.Random) -> dic
     )  # fmt: skip
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
-            first = Attempt(folder, 0, world, agent)
+            first = Attempt(Progress(folder, 0, world), agent)
             await first.reach(EVERY + AFTER)
-            ends = first.ends()
+            ends = first.progress.ends()
             calm = median(gaps([ends[step] for step in range(EVERY + 1, EVERY + AFTER + 1)]))
             await asyncio.sleep(rng.random() * calm)
-            newest = max(first.ends())
+            newest = max(first.progress.ends())
             victim = rng.randrange(world)
             killed = asyncio.get_running_loop().time()
-            os.kill(next(value for event, value, _ in first.told(victim) if event == "pid"), signal.SIGKILL)
-            second = Attempt(folder, 1, world, agent)
+            os.kill(first.progress.pid(victim), signal.SIGKILL)
+            second = Attempt(Progress(folder, 1, world), agent)
             end = await second.reach(newest + 1)
     finally:
         if agent.returncode is None:
             agent.terminate()
         await agent.wait()
-    ready = max(at for rank in range(world) for event, _, at in second.told(rank) if event == "ready")
-    resumed = next(value for event, value, _ in second.told(0) if event == "ready")
+    ready, resumed = second.progress.ready(), second.progress.resumed()
     found = {
         "training": ready - killed, "new": end - killed, "step": calm, "redone": newest + 1 - resumed,
-        "lost": end - first.ends()[newest] - calm,
+        "lost": end - first.progress.ends()[newest] - calm,
     }  # fmt: skip
     say(f"torchrun: {found['new']:.2f} s until step {newest + 1}, from checkpoint {resumed}")
     return found
@@ -105,25 +104,16 @@ async def under_torchrun(document: Any, folder: Path, rng: random.Random) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What the ranks tell of themselves since the agent has started them for that time."""
+    """One time that the agent has started the ranks."""
 
-    folder: Path
-    number: int
-    world: int
+    progress: Progress
     agent: asyncio.subprocess.Process
-
-    def told(self, rank: int) -> list[tuple[str, int, float]]:
-        return told_by(self.folder / f"progress-{self.number}-{rank}")
-
-    def ends(self) -> dict[int, float]:
-        """When each step ended at the first rank, which is the last to end it."""
-        return {value: at for event, value, at in self.told(0) if event == "step"}
 
     async def reach(self, step: int) -> float:
         """When that step ended. Raises RuntimeError if the agent ends before."""
-        while (end := self.ends().get(step)) is None:
+        while (end := self.progress.ends().get(step)) is None:
             if self.agent.returncode is not None:
-                errors = (self.folder / "errors").read_text()
+                errors = (self.progress.folder / "errors").read_text()
                 raise RuntimeError(f"torchrun ended with {self.agent.returncode}: {errors[-2000:]}")
             await asyncio.sleep(POLL_SECONDS)
         return end
