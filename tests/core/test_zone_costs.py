@@ -29,13 +29,18 @@ def over_zones(zones: str, *lost: str) -> Trace:
     return make_trace([*first, *gone], duration=HOUR)
 
 
-def two_pipelines(policy: str, **more: Any) -> JobRun:
-    one = job(2, 2, spread={"policy": policy}, **more)
+def two_pipelines(policy: str, pipelines: int = 2, **more: Any) -> JobRun:
+    one = job(2, pipelines, spread={"policy": policy}, **more)
     layers = tuple(msgspec.structs.replace(layer, boundary=BOUNDARY) for layer in one.profile.layers)
     return JobRun(
         spec=one.spec, manifest=one.manifest, profile=msgspec.structs.replace(one.profile, layers=layers),
         trace=one.trace,
     )  # fmt: skip
+
+
+def chosen_grid(policy: str, **elastic: Any) -> JobRun:
+    """Of two stages, with as many pipelines as four workers fill."""
+    return two_pipelines(policy, 1, elastic={"objective": "Throughput", "maxWorkers": 4, "minStages": 2, **elastic})
 
 
 def test_what_crosses_zones_is_counted_and_paid_for() -> None:
@@ -80,6 +85,24 @@ def test_a_pipeline_waits_for_its_zone_and_the_other_one_does_not() -> None:
     late = supply.take()
     assert late is not None
     assert (late.zone, late.group) == ("b", 1)
+
+
+def test_with_a_chosen_grid_nodes_of_all_zones_are_taken_and_pipelines_are_packed() -> None:
+    """Nobody knows yet how many pipelines there will be: a worker is not bound to the zone of one of them."""
+    figures = {
+        policy: run(chosen_grid(policy), over_zones("abab"), price=2.0, zone_price=0.5).figures
+        for policy in ("Interleave", "ZonePerPipeline")
+    }
+    packed, mixed = figures["ZonePerPipeline"], figures["Interleave"]
+    assert packed.nodes == mixed.nodes == pytest.approx(4, abs=0.1)
+    assert 0 < packed.zone_gb_per_hour < 0.6 * mixed.zone_gb_per_hour
+
+
+def test_a_chosen_grid_of_one_pipeline_at_most_is_in_one_zone() -> None:
+    supply = NodeSupply(make_trace(), chosen_grid("ZonePerPipeline", maxPipelines=1).spec, None)
+    for i, zone in enumerate("aabb"):
+        supply.came(f"n{i}", zone)
+    assert [node and node.zone for node in (supply.take() for _ in range(3))] == ["a", "a", None]
 
 
 def test_nodes_on_demand_come_in_the_zone_that_the_policy_wants() -> None:

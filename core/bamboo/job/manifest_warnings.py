@@ -1,7 +1,7 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
 from bamboo.job.placement_spec import MOST_DEVICES, SpreadPolicy, VerifyMode
-from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, wanted_workers
+from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, pod_spread, wanted_pipelines, wanted_workers
 from bamboo.text import count
 
 NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by the number of its replicas
@@ -16,9 +16,8 @@ def warnings(spec: JobSpec) -> tuple[str, ...]:
 
 def _one_zone(spec: JobSpec) -> str:
     """The loss of a zone takes everybody."""
-    policy = spec.spread.policy
-    one = spec.elastic.max_pipelines if spec.topology.chooses_stages else spec.topology.pipelines
-    if policy is SpreadPolicy.ZONE_PER_PIPELINE and one == 1:
+    policy = pod_spread(spec)
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and wanted_pipelines(spec) == 1:
         return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
     if policy is SpreadPolicy.SINGLE_ZONE and spec.checkpoint is None:
         return "spec.spread.policy SingleZone without spec.checkpoint: the job ends if all nodes of its zone are lost"

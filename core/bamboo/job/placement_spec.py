@@ -36,6 +36,7 @@ class Preset(StrEnum):
 class SpreadPolicy(StrEnum):
     """Where workers are, and who follows whom. Interleave: pods over all zones, neighbours in the ring in different
     ones. ZonePerPipeline: each pipeline in one zone, different ones if possible. SingleZone: the whole job in one zone.
+    With ZonePerPipeline and a grid that the coordinator chooses, pods are spread as with Interleave: `spec.pod_spread`.
     None: pods wherever the scheduler likes, and among these neighbours as with Interleave.
     """
 

@@ -14,6 +14,7 @@ from bamboo.job.placement_spec import (
     DisruptionBudget,
     NodePool,
     RolloutSpec,
+    SpreadPolicy,
     SpreadSpec,
     TransportType,
     VerifyMode,
@@ -295,6 +296,16 @@ def wanted_pipelines(spec: JobSpec) -> int:
     if spec.elastic.chooses_grid:
         return spec.topology.pipelines
     return max(spec.topology.pipelines, spec.elastic.max_pipelines)
+
+
+def pod_spread(spec: JobSpec) -> SpreadPolicy:
+    """Which pods are to be in the same zone. Those of a job whose grid the coordinator chooses cannot be made for one
+    of its pipelines, whose number is not known yet: they go where nodes are, and pipelines are formed zone by zone.
+    """
+    policy = spec.spread.policy
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.elastic.chooses_grid and spec.elastic.max_pipelines > 1:
+        return SpreadPolicy.INTERLEAVE
+    return policy
 
 
 def whole_workers(spec: JobSpec) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.placement_spec import Capacity
+from bamboo.job.placement_spec import Capacity, SpreadPolicy
 from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement, wanted_pipelines
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates
@@ -22,9 +22,11 @@ from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.simulation.strategies import choose
 from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, Aim, Workplace
 from bamboo.simulation.strategies.costs import Costs
+from bamboo.simulation.strategies.crossing import crossing_bytes
 from bamboo.simulation.strategies.drive import StrategyResult
+from bamboo.simulation.strategies.policy import Placement, in_rows
 from bamboo.simulation.strategies.timeline import HOUR, Timeline, timeline
-from bamboo.simulation.zone_price import GB
+from bamboo.simulation.zone_price import GB, traffic_usd
 from bamboo.traces.trace import Trace
 
 OURS: Final = "bamboo"
@@ -100,7 +102,7 @@ def own_job(profile: ModelProfile, spec: JobSpec, document: Mapping[str, Any]) -
 
 
 def _document(profile: ModelProfile, samples: int, stages: int, nodes: int) -> dict[str, Any]:
-    """What a user of that model would write who leaves the grid to the coordinator."""
+    """What a user of that model would write who leaves the grid to the coordinator, and pays for what crosses zones."""
     assert profile.published is not None
     task = profile.task
     return {
@@ -112,6 +114,7 @@ def _document(profile: ModelProfile, samples: int, stages: int, nodes: int) -> d
             "training": {"steps": ENDLESS, "globalBatchSize": profile.published.batch, "microBatchSize": samples},
             "topology": {"stages": stages, "pipelines": 1},
             "elastic": {"objective": "Throughput", "maxStages": len(profile.layers), "maxWorkers": nodes},
+            "spread": {"policy": SpreadPolicy.ZONE_PER_PIPELINE.value},
             "redundancy": {"mode": RedundancyMode.LAZY_FORWARD.value, "placement": ReplicaPlacement.HOST.value},
             "checkpoint": {"storage": {"uri": "s3://published/checkpoints"}},
         },
@@ -140,7 +143,7 @@ def compared(
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """One answer to where, and on how many nodes. bound: samples, if at every moment the fastest grid of all that fit
-    ran without a pause. usd: of the nodes that the trace has for it.
+    ran without a pause. usd: of the nodes that the trace has for it, and of what such grids would send across zones.
     """
 
     trace: Trace
@@ -215,7 +218,8 @@ class CoordinatorRuns:
                     duration=None if self.hours is None else self.hours * HOUR,
                 )  # fmt: skip
                 samples = job.spec.training.global_batch_size * steps_without_pauses(rates, seen)
-                yield _Choice(trace, job.with_nodes(nodes), samples, seen.duration, seen.usd)
+                usd = seen.usd + samples * _crossing_usd(job, rates, seen)
+                yield _Choice(trace, job.with_nodes(nodes), samples, seen.duration, usd)
 
     def _run(self, choice: _Choice) -> StrategyResult:
         key = choice.job.place.nodes, tuple(dict.fromkeys(change.zone for change in choice.trace.changes))
@@ -243,6 +247,22 @@ def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
         steps += (at - since) / found[0].seconds if found else 0.0
         since, there = at, there + more
     return steps
+
+
+def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
+    """Of a sample, on the best grid of as many nodes as there are on average, as many in each zone as in the others.
+    Every worker's final gradient goes to its shadow.
+    """
+    zones = sorted(set(nodes.zones.values()))
+    found = rates.best_at_all(max(1, round(nodes.node_seconds / nodes.duration)))
+    if len(zones) < 2 or not found:
+        return 0.0
+    grid, costs = found[0].grid, job.place.costs
+    cells = [str(number) for number in range(grid.cells)]
+    packs = job.spec.spread.policy.packs
+    places = [zones[n * len(zones) // grid.cells if packs else n % len(zones)] for n in range(grid.cells)]
+    placed = Placement(rows=in_rows(cells, grid.stages), copied=costs.stage(grid.stages).gradients)
+    return traffic_usd(crossing_bytes(costs, placed, dict(zip(cells, places, strict=True))), job.place.zone_price)
 
 
 def result_of(figures: JobFigures, batch: int) -> StrategyResult:

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import msgspec
 
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, pod_spread
 from bamboo.planning.gradient_groups import final_share
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, Plan
@@ -92,7 +92,7 @@ def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
     """With the nodes that it asks for in each zone."""
     count = spec.topology.stages * spec.topology.pipelines
     names = zones or ("",)
-    if spec.spread.policy.packs:
+    if pod_spread(spec).packs:
         places = [zone for zone, share in packed(names, spec).items() for _ in range(share)]
     else:
         places = [names[i % len(names)] for i in range(count)]

@@ -1,7 +1,8 @@
 """In which zones and on which nodes a job's pods go, relative to each other: what the scheduler is asked for. Pure.
 
 Pods do not know of which pipeline they will run a stage: the coordinator gives those of a zone to a pipeline when they
-have joined. So with ZonePerPipeline they are made in as many groups as there are pipelines, and a group stays together.
+have joined. So with ZonePerPipeline they are made in as many groups as there are pipelines, and a group stays together;
+but for a job whose grid the coordinator chooses (`pod_spread`).
 """
 
 from collections import Counter
@@ -10,7 +11,7 @@ from typing import Any
 
 from bamboo import names
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import JobSpec, wanted_pipelines
+from bamboo.job.spec import JobSpec, pod_spread, wanted_pipelines
 
 Json = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"
@@ -19,7 +20,7 @@ MOST_NODES = 1_000_000  # more than any cluster has
 
 def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
     """The group of the next pod: the one with the fewest pods. living: the job's pods that have not ended."""
-    if job.spread.policy is not SpreadPolicy.ZONE_PER_PIPELINE:
+    if pod_spread(job) is not SpreadPolicy.ZONE_PER_PIPELINE:
         return 0
     found = Counter(str((pod["metadata"].get("labels") or {}).get(names.LABEL_ZONE_GROUP, "")) for pod in living)
     return min(range(wanted_pipelines(job)), key=lambda group: found[str(group)])
@@ -27,7 +28,7 @@ def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
 
 def spread_labels(job: JobSpec, group: int) -> Json:
     """By which pods of a group find each other."""
-    return {names.LABEL_ZONE_GROUP: str(group)} if job.spread.policy is SpreadPolicy.ZONE_PER_PIPELINE else {}
+    return {names.LABEL_ZONE_GROUP: str(group)} if pod_spread(job) is SpreadPolicy.ZONE_PER_PIPELINE else {}
 
 
 def spread(job: JobSpec, uid: str, group: int) -> Json:
@@ -66,7 +67,7 @@ def _at_most(of_job: Json, room: int) -> Json:
 
 def _together(job: JobSpec, of_job: Json, group: int) -> tuple[list[Json], Json]:
     """What is asked of zones as constraints, and the affinity."""
-    policy, key = job.spread.policy, job.spread.topology_key
+    policy, key = pod_spread(job), job.spread.topology_key
     if policy is SpreadPolicy.NONE:
         return [], {}
     share = job.spread.workers_per_node > 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
+from bamboo.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
 from bamboo.simulation.figures import SimulationError
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
@@ -66,7 +66,7 @@ def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
     Raises SimulationError if the job may be in none of the zones.
     """
     zones = allowed_zones(spec, generation.zones)
-    if not spec.spread.policy.packs:
+    if not pod_spread(spec).packs:
         return generate(replace(generation, nodes=spec.spread.nodes(wanted_workers(spec)), zones=zones), seed)
     shares = packed(zones, spec, first=seed - 1)
     parts = [

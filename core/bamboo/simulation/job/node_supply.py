@@ -11,7 +11,7 @@ from functools import cache, partial
 from statistics import median
 
 from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy, pool_price
-from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
+from bamboo.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
 from bamboo.profiles.profile import Prices
 from bamboo.simulation.job.job_zones import named_zones, zone_allowed
 from bamboo.traces.trace import PriceChange, Trace, price_series
@@ -34,7 +34,7 @@ class NodeSupply:
 
     def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
         self._trace, self._prices, self._price = trace, prices, price
-        self._spread, self._room, pools = spec.spread.policy, spec.spread.workers_per_node, spec.node_pools
+        self._spread, self._room, pools = pod_spread(spec), spec.spread.workers_per_node, spec.node_pools
         zones = dict.fromkeys(change.zone for change in trace.changes)
         self._may_be_in = cache(partial(zone_allowed, spec))
         self._zones = tuple(zone for zone in zones if self._may_be_in(zone)) or named_zones(spec) or ("",)
