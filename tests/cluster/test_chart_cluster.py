@@ -252,7 +252,10 @@ def applied(release: Release, job: Job) -> None:
 
 
 # Helm 4 applies on the server, except on one that is too old for it (Release); here it has to all the same
-@pytest.mark.parametrize(("major", "server_side"), [("4", True), ("4", False), ("3", False)])
+@pytest.mark.parametrize(
+    ("major", "server_side"),
+    [("4", True), pytest.param("4", False, marks=pytest.mark.slow), pytest.param("3", False, marks=pytest.mark.slow)],
+)
 def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
     release: Install, shell: Shell, tmp_path: Path, major: str, server_side: bool
 ) -> None:
@@ -275,7 +278,13 @@ def test_a_crd_that_kubectl_has_made_is_given_to_a_release(
 
 
 @pytest.mark.parametrize(
-    ("major", "flags"), [("4", ("--server-side=true", "--force-conflicts")), ("4", ()), ("3", ())], ids=str
+    ("major", "flags"),
+    [
+        ("4", ("--server-side=true", "--force-conflicts")),
+        pytest.param("4", (), marks=pytest.mark.slow),
+        pytest.param("3", (), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_release_takes_such_a_crd_by_one_flag_too(
     release: Install, shell: Shell, tmp_path: Path, major: str, flags: tuple[str, ...]

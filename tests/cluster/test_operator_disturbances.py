@@ -68,7 +68,11 @@ def test_an_image_that_cannot_be_pulled_is_told(installed: Cluster, namespace: s
 
 
 @pytest.mark.parametrize(
-    ("kind", "source"), [("secrets", {"secret": {"secretName": "s3"}}), ("configmaps", {"configMap": {"name": "s3"}})]
+    ("kind", "source"),
+    [
+        ("secrets", {"secret": {"secretName": "s3"}}),
+        pytest.param("configmaps", {"configMap": {"name": "s3"}}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_secret_or_config_map_that_is_missing_as_a_volume_is_named(
     installed: Cluster, namespace: str, operator: Operator, kind: str, source: Json

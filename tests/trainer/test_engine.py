@@ -109,7 +109,10 @@ def killed_in_step(
     return kill_at_each(document, lambda f: f.step == step and cell in (None, f.cell), judge)
 
 
-@pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), pytest.param(3, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("stages", "pipelines"),
+    [pytest.param(4, 1, marks=pytest.mark.slow), (2, 2), pytest.param(3, 2, marks=pytest.mark.slow)],
+)
 def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int) -> None:
     killed = killed_in_step(manifest(stages, pipelines), 2, (stages, pipelines))
     assert {f.cell for f in killed} == {Cell(p, s) for p in range(pipelines) for s in range(stages)}
@@ -198,7 +201,11 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "done"), [("EagerForward", "RedundantForward"), ("EagerBackward", "RedundantBackward")]
+    ("mode", "done"),
+    [
+        pytest.param("EagerForward", "RedundantForward", marks=pytest.mark.slow),
+        ("EagerBackward", "RedundantBackward"),  # does all that the other does
+    ],
 )
 def test_kill_at_every_instruction_with_redundant_work(mode: str, done: str) -> None:
     """In step 3, the first one in which there is redundant work: the two before it measure the bubbles."""
