@@ -12,6 +12,7 @@ from bamboo.job.fields import Fields
 from bamboo.job.manifest import METADATA, parse_manifest
 from bamboo.job.spec import AUTO
 from bamboo.job.text_patterns import (
+    DATE_TIME,
     DECIMAL,
     DNS_LABEL,
     DNS_NAME,
@@ -46,6 +47,7 @@ FORMS = {
     "spec.nodePools[].name": DNS_LABEL,
     "spec.nodePools[].pricePerHour": DECIMAL,
     **dict.fromkeys(("spec.budget.money", "spec.budget.moneyPerHour"), DECIMAL),
+    "spec.budget.doneBy": DATE_TIME,
     "spec.spread.topologyKey": LABEL_KEY,
     "spec.checkpoint.storage.uri": URI,
     "spec.checkpoint.storage.persistentVolumeClaim.claimName": DNS_NAME,
@@ -57,7 +59,7 @@ FORMS = {
     "spec.failurePolicy.rules[].name": DNS_LABEL,
 }
 WITHOUT_DEFAULT = {
-    *("spec.budget", "spec.budget.money", "spec.budget.moneyPerHour"),
+    *("spec.budget", "spec.budget.money", "spec.budget.moneyPerHour", "spec.budget.doneBy"),
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
     *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
     *("spec.training.steps", "spec.training.until", "spec.training.evaluation", "spec.training.ema"),

@@ -1,10 +1,12 @@
 """The live picture of a run."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from bamboo.coordinator.events import CheckpointWrite, Emit, WorkerState
+from bamboo.job.budget_reach import Pace, date_reach
 from bamboo.terminal.keys import HELP
 from bamboo.terminal.picture import Footer, sparkline
 from operator_kit import checkpoints
@@ -75,3 +77,10 @@ def test_the_live_picture_has_a_line_about_checkpoints() -> None:
         replace(STATUS, checkpoint=replace(kept, step=None, age=None, writing=None))
     )
     assert "checkpoint" not in drawn(STATUS), "it keeps none"
+
+
+def test_the_live_picture_says_whether_the_date_is_met() -> None:
+    now = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
+    found = date_reach(now + timedelta(hours=1), now, Pace(step=3, steps=10, step_seconds=60.0))
+    assert found.told in " ".join(drawn(replace(STATUS, date=found)).split())
+    assert "done by" not in drawn(STATUS)

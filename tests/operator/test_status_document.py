@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from bamboo.coordinator.events import Finish, Outcome, Takeover, WorkerState
+from bamboo.job.budget_reach import Pace, date_reach
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts
 from operator_kit import NOW, at, checkpoints, job, said
@@ -98,6 +99,22 @@ def test_workers_pipelines_and_cost_are_counted():
     assert (over["workers"]["spot"], over["cost"]["perHour"], over["cost"]["total"]) == (0, "0", "1.0000")
 
 
+def test_progress_says_whether_the_date_is_met():
+    """What is told of it is no report of the workers, stays while an operator begins, and is of no suspended job."""
+    soon, late = (
+        said(step=6, date=date_reach(NOW + timedelta(seconds=s), NOW, Pace(step=6, steps=10, step_seconds=60.0)))
+        for s in (600, 200)
+    )
+    first = seen(soon)
+    assert first["training"]["doneBy"] == "done by 2026-03-01 12:10 UTC: 6 min before it at the present rate"
+    second = seen(late, first, now=NOW + timedelta(seconds=30))
+    assert second["training"]["doneBy"].endswith("40 s late at the present rate, with 9 of 10 steps done by then")
+    assert second["training"]["lastReportedTime"] == at(0)
+    assert seen(None, second)["training"] == second["training"]
+    assert "doneBy" not in seen(None, second, spec=job(suspend=True))["training"]
+    assert "doneBy" not in seen(said(step=6), second)["training"]
+
+
 def test_progress_is_what_the_coordinator_says():
     found = seen(RUNNING)["training"]
     assert found == {
@@ -112,6 +129,7 @@ def test_progress_is_what_the_coordinator_says():
     early = seen(said(step=6, stopped_early="no better"))["training"]
     assert "gridChoice" not in early
     assert (early["step"], early["steps"], early["stoppedEarly"]) == (6, 10, "no better")
+    assert "doneBy" not in early
     nothing = seen(said(step=0, loss=None, samples_per_second=None, eta_seconds=None))["training"]
     assert nothing == {"step": 0, "steps": 10, "progressPercentage": 0, "lastReportedTime": at(0)}
     assert "loss" not in seen(said(loss=float("inf")))["training"]

@@ -162,6 +162,19 @@ async def test_a_job_that_stopped_early_shows_of_how_many_steps() -> None:
         assert tab.errors == []
 
 
+async def test_whether_the_date_is_met_stands_below_the_steps() -> None:
+    found, told = (
+        page(),
+        "done by 2026-12-01 14:00 UTC: 2.0 h late at the present rate, with 5 of 10 steps done by then",
+    )
+    dated = structs.replace(found.progress, done_by=told)
+    async with served([structs.replace(found, progress=dated)]) as url, browser() as tab:
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        assert await tab.text("#done-by") == told
+        assert tab.errors == []
+
+
 async def test_why_the_grid_was_chosen_stands_beside_it() -> None:
     found, told = page(), "2 pipelines of 3 stages for 6 workers: 96 samples/s expected"
     chosen = structs.replace(found.progress, grid_choice=told)
@@ -169,6 +182,7 @@ async def test_why_the_grid_was_chosen_stands_beside_it() -> None:
         await tab.goto(f"{url}#token=secret")
         await tab.until(DRAWN)
         assert await tab.text("#grid-choice") == f"Chosen: {told}"
+        assert await tab.value("document.querySelector('#done-by').hidden")
         assert tab.errors == []
 
 

@@ -71,7 +71,7 @@ def wholes(field: str) -> list[dict[str, Any]]:
 
 
 def whole_with_budget() -> dict[str, Any]:
-    """Of both kinds, for which the grid has to be chosen."""
+    """Of all kinds, for which the grid has to be chosen."""
     document = whole()
     del document["spec"]["topology"]["split"]
     return {
@@ -79,7 +79,7 @@ def whole_with_budget() -> dict[str, Any]:
         "spec": {
             **document["spec"],
             "elastic": {"objective": "Value", "maxStages": 8},
-            "budget": {"money": "100", "moneyPerHour": "9"},
+            "budget": {"money": "100", "moneyPerHour": "9", "doneBy": "2026-12-24T18:00:00Z"},
         },
     }
 
@@ -306,10 +306,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"topology.stages": "Auto", "elastic.maxWorkers": 9}, "spec.elastic.maxWorkers: expected only with an objective"),
     (
         {"budget": {"money": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}, {"name": "b"}]},
-        "spec.budget: expected only with a pricePerHour in each of",
+        "spec.budget: expected only doneBy without a pricePerHour in each of",
     ),
-    ({"budget": {}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}, "spec.budget: expected money or moneyPerHour"),
-    ({"budget": {"money": "9"}, "nodePools": ABSENT}, "spec.budget: expected only with a pricePerHour in each of"),
+    ({"budget": {}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}, "spec.budget: expected money, moneyPerHour or"),
+    ({"budget": {"money": "9"}, "nodePools": ABSENT}, "spec.budget: expected only doneBy without a pricePerHour in"),
     (
         {"budget": {"moneyPerHour": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
         "spec.budget.moneyPerHour: expected only with spec.elastic.objective Value",
@@ -388,6 +388,8 @@ KEPT: list[dict[str, Any]] = [
     {"elastic": {"objective": "Throughput", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
     {"elastic": {"objective": "Value", "maxStages": 8, "maxWorkers": 8}, "topology.split": ABSENT},
     {"budget": {"money": "12.5"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]},
+    {"budget": {"doneBy": "2028-02-29T23:59:59.5+05:30"}, "nodePools": ABSENT},
+    {"budget": {"doneBy": "2001-01-01T00:00:00Z"}, "nodePools": [{"name": "a"}]},
     {
         "budget": {"money": "100", "moneyPerHour": "9"},
         "nodePools": [{"name": "a", "pricePerHour": "1"}],

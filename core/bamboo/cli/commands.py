@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
@@ -22,6 +23,7 @@ from bamboo.cli.run_options import LocalRunOptions
 from bamboo.cli.simulation import plan_command, profile_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
 from bamboo.complaints import SilentErrorsNamed, complain
+from bamboo.job.budget_reach import past
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template
@@ -206,7 +208,7 @@ def validate(
             f"{job}: {spec.name} is valid: {grid}{each}"
             f" and {spec.standby.workers} standby, {spec.training.until or f'{spec.training.steps} steps'}"
         )
-        for warning in warnings(spec):
+        for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
             typer.echo(f"  warning: {warning}")
         for line in checked.told if checked else (NOT_LOADED,):
             typer.echo(f"  {line}")

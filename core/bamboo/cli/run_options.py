@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -10,6 +11,7 @@ import typer
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_is_path
 from bamboo.complaints import complain, system_reason
+from bamboo.job.budget_reach import past
 from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo.job.spec import JobSpec, RedundancyMode, whole_workers
@@ -162,6 +164,8 @@ class LocalRunOptions:
             spec = _parse(document, f"--workers-per-node {self.workers_per_node}")
         if spec.budget is not None and spec.budget.money is not None:
             complain("spec.budget.money has no effect here: nobody is paid for workers on this machine")
+        if told := past(spec, datetime.now(UTC)):
+            complain(told)
         return self._with_checkpoints(spec, document)
 
     def _with_checkpoints(self, spec: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, dict[str, Any]]:

@@ -4,6 +4,7 @@ It alone declares a worker lost and makes plans. It never waits: training goes o
 """
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from bamboo.control import protocol
@@ -27,6 +28,7 @@ from bamboo.coordinator.events import (
     Send,
     SpecChanged,
     Tick,
+    TimeTold,
     WorkerLost,
     WorkersAbsent,
 )
@@ -130,6 +132,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             turn.set(requested=max(0, turn.state.requested - count))
         case PricesTold(prices, another):
             holding.priced(turn, prices, another)
+        case TimeTold(time):
+            turn.set(began_at=time - timedelta(seconds=turn.now))
         case SpecChanged(spec):
             _edit(turn, spec)
         case Interrupted(outcome, reason, message, keep):

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.control.memory import Memory, Traffic
 from bamboo.control.protocol import Message
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
+from bamboo.job.budget_reach import DateReach
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
 
@@ -68,6 +70,13 @@ class PricesTold:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeTold:
+    """What a clock on the wall shows now, by which a job has a date to be done by."""
+
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class SpecChanged:
     """The user edited the manifest. Only what may change while the job runs is taken over."""
 
@@ -94,7 +103,7 @@ class Interrupted:
 
 Event = (
     WorkerJoined | Received | ChannelClosed | WorkerLost | WorkersAbsent | PreemptionNotice | NoticeWithdrawn
-    | RequestsWithdrawn | PricesTold | SpecChanged | Tick | Interrupted
+    | RequestsWithdrawn | PricesTold | TimeTold | SpecChanged | Tick | Interrupted
 )  # fmt: skip
 
 
@@ -301,6 +310,7 @@ class Status:
     differences: Differences | None = None  # if results are compared
     stopped_early: str = ""  # why the job ends with fewer steps than are wanted
     grid_choice: str = ""  # which grid was chosen, what was expected of it and of others, if the job lets choose
+    date: DateReach | None = None  # if the job has one to be done by, and the time is known
     lacks_room: bool = False
     wanted: int = 0  # workers that the job asks for, those on standby included
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count

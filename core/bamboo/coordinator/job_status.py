@@ -7,7 +7,7 @@ from bamboo.control.verification import ForwardPlace
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import intervals
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
-from bamboo.coordinator.grids import choosing, holding
+from bamboo.coordinator.grids import choosing, dates, holding
 from bamboo.coordinator.protection import cell_name, counts_nodes
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.verification.evidence import StatePlace
@@ -49,6 +49,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         replicas=_replicas(state, plan) if plan else None,
         nodes=_nodes(state, plan) if plan else None,
         crowded=_crowded(state),
+        date=dates.reach(state, now),
         lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan)),
         slow=_slow(state),
         differences=_differences(state),

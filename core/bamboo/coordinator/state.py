@@ -5,6 +5,7 @@ What it knows of a single subject is a record in that subject's room.
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from statistics import median
 from typing import Any, Final, TypeVar
 
@@ -136,6 +137,7 @@ class CoordinatorState:
     resplit: Resplit | None = None
     filling: Filling | None = None
     grids: GridState = field(default_factory=GridState)
+    began_at: datetime | None = None  # the time of day when the coordinator's clock was at 0; None: nobody has told it
     stragglers: StragglerState = field(default_factory=StragglerState)
     verification: VerificationState = field(default_factory=VerificationState)
     steady: bool = False

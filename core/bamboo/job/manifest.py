@@ -6,6 +6,7 @@ Unknown fields are errors; null means absent, as in Kubernetes. `status` and the
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from bamboo.job.manifest_rules import check_rules
 from bamboo.job.misspelled_fields import causes_first
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.job.text_patterns import (
+    DATE_TIME,
     DECIMAL,
     DNS_LABEL,
     DNS_NAME,
@@ -400,14 +402,16 @@ def _queue(f: Fields) -> s.QueueSpec:
 
 
 def _budget(f: Fields) -> s.BudgetSpec:
-    """Of neither kind it would be none."""
+    """Of no kind it would be none."""
     money, per_hour = (f.optional_text(name, DECIMAL) for name in ("money", "moneyPerHour"))
-    if not (f.get("money") or f.get("moneyPerHour")):
-        f.problem("", "expected money or moneyPerHour, got neither")
+    done_by = f.optional_text("doneBy", DATE_TIME)
+    if not (f.get("money") or f.get("moneyPerHour") or f.get("doneBy")):
+        f.problem("", "expected money, moneyPerHour or doneBy, got none of them")
     return f.closed(
         s.BudgetSpec(
             money=None if money is None else Decimal(money),
             money_per_hour=None if per_hour is None else Decimal(per_hour),
+            done_by=None if done_by is None else datetime.fromisoformat(done_by),
         )
     )
 

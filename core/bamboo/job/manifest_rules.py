@@ -46,8 +46,11 @@ def _check_budget(job: JobSpec, rule: Rule) -> None:
     budget, pools = job.budget, job.node_pools
     if budget is None:
         return
-    priced = bool(pools) and all(pool.price_per_hour is not None for pool in pools)
-    rule(priced, "spec.budget", "expected only with a pricePerHour in each of spec.nodePools", "spec.nodePools")
+    paid = budget.money is not None or budget.money_per_hour is not None
+    priced = not paid or (bool(pools) and all(pool.price_per_hour is not None for pool in pools))
+    rule(
+        priced, "spec.budget", "expected only doneBy without a pricePerHour in each of spec.nodePools", "spec.nodePools"
+    )
     rule(
         budget.money_per_hour is None or job.elastic.gives_back,
         "spec.budget.moneyPerHour",

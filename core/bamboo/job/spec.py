@@ -5,6 +5,7 @@ Absent parts are None; lists are tuples. Durations are seconds; field names are 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
@@ -226,11 +227,12 @@ class CheckpointSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSpec:
     """In the currency of the pools' prices. money: for the whole job; when it is spent, the job is suspended.
-    money_per_hour: that the workers may cost at any time.
+    money_per_hour: that the workers may cost at any time. done_by: when the last step is to be done; with its zone.
     """
 
     money: Decimal | None = None
     money_per_hour: Decimal | None = None
+    done_by: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

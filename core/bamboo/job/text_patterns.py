@@ -48,4 +48,13 @@ URI = _form(
 )
 IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
+_DAY = (
+    r"20([0-9]{2}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|[0-9]{2}-(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    r"|[0-9]{2}-02-(0[1-9]|1[0-9]|2[0-8])|([02468][048]|[13579][26])-02-29)"
+)
+DATE_TIME = _form(
+    "a date and time of this century with its zone (RFC 3339) such as 2026-12-24T18:00:00Z",
+    rf"{_DAY}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
+    32,
+)
 QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?\d{1,2})?", 40)

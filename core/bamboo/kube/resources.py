@@ -126,6 +126,7 @@ class TrainingProgress(Part, frozen=True):
     steps: int = 0
     stopped_early: str = ""
     grid_choice: str = ""
+    done_by: str = ""
     loss: float | None = None
     evaluation: EvaluationStatus | None = None
     samples_per_second: float | None = None

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from bamboo.coordinator.events import (
     Send,
     Tick,
 )
+from bamboo.coordinator.grids.dates import time_told
 from bamboo.coordinator.job_status import status
 from bamboo.history.place import history_url
 from bamboo.history.records import HistoryError
@@ -240,6 +242,8 @@ class _LocalRun:
 
     async def _tick_for_ever(self) -> None:
         while True:
+            if (told := time_told(self._state, datetime.now(UTC), self._now())) is not None:
+                self._events.put_nowait(told)
             self._events.put_nowait(Tick())
             await asyncio.sleep(TICK_SECONDS)
 

@@ -117,6 +117,7 @@ def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) ->
         steps=status.steps,
         stopped_early=status.stopped_early,
         grid_choice=status.grid_choice,
+        done_by=status.date.told if status.date else "",
         loss=finite(status.loss),
         first_loss=finite(status.first_loss),
         gradient_norm=finite(status.gradient_norm),

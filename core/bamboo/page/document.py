@@ -32,8 +32,9 @@ class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
 
 class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
     """stopped_early: why there are fewer steps than are wanted. grid_choice: which grid was chosen, what was expected
-    of it and of others; "" if none is chosen. samples: of one step. lost_samples: of committed steps, those that did
-    not go into them. not_kept: the steps of a job that has ended, and that no checkpoint and no weights have.
+    of it and of others; "" if none is chosen. done_by: whether the job will be done by its date. samples: of one step.
+    lost_samples: of committed steps, those that did not go into them. not_kept: the steps of a job that has ended, and
+    that no checkpoint and no weights have.
 
     gradient_norm: the global one of the newest step, before clipping.
     """
@@ -42,6 +43,7 @@ class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
     steps: int | None = None
     stopped_early: str = ""
     grid_choice: str = ""
+    done_by: str = ""
     loss: float | None = None
     first_loss: float | None = None
     gradient_norm: float | None = None

@@ -57,6 +57,8 @@ def render(
         parts.append(_course(status))
     if status.checkpoint is not None:
         parts.append(Text(of_run(status.checkpoint), no_wrap=True, overflow="ellipsis"))
+    if status.date is not None:
+        parts.append(Text(status.date.told, style="yellow" if (status.date.late or 0) > 0 else ""))
     if status.grid_choice:
         parts.append(Text(f"grid: {status.grid_choice}", style="dim"))
     if status.grid:

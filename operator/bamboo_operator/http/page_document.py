@@ -160,6 +160,7 @@ def _remembered(view: JobView, progress: d.PageProgress) -> Mapping[str, Any]:
         steps=training.get("steps", progress.steps),
         stopped_early=training.get("stoppedEarly", ""),
         grid_choice=training.get("gridChoice", ""),
+        done_by=training.get("doneBy", ""),
         loss=training.get("loss", progress.loss),
         samples=progress.samples,
         samples_per_second=None if over else training.get("samplesPerSecond"),

@@ -41,6 +41,7 @@ from bamboo.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
+from bamboo.coordinator.grids.dates import time_told
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress
 from bamboo.history.place import history_url
@@ -56,7 +57,7 @@ from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
-from bamboo_operator.kube.objects import JobIdentity, owner_uid
+from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
 from bamboo_operator.pods.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
@@ -274,6 +275,8 @@ class CoordinatorRunner:
         if now - self._due > LATE_SECONDS:  # the coordinator does not count that time, and the clouds do
             self._heed(self._watch.open_notices(now))
         self._heed(self._watch.expired_notices(self._is_known, now))
+        if (told := time_told(self.state, utc_now(), self._clock())) is not None:
+            self._inbox.put_nowait(told)
         self._inbox.put_nowait(Tick())
         self._due = now + TICK_SECONDS
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)

@@ -4,12 +4,10 @@ import math
 from decimal import Decimal
 
 from bamboo.coordinator.events import Status
+from bamboo.job.budget_reach import HOUR, Pace, money_reach
 from bamboo.job.spec import JobSpec
-from bamboo.text import count
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
-
-HOUR = 3600
 
 
 def budget_spent(spec: JobSpec) -> str:
@@ -35,17 +33,11 @@ def budget_left(spec: JobSpec | None, total: Decimal, per_hour: Decimal | None, 
     money = spec.budget.money if spec and spec.budget else None
     if money is None:
         return None
-    text = f"{total:.2f} of {money} spent"
-    if not per_hour or total >= money:
-        return text
-    hours = float((money - total) / per_hour)
-    text += f"; the rest lasts {hours:.1f} h at {per_hour} an hour"
-    if status is None or not status.step_seconds:
-        return text
-    steps = int(hours * HOUR / status.step_seconds)
-    if status.steps is None:
-        return f"{text}, about {count(steps, 'step')}"
-    left = status.steps - status.step
-    if steps >= left:
-        return f"{text}, enough for the {count(left, 'step')} that are left"
-    return f"{text}, about {steps} of the {count(left, 'step')} that are left"
+    return money_reach(money, total, per_hour, pace_of(status)).told
+
+
+def pace_of(status: Status | None) -> Pace:
+    """How a job gets on, as far as its coordinator says."""
+    if status is None:
+        return Pace(step=0, steps=None, step_seconds=None)
+    return Pace(step=status.step, steps=status.steps, step_seconds=status.step_seconds)

@@ -188,9 +188,16 @@ def _last_takeover(status: Status | None, previous: Json, facts: StatusFacts) ->
 
 
 def _training(status: Status | None, previous: Json, facts: StatusFacts) -> Json | None:
-    before: Json | None = previous.get("training")
+    """Progress, and whether the job will be done by its date, which is not known of one that is suspended."""
+    before: Json = previous.get("training") or {}
+    progress = _progress(status, {key: value for key, value in before.items() if key != "doneBy"}, facts)
+    told = before.get("doneBy") if status is None else status.date.told if status.date else None
+    return progress if progress is None or told is None or facts.suspended else {**progress, "doneBy": told}
+
+
+def _progress(status: Status | None, before: Json, facts: StatusFacts) -> Json | None:
     if status is None or (before and status.step == 0 and status.loss is None):
-        return before
+        return before or None
     now: dict[str, Any] = {
         "step": status.step,
     }
@@ -208,9 +215,9 @@ def _training(status: Status | None, previous: Json, facts: StatusFacts) -> Json
         now["etaSeconds"] = max(0, round(status.eta_seconds or 0))
     if status.evaluations:
         now["evaluation"] = _evaluation(status)
-    elif before and "evaluation" in before:
+    elif "evaluation" in before:
         now["evaluation"] = before["evaluation"]
-    reported = (before or {}).get("lastReportedTime")
+    reported = before.get("lastReportedTime")
     same = {**now, "lastReportedTime": reported} == before
     return {**now, "lastReportedTime": reported if same and reported else facts.time}
 

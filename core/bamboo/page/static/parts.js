@@ -39,6 +39,7 @@ function summary({ progress, counts, marks, evaluation: measured, checkpoint: ke
   bar.value = bare ? 0 : step;
   const part = stoppedEarly ? "stopped early" : `${number(Math.floor((100 * step) / steps), 0)} %`;
   byId("steps").textContent = bare ? "no step known yet" : `step ${number(step, 0)} of ${number(steps, 0)}, ${part}`;
+  if (changed("done-by", progress.doneBy) && show(byId("done-by"), progress.doneBy !== "")) byId("done-by").textContent = progress.doneBy;
   if (changed("unknown", unknown) && show(byId("unknown"), unknown.length > 0)) {
     byId("unknown").replaceChildren(...unknown.map((sentence) => el("li", {}, sentence)));
   }

@@ -79,6 +79,7 @@ class RemoteJob:
     steps: int
     stopped_early: str
     grid_choice: str
+    done_by: str  # whether it will be
     loss: float | None
     evaluation: EvaluationStatus | None
     samples_per_second: float | None

@@ -56,6 +56,7 @@ def job_of(body: Json) -> RemoteJob:
         steps=training.steps or spec.training.steps,
         stopped_early=training.stopped_early,
         grid_choice=training.grid_choice,
+        done_by=training.done_by,
         loss=training.loss,
         evaluation=training.evaluation,
         samples_per_second=training.samples_per_second,

@@ -115,6 +115,8 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         Text(phrases.progress(job), style="bold"),
         Text(phrases.counts(job)),
     ]
+    if job.done_by:
+        lines.append(Text(job.done_by))
     if job.grid_choice:
         lines.append(Text(f"grid: {job.grid_choice}"))
     if told := phrases.protection(job):

@@ -1,0 +1,36 @@
+"""The date by which a job is to be done, seen from its coordinator, whose own clock shows no time of day. Pure."""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from bamboo.coordinator.events import TimeTold
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.budget_reach import DateReach, Pace, date_reach, done_by
+
+DRIFT: Final = timedelta(seconds=1)  # of the coordinator's clock, which stands still while its process does
+
+
+def time_told(state: CoordinatorState, time: datetime, now: float) -> TimeTold | None:
+    """What the shell has to tell at that time of day: nothing of a job without a date, or that knows it well."""
+    if done_by(state.spec) is None:
+        return None
+    began = time - timedelta(seconds=now)
+    return TimeTold(time) if state.began_at is None or abs(began - state.began_at) > DRIFT else None
+
+
+def pace(state: CoordinatorState) -> Pace:
+    """At which the job gets on; of a coordinator that has seen no step yet as it was before it."""
+    known, stop = state.counting, state.early_stop
+    return Pace(
+        step=state.step if known else state.earlier.step,
+        steps=stop.wanted_steps if stop else state.spec.training.known_steps,
+        step_seconds=state.usual_step or state.earlier.step_seconds,
+    )
+
+
+def reach(state: CoordinatorState, now: float) -> DateReach | None:
+    """Whether the job will be done by its date; None if it has none, or nobody has told the time."""
+    date = done_by(state.spec)
+    if date is None or state.began_at is None:
+        return None
+    return date_reach(date, state.began_at + timedelta(seconds=now), pace(state))
