@@ -1,7 +1,9 @@
 """The objective Value: jobs of the real coordinator in virtual time hold what is worth its price, and no more."""
 
+import math
 import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ import pytest
 from bamboo.control import protocol
 from bamboo.control.channel_events import WorkerJoined
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, WorkerLost
-from bamboo.coordinator.grids import holding
+from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, TimeTold, WorkerLost
+from bamboo.coordinator.grids import dates, holding
 from bamboo.coordinator.grids.record import Exposure, GridState, Holding
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.membership import workers_to_have
@@ -203,3 +205,72 @@ def test_one_that_is_given_back_is_no_failure_and_no_preemption() -> None:
     assert any("GivenBack" in line and " of the speed for " in line for line in told)
     assert not any("WorkerLost" in line or "WorkerEnded" in line for line in told)
     assert found.figures.preemptions == 0
+
+
+# with a date
+
+
+BEGAN = datetime(2026, 12, 1, tzinfo=UTC)
+
+
+def dated(one: JobRun, hours: float, steps: int) -> JobRun:
+    """To be done so many hours after it begins."""
+    spec = one.manifest["spec"]
+    date = (BEGAN + timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    training = {**spec["training"], "steps": steps}
+    document = {**one.manifest, "spec": {**spec, "training": training, "budget": {"doneBy": date}}}
+    return replace(one, manifest=document, spec=parse_manifest(document))
+
+
+def test_only_as_many_are_held_as_a_date_takes() -> None:
+    """Five times as long as with all workers: so fewer are held than without a date, which asks for 0.95 of the speed,
+    and the job costs less.
+    """
+    one, steps, time = valued(4, 3), 10_000, 50 * HOUR
+    whole = run(dated(one, 1.0, steps), nodes(12, duration=time))
+    loose, told = dated(one, 5 * whole.figures.hours, steps), list[str]()
+    found = run(loose, nodes(12, duration=time), told=told, began=BEGAN)
+    assert (found.outcome, whole.outcome) == ("Complete", "Complete")
+    share = found.figures.hours / (5 * whole.figures.hours)
+    assert 0.7 < share < 1.0, "in time, and not long before"
+    assert found.figures.nodes < 0.3 * whole.figures.nodes
+    assert found.figures.usd < whole.figures.usd
+    assert any("WorkersChosen" in line and "as is enough to be done by 2026-12-0" in line for line in told)
+    assert (found.figures.repeated, found.figures.restores) == (0, 0)
+
+
+def test_the_fastest_is_held_if_a_date_cannot_be_met() -> None:
+    one, told = valued(4, 3), list[str]()
+    found = run(dated(one, 0.01, 20_000), nodes(12, duration=HOUR), told=told, began=BEGAN)
+    assert found.figures.nodes > 11.5
+    assert not any("GivenBack" in line for line in told)
+    chosen = next(line for line in told if "WorkersChosen" in line)
+    assert "all of 12 workers are held, the fastest, and still the job may not be done by 2026-12-01" in chosen
+
+
+def test_losses_bring_back_workers_in_time_for_a_date() -> None:
+    """For some hours there are only two nodes, with which it would be late: afterwards more are held than before."""
+    one, steps, told = valued(4, 3), 10_000, list[str]()
+    whole = run(dated(one, 1.0, steps), nodes(12, duration=50 * HOUR)).figures.hours
+    gone = [(0.4 * whole * HOUR + 300 * i, "remove", f"n{i}") for i in range(2, 12)]
+    back = [(1.8 * whole * HOUR + i, "add", f"m{i}") for i in range(10)]
+    found = run(dated(one, 3 * whole, steps), nodes(12, *gone, *back, duration=50 * HOUR), told=told, began=BEGAN)
+    assert found.outcome == "Complete"
+    numbers = held(told)
+    assert max(numbers[1:]) > numbers[0], numbers
+    assert found.figures.hours < 3 * whole
+
+
+def test_what_a_date_takes() -> None:
+    document = dated(valued(2, 2), 1.0, 3600).manifest
+    state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
+    assert dates.needed_speed(state, 0.0) is None, "nobody has told the time"
+    state, _ = coordinator.step(state, TimeTold(BEGAN), 0.0)
+    batch = state.spec.training.global_batch_size
+    speed = dates.needed_speed(state, 0.0)
+    assert speed is not None
+    assert batch / dates.USED <= speed < 1.05 * batch / dates.USED
+    half = dates.needed_speed(state, 1800.0)
+    assert half is not None
+    assert half == pytest.approx(2 * speed)
+    assert dates.needed_speed(state, 3600.0) == math.inf

@@ -1,5 +1,6 @@
 """The date by which a job is to be done, seen from its coordinator, whose own clock shows no time of day. Pure."""
 
+import math
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -7,6 +8,8 @@ from bamboo.coordinator.events import TimeTold
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.budget_reach import DateReach, Pace, date_reach, done_by
 
+USED: Final = 0.9  # of the time until the date: steps and losses are estimates, and pauses come on top
+NOTCHES: Final = 16  # speeds for each doubling, so that what is needed is not another speed all the time
 DRIFT: Final = timedelta(seconds=1)  # of the coordinator's clock, which stands still while its process does
 
 
@@ -34,3 +37,17 @@ def reach(state: CoordinatorState, now: float) -> DateReach | None:
     if date is None or state.began_at is None:
         return None
     return date_reach(date, state.began_at + timedelta(seconds=now), pace(state))
+
+
+def needed_speed(state: CoordinatorState, now: float) -> float | None:
+    """Samples a second with which the job is done by its date, with some time to spare; math.inf if it cannot be. None
+    without a date, or if nobody knows the time or how many steps are left.
+    """
+    date, left = done_by(state.spec), pace(state).left
+    if date is None or state.began_at is None or left is None:
+        return None
+    seconds = (date - state.began_at).total_seconds() - now
+    if seconds <= 0 or not left:
+        return math.inf
+    speed = left * state.spec.training.global_batch_size / (USED * seconds)
+    return math.exp2(math.ceil(NOTCHES * math.log2(speed)) / NOTCHES)

@@ -7,14 +7,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from itertools import accumulate
 from statistics import median
 from typing import Final
 
 from bamboo.coordinator.events import Emit
-from bamboo.coordinator.grids import choosing
+from bamboo.coordinator.grids import choosing, dates
 from bamboo.coordinator.grids.record import Exposure, Holding
 from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.job.budget_reach import done_by, shown_date
 from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.planning.plan import Peer, WorkerId
 from bamboo.planning.splits.resplit import Grid, grid_of
@@ -22,10 +24,14 @@ from bamboo.planning.steps.grid_rates import GridRates
 from bamboo.text import count
 
 LOOK_SECONDS: Final = 1.0  # from one choice to the next
-AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least
+AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least,
+# unless a date says how fast
+TOO_LATE: Final = 0.95  # of what a date takes, where that is told: more are asked for again below it
+THE_FASTEST: Final = 1 - 1e-6  # of the same: what adds no more is not held for its speed
 TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since estimates of grids are off by as much
 USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
-MOST_MISSING: Final = 8  # workers at once, until others have come
+LEAST_CHANCE: Final = 1e-3  # of a number of missing workers that is looked at
+SPREAD: Final = 4.0  # standard deviations, within which numbers of missing workers are looked at
 MOST_COMPARED: Final = 24  # numbers of workers
 UNLIKE: Final = 0.05  # of a price: by which others differ from it
 UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they cost
@@ -89,14 +95,29 @@ def hazard(state: CoordinatorState, zone: str, now: float) -> float:
 
 
 def _missing_share(state: CoordinatorState, now: float) -> float:
-    """Of the workers that are wanted, those that are missing because others have not come yet in their place. Rounded,
-    so that it does not become another one all the time.
+    """Of the workers that are wanted, those that are missing because others have not come yet in their place. It goes
+    in steps, so that it does not become another one all the time.
     """
     known = state.grids
     zones = Counter(zone for zone, _ in known.holding.there.values()) or Counter([""])
     mean = sum(number * hazard(state, zone, now) for zone, number in zones.items()) / zones.total()
-    share = mean / 3600 * (median(known.refills) if known.refills else choosing.USUAL_REFILL)
-    return math.exp2(round(4 * math.log2(share)) / 4)
+    losses = mean / 3600 * (median(known.refills) if known.refills else choosing.USUAL_REFILL)  # until it is replaced
+    losses = math.exp2(round(4 * math.log2(losses)) / 4)
+    return losses / (1 + losses)
+
+
+def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
+    """How many of so many workers may be missing at a time, and with which chance each; without those that are next to
+    impossible.
+    """
+    mean = held * share
+    around = 1 + SPREAD * math.sqrt(mean * (1 - share))
+    fewest, most = max(0, math.floor(mean - around)), min(held, math.ceil(mean + around))
+    for lost in range(fewest, most + 1):
+        ways = math.lgamma(held + 1) - math.lgamma(lost + 1) - math.lgamma(held - lost + 1)
+        chance = math.exp(ways + lost * math.log(share) + (held - lost) * math.log1p(-share))
+        if chance > LEAST_CHANCE:
+            yield lost, chance
 
 
 # how many are worth their price
@@ -123,6 +144,7 @@ class Worth:
         self._another = known.another if known.another is not None else (there[len(there) // 2] if there else UNPRICED)
         self._sums = list(accumulate(there, initial=0.0))
         self.batch = spec.training.global_batch_size
+        self.needed = dates.needed_speed(state, now)
         self.allowed, self.held = spec.elastic.most_workers(spec.topology), known.target
         self.most = self.allowed
         if known.affordable is not None:
@@ -130,20 +152,15 @@ class Worth:
             self.most = next((n for n in range(self.most, self.allowed) if self._undisturbed(n)), self.allowed)
         # what a choice depends on
         self.key = (rates, tuple(state.grids.measured.items()), grid_of(state.current_plan), self._share, self._another,
-                    tuple(there), self.most, self.held, spec.standby.workers)  # fmt: skip
+                    tuple(there), self.most, self.held, spec.standby.workers, self.needed)  # fmt: skip
 
     def speed(self, held: int) -> float:
         """Samples a second, with as many missing at a time as losses and the time until others come let expect."""
-        missing = held * self._share
-        shares = [math.exp(-missing) * missing**lost / math.factorial(lost) for lost in range(MOST_MISSING)]
-        return sum(
-            share * self._undisturbed(held - lost)
-            for lost, share in enumerate(shares)
-            if held > lost and (share > 1e-3 or not lost)
-        )
+        chances = dict(_missing(held, self._share))
+        return sum(chance * self._undisturbed(held - lost) for lost, chance in chances.items()) / sum(chances.values())
 
     def _undisturbed(self, workers: int) -> float:
-        found = choosing.expected(self._state, self._rates, workers)
+        found = choosing.expected(self._state, self._rates, workers) if workers > 0 else ()
         return self.batch / found[0].seconds if found else 0.0
 
     def price(self, held: int) -> float:
@@ -152,6 +169,17 @@ class Worth:
         here = min(held, len(self._sums) - 1)
         return self._sums[here] + self._another * (held - here)
 
+    def least(self) -> float:
+        """Samples a second, at least, of what is chosen."""
+        top = self.speed(self.most)
+        return AS_FAST * top if self.needed is None else min(self.needed, THE_FASTEST * top)
+
+    def suffices(self, held: int) -> bool:
+        """Is what is held fast enough to stay, as estimates are off by as much?"""
+        if self.needed is None:
+            return self.speed(held) >= TOO_SLOW * self.speed(self.most)
+        return self.speed(held) >= TOO_LATE * self.least()
+
     def value(self, held: int) -> float:
         price = self.price(held)
         return self.speed(held) / price if price else self.speed(held)
@@ -159,14 +187,15 @@ class Worth:
 
 def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
     """How many workers, without those on standby, train the most for their price, of all numbers that are about as
-    fast as the most; the number that is held as long as no other is better by enough. None if no grid fits.
+    fast as the most, or with a date of those by which it is met, the fastest if it cannot be; the number that is held
+    as long as no other is better by enough. None if no grid fits.
     """
     most, held, top = worth.most, worth.held, worth.speed(worth.most)
     if not top:
         return None
-    fewest = _fewest(worth, most, AS_FAST * top)
+    fewest = _fewest(worth, most, worth.least())
     best = max(_compared(worth, fewest, most, top), key=lambda number: (worth.value(number), -number))
-    if held is None or held > most or worth.speed(held) < TOO_SLOW * top:
+    if held is None or held > most or not worth.suffices(held):
         return best
     share = 1 - _pause_of(state, rates, best) / choosing.outlook(state, now)
     return best if share * worth.value(best) > (1 + choosing.WORTH) * worth.value(held) else held
@@ -218,23 +247,33 @@ def aim(turn: Turn, rates: GridRates) -> None:
     elif known.aim is None or known.aim[0] != number:
         changed = replace(known, aim=(number, turn.now))
     elif turn.now - known.aim[1] >= state.spec.elastic.stabilization_seconds:
-        changed = replace(known, aim=None, target=number, told=_told(worth, number))
+        changed = replace(known, aim=None, target=number, told=_told(worth, number, done_by(state.spec)))
         turn.do(Emit("WorkersChosen", changed.told))
     else:
         changed = known
     turn.set(grids=replace(state.grids, holding=changed))
 
 
-def _told(worth: Worth, number: int) -> str:
+def _told(worth: Worth, number: int, date: datetime | None) -> str:
     most = worth.allowed
+    by_then = "" if date is None or worth.needed is None else _whether_by(date, worth)
     if worth.most < most:
-        return f"{number} of at most {count(most, 'worker')} are held: the budget for an hour pays for {worth.most}"
-    if number == most:
-        return f"all of {count(most, 'worker')} are worth their price"
-    speed, price = worth.speed(number) / worth.speed(most), worth.price(number) / max(1e-12, worth.price(most))
-    return (
-        f"{number} of at most {count(most, 'worker')} are held: {speed:.2f} of the speed for {price:.2f} of the price"
-    )
+        text = f"{number} of at most {count(most, 'worker')} are held: the budget for an hour pays for {worth.most}"
+    elif number == most:
+        text = f"all of {count(most, 'worker')} are {'held' if by_then else 'worth their price'}"
+    else:
+        speed = worth.speed(number) / worth.speed(most)
+        price = worth.price(number) / max(1e-12, worth.price(most))
+        text = f"{number} of at most {count(most, 'worker')} are held: {speed:.2f} of the speed for {price:.2f} of the"
+        text += " price"
+    return text + by_then
+
+
+def _whether_by(date: datetime, worth: Worth) -> str:
+    """Is it met?"""
+    if worth.needed is not None and worth.needed <= worth.speed(worth.most):
+        return f", as is enough to be done by {shown_date(date)}"
+    return f", the fastest, and still the job may not be done by {shown_date(date)}"
 
 
 def counted(state: CoordinatorState, workers: int) -> int:

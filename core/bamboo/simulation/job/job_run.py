@@ -7,6 +7,7 @@ through `coordinator.step`, and commands are carried out by simulated workers.
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -28,9 +29,11 @@ from bamboo.coordinator.events import (
     RequestsWithdrawn,
     Send,
     Tick,
+    TimeTold,
     WorkerLost,
 )
 from bamboo.coordinator.workers.membership import surplus_requests
+from bamboo.job.budget_reach import done_by
 from bamboo.job.spec import JobSpec, wanted_pipelines, whole_workers
 from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.names import worker_name
@@ -50,6 +53,7 @@ from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Change, NodeChange, Trace
 
 ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens
+TIME_TOLD: Final = 600.0  # seconds from one time to the next
 GRACE_SECONDS: Final = 1.0  # in which a worker that was told to go has ended
 MOST_EVENTS: Final = 50_000_000
 FOREVER: Final = 1e12
@@ -60,6 +64,7 @@ CUT: Final = ("cut", "the time was up")
 class JobRun:
     """What is simulated. seconds: after which the run is cut; None: the trace's duration. price: USD an hour of a spot
     node, instead of what trace, job and profile say. zone_price: USD for each GB that crosses zones, and each way.
+    began: the time of day at which it begins, by which a date of the job is heeded; None: there is none.
     """
 
     spec: JobSpec
@@ -69,6 +74,7 @@ class JobRun:
     seconds: float | None = None
     price: float | None = None
     zone_price: float = ZONE_TRAFFIC_PRICE
+    began: datetime | None = None
 
 
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
@@ -157,6 +163,7 @@ class _Simulation:
         for moment in sorted({price.at for price in trace.prices}):
             self._clock.at(moment, self._pay)
         self._tell_prices()
+        self._tell_time()
         self._coordinate(Tick())
         events = 0
         while self._finish is None and not self._over and self._clock.advance():
@@ -176,6 +183,13 @@ class _Simulation:
             message=message,
             steps=tuple(self._record.steps),
         )
+
+    def _tell_time(self) -> None:
+        """Now, and from time to time, so that the coordinator hears how many steps are done."""
+        if self._run.began is None or done_by(self._spec) is None:
+            return
+        self._coordinate(TimeTold(self._run.began + timedelta(seconds=self._clock.now)))
+        self._clock.after(TIME_TOLD, self._tell_time)
 
     def _cut(self) -> None:
         self._over = True
