@@ -19,6 +19,7 @@ CAMEL = re.compile(r"(?:[A-Z][a-z0-9]*)+")
 TELLERS: dict[str, tuple[int, str]] = {
     "Emit": (0, "reason"),
     "ConditionResult": (1, "reason"),
+    "Shortfall": (0, "reason"),
     "Protection": (1, "reason"),
     "StartupProblem": (0, "reason"),
     "DisruptionMark": (0, "source"),
@@ -66,6 +67,8 @@ PASSED_ON = {
     "disruption": "ANSWERS and TABLES",
     "_WAITING[reason]": "TABLES",
     "found.reason": "Protection",
+    "found[0].reason": "Shortfall",
+    "one.reason": "Shortfall",
     "problem.reason": "StartupProblem",
     "problems[0].reason": "StartupProblem",
     "finish.reason": "Finish",

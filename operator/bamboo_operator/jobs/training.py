@@ -210,6 +210,8 @@ class Training:
             if not await self._attempt("write the status", write):
                 return False
             self._written_progress = progress
+            for warning in self._status.take_warnings():
+                self._runner.events.append(warning)
             return True
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:

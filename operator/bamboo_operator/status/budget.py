@@ -1,13 +1,21 @@
 """How far a job's budget gets, for a person. Pure."""
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
+from typing import Any, Final
 
-from bamboo.coordinator.events import Status
-from bamboo.job.budget_reach import HOUR, Pace, money_reach
+from bamboo.coordinator.events import Emit, Status
+from bamboo.job.budget_reach import HOUR, Pace, money_reach, shown_date
 from bamboo.job.spec import JobSpec
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
+
+LOW_SECONDS: Final = 3600.0  # for which money lasts at least without a warning
+LASTING_SECONDS: Final = 60.0  # for which a budget falls short before there is a warning
+SLACK: Final = 0.02  # by which it has to, and by which it has to suffice again
 
 
 def budget_spent(spec: JobSpec) -> str:
@@ -41,3 +49,88 @@ def pace_of(status: Status | None) -> Pace:
     if status is None:
         return Pace(step=0, steps=None, step_seconds=None)
     return Pace(step=status.step, steps=status.steps, step_seconds=status.step_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """What a budget does not suffice for. reason: CamelCase; of: the money or the date; message: a sentence, the same
+    as long as that is so, since how far the job gets changes all the time and is told beside it.
+    """
+
+    reason: str
+    of: str
+    message: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.reason} {self.of}"
+
+
+def shortfalls(
+    spec: JobSpec, total: Decimal, per_hour: Decimal | None, status: Status, *, before: bool
+) -> list[Shortfall]:
+    """The most urgent first. before: was there one? Then it ends only when the budget suffices clearly."""
+    return [*_money_short(spec, total, per_hour, pace_of(status), before), *_date_missed(status, before)]
+
+
+def _money_short(
+    spec: JobSpec, total: Decimal, per_hour: Decimal | None, pace: Pace, before: bool
+) -> Iterator[Shortfall]:
+    money = spec.budget.money if spec.budget else None
+    if money is None:
+        return
+    hours = money_reach(money, total, per_hour, pace).hours
+    if hours is None:
+        return
+    seconds = pace.left * pace.step_seconds if pace.left is not None and pace.step_seconds else None
+    if seconds is not None and hours * HOUR >= _margin(before) * seconds:
+        return
+    if hours * HOUR < LOW_SECONDS:
+        text = f"the rest of spec.budget.money {money} lasts for less than an hour; then the job is suspended"
+        yield Shortfall("MoneyLow", f"{money}", text)
+    if seconds is not None:
+        text = f"spec.budget.money {money} is spent before the last step, at the present price and speed"
+        yield Shortfall("MoneyShort", f"{money}", text)
+
+
+def _date_missed(status: Status, before: bool) -> Iterator[Shortfall]:
+    found = status.date
+    if found is None or found.pace.left == 0:
+        return
+    date = shown_date(found.done_by)
+    if found.seconds <= 0:
+        yield Shortfall("DateMissed", date, f"spec.budget.doneBy {date} has passed, and the job is not done")
+    elif found.late is not None and found.late + found.seconds > found.seconds / _margin(before):
+        yield Shortfall("DateMissed", date, f"at the present rate the job is not done by spec.budget.doneBy {date}")
+
+
+def _margin(before: bool) -> float:
+    """How much of what it takes has to be there."""
+    return 1 + SLACK if before else 1 - SLACK
+
+
+def warned_of(
+    earlier: Sequence[str], found: Sequence[Shortfall], since: datetime | None, now: datetime, spec: JobSpec | None
+) -> list[str]:
+    """Of which shortfalls of the present budget the user has been warned, with an event each: of each kind once.
+
+    since: when the budget began to fall short. It has to last for a while, as steps may be slow for a moment.
+    """
+    budget = spec.budget if spec is not None else None
+    present = {f"{budget.money}", shown_date(budget.done_by) if budget.done_by else ""} if budget is not None else set()
+    kept = [key for key in earlier if key.partition(" ")[2] in present]
+    lasting = since is not None and (now - since).total_seconds() >= LASTING_SECONDS
+    return kept + [one.key for one in found if lasting and one.key not in kept]
+
+
+def warnings(new: Mapping[str, Any], old: Mapping[str, Any], found: Sequence[Shortfall]) -> list[Emit]:
+    """Of what the user is warned with that status, and was not with the one before; with how far the job gets."""
+    keys = set(new.get("budgetWarnings") or ()) - set(old.get("budgetWarnings") or ())
+    return [Emit(one.reason, _with_how_far(new, one), True) for one in found if one.key in keys]
+
+
+def _with_how_far(status: Mapping[str, Any], one: Shortfall) -> str:
+    date, money = ((status.get(part) or {}).get(name) for part, name in (("training", "doneBy"), ("cost", "budget")))
+    if one.reason == "DateMissed":
+        return date or one.message
+    return f"{one.message}: {money}" if money else one.message

@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from bamboo.coordinator.events import Outcome, Status, WorkerState
 from bamboo.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
 from bamboo.job.spec import RedundancyMode, whole_workers
-from bamboo_operator.pods.pools import is_fallback
+from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.rollouts.rollout import RolloutState
-from bamboo_operator.status.budget import budget_spent
+from bamboo_operator.status.budget import Shortfall, budget_spent, shortfalls
 from bamboo_operator.status.facts import StatusFacts
 
 LONGEST_MESSAGE = 32768
@@ -71,6 +72,18 @@ class RuleInput:
     def pods(self) -> Mapping[str, int]:
         """By pool; those of a job that is over or suspended are as good as gone."""
         return {} if self.idle else self.facts.pods
+
+    def per_hour(self) -> Decimal | None:
+        """What the workers cost that are paid for now."""
+        spec, paid = self.facts.spec, self.pods if self.idle or self.facts.paid is None else self.facts.paid
+        return price_per_hour(spec.node_pools, paid) if spec else None
+
+    def shortfalls(self) -> list[Shortfall]:
+        """What the budget of a job that runs does not suffice for."""
+        spec, status = self.facts.spec, self.status
+        if spec is None or status is None or self.idle or status.phase != "Running":
+            return []
+        return shortfalls(spec, self.facts.total_cost, self.per_hour(), status, before=self.was("BudgetShort"))
 
     def damage(self) -> list[PipelineDamage]:
         """Of the pipelines that are there."""
@@ -247,6 +260,20 @@ def _corrupted(given: RuleInput) -> ConditionResult:
     return ConditionResult(False, "NoDifference", "no results are known to differ")
 
 
+def _budget_short(given: RuleInput) -> ConditionResult:
+    spec = given.facts.spec
+    if idle := given.idle:
+        return idle
+    if spec is None or spec.budget is None or (spec.budget.money is None and spec.budget.done_by is None):
+        return ConditionResult(False, "NoBudget", "the job has no budget that it could exhaust")
+    if given.status is None or given.status.phase != "Running":
+        return given.previous.get("BudgetShort") or ConditionResult(False, "NotRunning", "nothing runs yet")
+    found = given.shortfalls()
+    if not found:
+        return ConditionResult(False, "WithinBudget", "the budget is not known to be too small")
+    return ConditionResult(True, found[0].reason, "; ".join(one.message for one in found))
+
+
 def _suspended(given: RuleInput) -> ConditionResult:
     if given.facts.suspended and not given.over:
         spec = given.facts.spec
@@ -299,6 +326,7 @@ RULES: dict[str, Callable[[RuleInput], ConditionResult]] = {
     "Protected": _protected,
     "Straggling": _straggling,
     "Corrupted": _corrupted,
+    "BudgetShort": _budget_short,
     "Suspended": _suspended,
     "Restoring": _restoring,
     "FallbackActive": _fallback,

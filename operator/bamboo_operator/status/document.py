@@ -1,8 +1,8 @@
 """A BambooJob's status: what the coordinator says and what the operator counts, in the shape of the API."""
 
 import math
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -13,8 +13,7 @@ from bamboo.names import worker_index
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.kube.objects import api_time, exact_time
 from bamboo_operator.manifests.worker_pod import selector_of
-from bamboo_operator.pods.pools import price_per_hour
-from bamboo_operator.status.budget import budget_left
+from bamboo_operator.status.budget import budget_left, warned_of
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
     ConditionResult,
@@ -36,11 +35,12 @@ def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dic
 
     What is not known for the moment stays as it was. Computed again from its own result, it does not change.
     """
-    given = RuleInput(_known_status(status), facts, condition_results(previous.get("conditions")))
+    given = rule_input(status, previous, facts)
     found = evaluate(given)
+    conditions = _conditions(found, previous, facts)
     new = {
         "observedGeneration": facts.generation,
-        "conditions": _conditions(found, previous, facts),
+        "conditions": conditions,
         "state": displayed_state(found),
         "epoch": (status.epoch if status else 0) or previous.get("epoch") or 0,
         "pipelines": _pipelines(given, previous),
@@ -51,11 +51,24 @@ def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dic
         "training": _training(status, previous, facts),
         "checkpoint": _checkpoint(status, previous, facts),
         "cost": _cost(given),
+        "budgetWarnings": _budget_warnings(given, conditions, previous),
         "digests": list(status.digests) if status and status.digests else previous.get("digests"),
         "plan": _plan(status, previous, facts),
         "selector": _selector(given, previous),
     }
     return {key: value for key, value in new.items() if value is not None}
+
+
+def rule_input(status: Status | None, previous: Json, facts: StatusFacts) -> RuleInput:
+    """What the rules of conditions look at."""
+    return RuleInput(_known_status(status), facts, condition_results(previous.get("conditions")))
+
+
+def _budget_warnings(given: RuleInput, conditions: Sequence[Json], previous: Json) -> list[str] | None:
+    short = next((c for c in conditions if c["type"] == "BudgetShort" and c["status"] == "True"), None)
+    since = datetime.fromisoformat(short["lastTransitionTime"]) if short else None
+    earlier = previous.get("budgetWarnings") or ()
+    return warned_of(earlier, given.shortfalls(), since, given.facts.now, given.facts.spec) or None
 
 
 def _plan(status: Status | None, previous: Json, facts: StatusFacts) -> str | None:
@@ -240,8 +253,7 @@ def _finite(number: float | None) -> bool:
 
 def _cost(given: RuleInput) -> Json | None:
     facts = given.facts
-    paid = given.pods if given.idle or facts.paid is None else facts.paid
-    per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
+    per_hour = given.per_hour()
     total, repeated = facts.total_cost, facts.earlier.repeated_cost + facts.repeated_cost
     budget = budget_left(facts.spec, total, None if given.idle else per_hour, given.status)
     if per_hour is None and not total:

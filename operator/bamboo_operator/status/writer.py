@@ -7,11 +7,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from bamboo.coordinator.events import Status
+from bamboo.coordinator.events import Emit, Status
 from bamboo.coordinator.state import EarlierProgress
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, parsed_time, utc_now
-from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, worth_writing
+from bamboo_operator.status.budget import warnings as budget_warnings
+from bamboo_operator.status.document import PROGRESS_SECONDS, job_status, rule_input, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.merge_patch import either, merge_patch
 from bamboo_operator.status.plan_record import lost_workers_in, trains
@@ -25,6 +26,7 @@ class StatusWriter:
         (self._key, self._uid), self._api = job, api
         self.written: dict[str, Any] = dict(written)
         self._written_at = 0.0
+        self._warnings: list[Emit] = []
         self._possible: dict[str, Any] | None = None  # what may have been written, too: the answer was lost
         self.facts = StatusFacts(
             now=utc_now(), generation=0, spec=None, earlier=EarlierCounts.of(self.written), selector=selector,
@@ -116,7 +118,14 @@ class StatusWriter:
         before = self.written if self._possible is None else self._possible
         self._possible = either(before, new)
         await self._api.write_status(*self._key, self._uid, merge_patch(new, before))
+        found = rule_input(status, self.written, self.facts).shortfalls()
+        self._warnings += budget_warnings(new, self.written, found)
         self.written, self._written_at, self._possible = new, time.monotonic(), None
+
+    def take_warnings(self) -> list[Emit]:
+        """What the user is warned of by what was written since this was asked last."""
+        found, self._warnings = self._warnings, []
+        return found
 
 
 def _counted_until(status: Mapping[str, Any]) -> datetime | None:
