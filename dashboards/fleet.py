@@ -188,6 +188,12 @@ def _operator() -> list[object]:
             Query(increase("bamboo_operator_refusals_total", by="reason"), "{{reason}}"),
         ),
         graph(
+            "Age of the prices",
+            "Time since the prices of machines were read well; growing if the file or the URL is not as it should be.",
+            "s",
+            Query("max(bamboo_operator_prices_age_seconds)", "age"),
+        ),
+        graph(
             "Memory",
             "Resident memory of the operator.",
             "bytes",

@@ -18,6 +18,7 @@ from bamboo_operator.cluster.node_marks import NodeMark, read_marks
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.prices.source import PricePlace
 from bamboo_operator.process import OperatorOptions
 
 LEAST_KEY = 16  # bytes
@@ -58,6 +59,16 @@ _NodeRecord = Annotated[
         " `bamboo traces fetch`; default: nowhere."
     ),
 ]
+_Prices = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="Prices of machines (docs/planning.md), read anew while jobs run: what a worker costs in a pool that names"
+        " its machine. A file, such as one of a ConfigMap, a list that comes with Bamboo, or an http(s) URL.",
+        envvar="BAMBOO_PRICES",
+    ),
+]
+_PricesInterval = Annotated[float, typer.Option(min=1, help="Seconds until prices are read again.")]
 _TlsCert = Annotated[
     Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
 ]
@@ -122,6 +133,14 @@ class WorkerFlags:
     node_record: _NodeRecord = None
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
+    prices: _Prices = None
+    prices_interval: _PricesInterval = 300.0
+
+    def price_place(self) -> PricePlace | None:
+        try:
+            return PricePlace.parse(self.prices, self.prices_interval) if self.prices else None
+        except ValueError as error:
+            raise wrong(f"--prices: {error}") from None
 
     def check_metadata(self) -> None:
         if self.metadata not in METADATA_CHOICES:
@@ -227,7 +246,7 @@ def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, leas
         listen=listen, web_listen=web_listen, url=ports.url, namespaces=list(ports.namespace or ()),
         certificate=certificate, lease=lease.name(), identity=lease.identity or socket.gethostname(),
         label_active=lease.label_active, workers=workers.settings(authority), key=workers.key(), marks=workers.marks(),
-        node_record=workers.record_place(),
+        node_record=workers.record_place(), prices=workers.price_place(),
     )  # fmt: skip
 
 

@@ -36,12 +36,14 @@ from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operato
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.prices.source import PricePlace, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder
 from bamboo_operator.status.job_view import JobView
 
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0
+FIRST_PRICES_SECONDS = 2.0  # that jobs wait for prices: what was paid while nobody looked is counted at them
 RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
 WATCHES = 6  # of a namespace: connections of its watches, also while one is begun anew
 
@@ -51,7 +53,8 @@ class OperatorOptions:
     """url: under which workers reach this process; by default its own address.
 
     lease: None if there can be no other operator. identity: of this one as its holder. label_active: its pod, while
-    it works; those that wait are ready, too. node_record: the ConfigMap in which nodes are recorded.
+    it works; those that wait are ready, too. node_record: the ConfigMap in which nodes are recorded. prices: where they
+    are, None if nowhere.
     """
 
     listen: tuple[str, int]
@@ -66,6 +69,7 @@ class OperatorOptions:
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False
     node_record: LeaseName | None = None
+    prices: PricePlace | None = None
 
 
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
@@ -90,6 +94,7 @@ class _Operator:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._job_kind = JobKind(self._api, options.namespaces)
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
+        self._prices = PriceSource(options.prices)
         self._jobs: JobController | None = None
         self._recorder: NodeRecorder | None = None
         self._works = False
@@ -111,6 +116,7 @@ class _Operator:
             for connection in self._connections:
                 await connection.open()
             await self._web.start(*self._options.web_listen)
+            self._begin(self._prices.run())  # an operator that waits for the Lease knows them, too
             self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
                 await self._active.give_up(first=True)
@@ -175,16 +181,23 @@ class _Operator:
         bounds = ConnectionBounds(unauthenticated=self._shares.unauthenticated, known=self._shares.workers)
         bound = await self._gateway.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
+        await self._prices.looked(FIRST_PRICES_SECONDS)
         shared = SharedResources(
             cluster=ClusterCache(), gateway=self._gateway, api=self._api, reviews=TokenReviewer(self._reviewer),
-            key=options.key, url=options.url or own, settings=options.workers, marks=options.marks,
+            key=options.key, url=options.url or own, settings=options.workers, marks=options.marks, prices=self._prices,
         )  # fmt: skip
         jobs = self._jobs = JobController(shared)
         if options.node_record:
-            self._recorder = NodeRecorder(shared.cluster, self._api, options.node_record, jobs.spec, options.marks)
+            self._recorder = NodeRecorder(
+                shared.cluster, self._api, options.node_record, jobs.spec, options.marks, prices=self._prices
+            )
             self._begin(self._recorder.run())
         sources = MetricSources(
-            reconcilers=jobs.running, gateway=self._gateway, calls=self._calls, counts=shared.counts
+            reconcilers=jobs.running,
+            gateway=self._gateway,
+            calls=self._calls,
+            counts=shared.counts,
+            prices=self._prices,
         )
         self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
         ProcessCollector(registry=self._series)

@@ -165,7 +165,11 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         standby=s.StandbySpec(workers=1),
         node_pools=(
             placement.NodePool(
-                name="spot", preset=placement.Preset.KARPENTER, price_per_hour=Decimal("0.91"), max_workers=8
+                name="spot",
+                preset=placement.Preset.KARPENTER,
+                price_per_hour=Decimal("0.91"),
+                machine="g5.xlarge",
+                max_workers=8,
             ),
             placement.NodePool(
                 name="fallback",

@@ -22,6 +22,7 @@ from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
+from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
 from job_metrics_kit import exposed
 from operator_kit import NOW, at, job, pod, said
@@ -116,7 +117,7 @@ class Operated:
     def __init__(self, status: Mapping[str, Any], cluster: Cluster, step: int = 0) -> None:
         metadata = {"name": "tiny", "namespace": "default", "uid": "u", "generation": 1}
         self._cluster, self._cache = cluster, cluster.seen()
-        shared: Any = SimpleNamespace(counts=OperatorCounts(), cluster=self._cache, api=None)
+        shared: Any = SimpleNamespace(counts=OperatorCounts(), cluster=self._cache, api=None, prices=PriceSource())
         self.job = JobReconciler({"metadata": metadata, "spec": SPEC, "status": status}, shared)
         self.first = self._page()  # before anything is known but the status
         self.job._spec._read()

@@ -1,12 +1,24 @@
 """For how long a worker's node was paid for while no operator looked."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from bamboo_operator.jobs.cost_counter import paid_seconds
-from operator_kit import NOW, at, pod
+from bamboo.sizing.prices import PriceList, parse_prices
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.jobs import cost_counter
+from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.manifests.worker_pod import JobMeta, worker_pod
+from bamboo_operator.pods.job_pods import ZONE, JobPods
+from bamboo_operator.pods.pools import price_per_hour
+from bamboo_operator.prices.source import PriceSource
+from bamboo_operator.status.writer import StatusWriter
+from operator_kit import NOW, SETTINGS, at, job, pod
 
 
 def placed(seconds: float, **more: Any) -> dict[str, Any]:
@@ -43,3 +55,58 @@ def test_a_node_is_paid_for_from_when_a_pod_has_it_until_its_worker_ends(made: d
 
 def test_before_anything_was_counted_nothing_was_left_out() -> None:
     assert paid_seconds(placed(-1000), None, NOW) == 0
+
+
+# prices that change
+
+
+class Clock:
+    """In place of the module's `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def price_list(spot: float, zones: Mapping[str, float]) -> PriceList:
+    told = {"m": {"spot": spot, "onDemand": 10.0, "zones": {zone: {"spot": one} for zone, one in zones.items()}}}
+    return parse_prices("p", {"format": "bamboo-prices", "version": 1, "source": "", "machines": told})
+
+
+def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers, of which one is in a zone of its own price: an hour at 1 and 1, one at 3 and 1, one at 3 and 5."""
+    clock, prices, cluster = Clock(), PriceSource(), ClusterCache()
+    monkeypatch.setattr(cost_counter, "time", clock)
+    identity = JobIdentity(("default", "tiny"), "u")
+    pools = [{"name": "spot", "machine": "m"}, {"name": "sure", "capacity": "OnDemand", "machine": "m"}]
+    spec = job(nodePools=pools)
+    for number, zone in enumerate("ab"):
+        cluster.node_event(None, {"metadata": {"name": f"n{number}", "uid": f"n{number}", "labels": {ZONE: zone}}})
+        made = worker_pod(spec, JobMeta(uid="u"), number, spec.node_pools[0], SETTINGS)
+        made["metadata"] |= {"uid": f"p{number}"}
+        made["spec"]["nodeName"] = f"n{number}"
+        cluster.pod_event(None, made | {"status": {"phase": "Running"}})
+    status = StatusWriter(identity, "", {}, ApiClient(NoCalls()))
+    counter = CostCounter(JobPods(identity, cluster), status, JobMeter(OperatorCounts()), prices)
+    totals = []
+    status.update(spec=spec)
+    for spot, zones in ((1.0, {}), (3.0, {"b": 1.0}), (3.0, {"b": 5.0}), (100.0, {})):
+        prices.current = price_list(spot, zones)
+        counter.count()
+        totals.append(float(status.facts.total_cost))
+        clock.now += 3600.0
+    assert totals == [0.0, 2.0, 6.0, 14.0]
+    assert float(status.facts.comparison.on_demand) == 60.0
+    assert sorted(counter.worker_prices().values()) == [100.0, 100.0]
+    prices.current = price_list(2.0, {"b": 4.0})
+    assert list(counter.worker_prices().values()) == [2.0, 4.0]
+    counter.count()
+    assert price_per_hour(status.facts.pools, status.facts.paid or {}) == 6
+    assert status.facts.unpriced == ()
+
+
+class NoCalls:
+    async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+        raise AssertionError("nothing is asked of an API server")

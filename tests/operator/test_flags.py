@@ -23,6 +23,7 @@ def start(folder: Path, *flags: str) -> Result:
     [
         (["--label-active"], "--label-active: expected --lease with it"),
         (["--lease", "bamboo-operator"], '--lease: expected NAMESPACE/NAME, got "bamboo-operator"'),
+        (["--prices", "ftp://a/b"], "--prices: expected a file, or a URL such as https://HOST/prices.yaml, got "),
         (["--metadata", "moon"], '--metadata: expected one of off, auto, aws, gcp, azure, got "moon"'),
     ],
 )

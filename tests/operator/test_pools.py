@@ -15,7 +15,6 @@ from bamboo_operator.pods.pools import (
     next_price,
     pool_to_probe,
     price_per_hour,
-    worker_prices,
     worker_to_revert,
 )
 
@@ -55,9 +54,7 @@ def test_the_next_pod_goes_to_the_first_pool_with_room_that_is_due(pools, waited
     assert (found.name if found else None) == chosen
 
 
-def test_a_worker_costs_what_its_pool_says_and_another_what_the_first_pool_does():
-    placed = {"w0": "fallback", "w1": "spot", "w2": "last", "w3": ""}
-    assert worker_prices([SPOT, FALLBACK, LAST], placed) == {"w0": 3.06, "w1": 0.91}
+def test_another_worker_costs_what_the_first_pool_says():
     assert next_price([LAST, FALLBACK, OTHER, SPOT]) == 1.10, "a pool that asks for patience is not the first"
     assert next_price([LAST]) is None
 

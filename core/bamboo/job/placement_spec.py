@@ -81,13 +81,15 @@ class VerifyMode(StrEnum):
 class NodePool:
     """Pools are tried in order. after_seconds: how long the pools before it must have failed to deliver.
 
-    revert: move its workers back to an earlier pool once that one has capacity again.
+    revert: move its workers back to an earlier pool once that one has capacity again. machine: the name of its nodes in
+    a price list, by which price_per_hour, of a worker, follows what an operator reads.
     """
 
     name: str
     capacity: Capacity = Capacity.SPOT
     preset: Preset = Preset.NONE
     price_per_hour: Decimal | None = None
+    machine: str | None = None
     after_seconds: int = 0
     max_workers: int | None = None
     revert: bool = False

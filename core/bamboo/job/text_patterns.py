@@ -47,6 +47,11 @@ URI = _form(
     2048,
 )
 IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
+MACHINE = _form(
+    "the name of a machine, of at most 63 printable characters without spaces, from a letter or digit on",
+    r"[A-Za-z0-9][!-~]{0,62}",
+    63,
+)
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
 _DAY = (
     r"20([0-9]{2}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|[0-9]{2}-(0[469]|11)-(0[1-9]|[12][0-9]|30)"

@@ -140,7 +140,7 @@ class Account(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolCost(Struct, frozen=True, kw_only=True, rename="camel"):
-    """workers: those that are paid for now. price: of one for an hour, as the manifest has it."""
+    """workers: those that are paid for now. price: of one for an hour, now."""
 
     name: str
     capacity: str

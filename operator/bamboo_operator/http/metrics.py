@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +17,7 @@ from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.objects import parsed_time
 from bamboo_operator.pods.rollouts.rollout import RolloutState
+from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.job_view import JobView
 
@@ -34,6 +35,7 @@ class MetricSources:
     gateway: WorkerGateway
     calls: ApiCallCounts
     counts: OperatorCounts
+    prices: PriceSource = field(default_factory=PriceSource)
 
     def fill(self, page: MetricsPage) -> None:
         """In any thread."""
@@ -161,6 +163,8 @@ def _operator(page: MetricsPage, sources: MetricSources) -> None:
     _table(page, operator_catalog.OPERATOR_WATCH_EVENTS, counts.watched)
     _table(page, operator_catalog.OPERATOR_REFUSALS, sources.gateway.refusals)
     page.add(operator_catalog.OPERATOR_CHANNELS, sources.gateway.connected)
+    if (age := sources.prices.age) is not None:
+        page.add(operator_catalog.OPERATOR_PRICES_AGE, age)
 
 
 def _table(page: MetricsPage, metric: Metric, counts: Counter[str]) -> None:

@@ -197,7 +197,7 @@ def cost(view: JobView, seconds_left: float | None) -> d.PageCost | None:
 
     Workers of a job that is over or suspended are as good as gone, as in its status.
     """
-    pools = view.spec.node_pools if view.spec else ()
+    pools = view.facts.pools
     if not pools:
         return None
     written, facts = view.written.get("cost") or {}, view.facts

@@ -10,23 +10,30 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from bamboo.job.spec import JobSpec
 from bamboo.names import TRAINER_CONTAINER
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pools import cost_of, price_per_hour
+from bamboo_operator.prices.pool_prices import priced_pools, unknown_machines, worker_price
+from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.writer import StatusWriter
 
 Json = Mapping[str, Any]
 
 
 class CostCounter:
-    """One job's, from when an operator first sees it. status: its facts take what is counted; meter: worker time."""
+    """One job's, from when an operator first sees it. status: its facts take what is counted; meter: worker time.
 
-    def __init__(self, pods: JobPods, status: StatusWriter, meter: JobMeter) -> None:
-        self._pods, self._status, self._meter = pods, status, meter
+    Time is counted at the prices of when it began, and never again at others.
+    """
+
+    def __init__(self, pods: JobPods, status: StatusWriter, meter: JobMeter, prices: PriceSource) -> None:
+        self._pods, self._status, self._meter, self._prices = pods, status, meter, prices
         self._counted: float | None = None  # when it was counted last (time.monotonic())
         self._paid: Mapping[str, int] = {}  # workers by pool, since then
 
@@ -35,17 +42,37 @@ class CostCounter:
 
         repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
         """
-        if self._status.facts.spec is None:
+        if (spec := self._status.facts.spec) is None:
             return
         now, until = time.monotonic(), utc_now()
         if self._counted is None:
+            self._price(spec)
             self._count_unwatched(until)
         else:
             add_cost(self._status, self._meter, self._paid, now - self._counted, repeated=repeated)
+        self._price(spec)
         before, self._paid, self._counted = self._paid, dict(self._pods.paid_for()), now
         self._status.update(paid=self._paid)
         if before or self._paid:  # else the status of a job that waits would change all the time
             self._status.update(counted_until=until)
+
+    def _price(self, spec: JobSpec) -> None:
+        """What workers cost from now on."""
+        prices, zones = self._prices.current, self._pods.zones_by_pool()
+        self._status.update(priced=priced_pools(spec, prices, zones), unpriced=tuple(unknown_machines(spec, prices)))
+
+    def worker_prices(self) -> dict[WorkerId, float]:
+        """Of each worker, with a node or without, for an hour; not those without a price."""
+        if (spec := self._status.facts.spec) is None:
+            return {}
+        pools = {pool.name: pool for pool in spec.node_pools}
+        placed = ((name, worker_pool(pod) or "", zone) for name, pod, zone in self._pods.with_zones())
+        found = {
+            name: worker_price(pools[pool], spec, self._prices.current, zone)
+            for name, pool, zone in placed
+            if pool in pools
+        }
+        return {name: float(price) for name, price in found.items() if price is not None}
 
     def _count_unwatched(self, now: datetime) -> None:
         """What the pods that are still there cost since another operator counted last."""
@@ -70,7 +97,7 @@ def add_cost(
     repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
     """
     facts = status.facts
-    pools = facts.spec.node_pools if facts.spec else ()
+    pools = facts.pools
     per_hour = price_per_hour(pools, paid)
     meter.paid += sum(paid.values()) * seconds
     status.update(

@@ -60,7 +60,7 @@ class JobReconciler:
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
         self._status = StatusWriter(self._job, selector(self._meta), status, shared.api)
-        self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter)
+        self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter, shared.prices)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 
     def view(self) -> JobView:

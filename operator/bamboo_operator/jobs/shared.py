@@ -11,6 +11,7 @@ from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.prices.source import PriceSource
 
 RECONCILES_AT_ONCE = 4
 STATUSES_AT_ONCE = 4
@@ -31,6 +32,7 @@ class SharedResources:
     url: str
     settings: WorkerPodSettings
     marks: tuple[NodeMark, ...] = ()
+    prices: PriceSource = field(default_factory=PriceSource)
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     burst: Burst = field(default_factory=Burst)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))

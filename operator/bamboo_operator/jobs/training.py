@@ -22,9 +22,8 @@ from bamboo_operator.jobs.reconcile_schedule import (
 )
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
-from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.pods.pools import next_price, worker_prices
+from bamboo_operator.pods.pools import next_price
 from bamboo_operator.status.budget import budget_spent, money_lasts
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
@@ -104,10 +103,8 @@ class Training:
         )
 
     def _tell_prices(self) -> None:
-        """What workers cost, by their pools."""
-        pools, pods = self._runner.state.spec.node_pools, self._controller.pods.living()
-        placed = {name: worker_pool(pod) or "" for name, pod in pods.items()}
-        self._runner.tell_prices(PricesTold(worker_prices(pools, placed), next_price(pools)))
+        """What workers cost now, by their pools and zones."""
+        self._runner.tell_prices(PricesTold(self._cost.worker_prices(), next_price(self._status.facts.pools)))
 
     # reconciling
 

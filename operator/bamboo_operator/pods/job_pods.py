@@ -1,6 +1,7 @@
 """One job's pods, as far as the operator has heard of them from the watch."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from bamboo_operator.kube.objects import JobIdentity, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
 
+ZONE = "topology.kubernetes.io/zone"
 PodsByName = dict[WorkerId, dict[str, Any]]
 
 
@@ -50,6 +52,20 @@ class JobPods:
     def paid_for(self) -> Counter[str]:
         """The same, but only those that have a node."""
         return Counter(worker_pool(pod) or "" for pod in self.placed().values())
+
+    def with_zones(self) -> Iterator[tuple[WorkerId, dict[str, Any], str]]:
+        """Living ones with the zone of their node; "" if they have none, or it is in none."""
+        for name, pod in self.living().items():
+            node = self._cluster.nodes.get(pod["spec"].get("nodeName") or "", {"metadata": {}})
+            yield name, pod, str((node["metadata"].get("labels") or {}).get(ZONE, ""))
+
+    def zones_by_pool(self) -> dict[str, list[str]]:
+        """The zones of those that are paid for, by the name of their pool."""
+        found = defaultdict[str, list[str]](list)
+        for _, pod, zone in self.with_zones():
+            if pod["spec"].get("nodeName"):
+                found[worker_pool(pod) or ""].append(zone)
+        return found
 
 
 def age(pod: dict[str, Any]) -> float:

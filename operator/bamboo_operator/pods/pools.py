@@ -94,12 +94,6 @@ def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
     return sum((price * counts.get(name, 0) for name, price in prices.items()), Decimal(0))
 
 
-def worker_prices(pools: Pools, placed: Mapping[WorkerId, str]) -> dict[WorkerId, float]:
-    """What each worker costs in an hour, by the name of its pool; not those in pools without a price."""
-    prices = {pool.name: float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None}
-    return {worker: prices[pool] for worker, pool in placed.items() if pool in prices}
-
-
 def next_price(pools: Pools) -> float | None:
     """What another worker would cost in an hour: in the first pool with a price that asks for no patience."""
     first = next((pool for pool in pools if pool.price_per_hour is not None and not pool.after_seconds), None)

@@ -24,6 +24,8 @@ from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.kube.objects import JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import worker_pool
+from bamboo_operator.prices.pool_prices import priced_pools, worker_price
+from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.recording.node_record import (
     NodeRecord,
     SeenNode,
@@ -63,9 +65,11 @@ class NodeRecorder:
         spec: Callable[[JobKey], JobSpec | None],
         marks: Sequence[NodeMark] = (),
         clock: Callable[[], datetime] = utc_now,
+        prices: PriceSource | None = None,
     ) -> None:
         self._cluster, self._api, self._place = cluster, api, place
         self._spec, self._marks, self._clock = spec, marks, clock
+        self._prices = prices or PriceSource()
         self._record: NodeRecord | None = None
         self._kept: Object | None = None  # the ConfigMap as it was last read or written
         self._troubles: dict[str, Trouble] = {}
@@ -135,8 +139,10 @@ class NodeRecorder:
         if spec is None:
             return SeenNode(uid=metadata["uid"], zone=zone, pool=pool)
         pools, node_price = spec.node_pools, spec.spread.node_price
-        price = node_price(next((one.price_per_hour for one in pools if one.name == pool), None))
-        dear = node_price(pool_price(pools, Capacity.ON_DEMAND))
+        prices = self._prices.current
+        found_pool = next((one for one in pools if one.name == pool), None)
+        price = node_price(worker_price(found_pool, spec, prices, zone) if found_pool is not None else None)
+        dear = node_price(pool_price(priced_pools(spec, prices, {}), Capacity.ON_DEMAND))
         return SeenNode(
             uid=metadata["uid"], zone=zone, pool=pool, price=price, on_demand=None if price is None else dear
         )

@@ -75,8 +75,7 @@ class RuleInput:
 
     def per_hour(self) -> Decimal | None:
         """What the workers cost that are paid for now."""
-        spec, paid = self.facts.spec, self.pods if self.idle or self.facts.paid is None else self.facts.paid
-        return price_per_hour(spec.node_pools, paid) if spec else None
+        return price_per_hour(self.facts.pools, self.pods if self.idle or self.facts.paid is None else self.facts.paid)
 
     def shortfalls(self) -> list[Shortfall]:
         """What the budget of a job that runs does not suffice for."""
@@ -109,8 +108,8 @@ def _accepted(given: RuleInput) -> ConditionResult:
         return ConditionResult(False, "InvalidSpec", "; ".join(facts.problems))
     if facts.refused:
         return ConditionResult(False, "ChangeRefused", facts.refused)
-    if facts.warnings:
-        return ConditionResult(True, "AcceptedInPart", "; ".join(facts.warnings))
+    if warnings := (*facts.warnings, *facts.unpriced):
+        return ConditionResult(True, "AcceptedInPart", "; ".join(warnings))
     return ConditionResult(True, "Accepted", "the manifest is valid")
 
 

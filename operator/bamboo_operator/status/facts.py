@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from bamboo.coordinator.events import Finish
+from bamboo.job.placement_spec import NodePool
 from bamboo.job.spec import JobSpec
 from bamboo_operator.kube.objects import api_time
 from bamboo_operator.pods.rollouts.rollout import RolloutRecord
@@ -43,8 +44,9 @@ class StatusFacts:
     refused: what of it a running job does not follow. unattended: its workers train, and no operator manages them.
 
     warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
-    a node, None for all. startup_problems: why some do not start. cost, repeated_cost (of repeated steps): since this
-    operator has known the job; counted_until: until when, None if it never was.
+    a node, None for all. startup_problems: why some do not start. priced: the pools at the prices of now, None if these
+    are the manifest's; unpriced: sentences on those whose machine has none. cost, repeated_cost (of repeated steps):
+    since this operator has known the job; counted_until: until when, None if it never was.
     comparison: of costs, over all operators. plan: as it is to be kept. rollout: None if it is not known yet.
     selector: of all the job's pods.
     """
@@ -60,6 +62,8 @@ class StatusFacts:
     pods: Mapping[str, int] = field(default_factory=dict)
     paid: Mapping[str, int] | None = None
     startup_problems: tuple[StartupProblem, ...] = ()
+    priced: tuple[NodePool, ...] | None = None
+    unpriced: tuple[str, ...] = ()
     cost: Decimal = Decimal(0)
     repeated_cost: Decimal = Decimal(0)
     counted_until: datetime | None = None
@@ -68,6 +72,11 @@ class StatusFacts:
     plan: str | None = None
     selector: str | None = None
     rollout: RolloutRecord | None = None
+
+    @property
+    def pools(self) -> tuple[NodePool, ...]:
+        """The job's, at the prices of now."""
+        return () if self.spec is None else self.spec.node_pools if self.priced is None else self.priced
 
     @property
     def suspended(self) -> bool:
