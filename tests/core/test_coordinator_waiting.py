@@ -9,7 +9,7 @@ import pytest
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import Emit, Finish, Send, Tick
+from bamboo.coordinator.events import AddWorkers, Emit, Finish, Send, Tick
 from bamboo.planning.plan import Cell
 from world import World, back, restarted, silence, taken_over
 
@@ -163,3 +163,58 @@ def test_a_restarted_coordinator_gives_up_when_the_deadline_for_progress_has_pas
         state, commands = coordinator.step(world.state, Tick(), world.now + when)
         assert (state.phase == "Over") is over
     assert [c.reason for c in commands if isinstance(c, Finish)] == ["WorkersGone"]
+
+
+def short_of_a_worker() -> World:
+    """A worker is lost and taken over; another one is to be asked for from a moment on that has just passed."""
+    world = World(4, 1, 0)
+    world.settle()
+    assert world.state.plan is not None
+    world.away = 1
+    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    world.pending.clear()
+    world.state = replace(world.state, requested=0, ask_at=world.now + 5)
+    world.now += 10
+    return world
+
+
+def test_of_the_answers_to_a_plan_the_last_one_decides() -> None:
+    world = short_of_a_worker()
+    plan = world.state.plan
+    assert plan is not None
+    *others, last = sorted(plan.worker_ids())
+    state = world.state
+    for number, worker in enumerate(others, 1):
+        state, commands = coordinator.step(state, Received(worker, protocol.PlanApplied(epoch=plan.epoch)), world.now)
+        assert commands == ()
+        assert state.applied == frozenset(others[:number])
+    state, commands = coordinator.step(state, Received(last, protocol.PlanApplied(epoch=plan.epoch)), world.now)
+    assert AddWorkers(1) in commands
+
+
+def test_a_copy_that_is_known_is_not_decided_on_again() -> None:
+    world = short_of_a_worker()
+    (cell, replica), *_ = sorted(world.state.synced)
+    plan = world.state.plan
+    assert plan is not None
+    message = Received(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
+    _, known = coordinator.step(world.state, message, world.now)
+    assert known == ()
+    before = replace(world.state, synced=world.state.synced - {(cell, replica)})
+    after, new = coordinator.step(before, message, world.now)
+    assert after.synced == world.state.synced
+    assert AddWorkers(1) in new
+
+
+@pytest.mark.parametrize("away", [Cell(2, 0), Cell(0, 4), Cell(-1, 0), Cell(0, -1)])
+def test_what_is_said_of_a_cell_that_the_plan_has_not_is_not_heard(away: Cell) -> None:
+    world = World(4, 1, 0)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    assert not plan.has(away)
+    worker = plan.at(Cell(0, 0)).owner
+    state, _ = coordinator.step(
+        world.state, Received(worker, protocol.ReplicaSynced(cell=away, replica=worker)), world.now
+    )
+    assert state.synced == world.state.synced

@@ -145,8 +145,26 @@ def _take_in(turn: Turn, event: Event) -> None:
 def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool:
     """Is there nothing to decide? So it is with nearly all events, heartbeats above all, of jobs by the hundred."""
     if isinstance(event, Received):
-        return isinstance(event.message, protocol.Heartbeat)
+        return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
     return isinstance(event, Tick) and before.steady and turn.state is before
+
+
+def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
+    """Does a worker only answer a plan, as others have still to, or tell again of a copy that is known?
+
+    A thousand workers do so after every plan, and the last answer decides. While it is asked what is lost, or who has
+    begun, each of them may.
+    """
+    plan = after.plan
+    if after.phase != "Running" or plan is None or plan.sources or after.asked_at is not None:
+        return False
+    match message:
+        case protocol.PlanApplied():
+            return not plan.worker_ids() <= after.applied
+        case protocol.ReplicaSynced():
+            return after.synced is before.synced
+        case _:
+            return False
 
 
 def _brings_workers(event: Event) -> bool:

@@ -84,15 +84,15 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
     plan = turn.state.plan
-    if plan and message.epoch >= plan.origin:
+    if plan and message.epoch >= plan.origin and turn.state.workers[worker].origin != plan.origin:
         turn.worker(worker, origin=plan.origin)
-    if plan and message.epoch == plan.epoch:
+    if plan and message.epoch == plan.epoch and worker not in turn.state.applied:
         turn.set(applied=turn.state.applied | {worker})
 
 
 def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynced) -> None:
     plan = turn.state.plan
-    if plan is None or message.cell not in plan.cells():
+    if plan is None or not plan.has(message.cell):
         return
     known = (message.cell, message.replica) in turn.state.synced
     if not known and plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
@@ -117,7 +117,7 @@ def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
 
 def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> None:
     cell = message.cell
-    if turn.state.plan is None or cell not in turn.state.plan.cells():
+    if turn.state.plan is None or not turn.state.plan.has(cell):
         return
     text = f"stage {cell.stage} of pipeline {cell.pipeline}: the copy that is left on {worker} is too old"
     restoring.lost(turn, "StageLost", text)
@@ -267,7 +267,7 @@ def _milliseconds(said: float) -> float:
 
 def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
     state = turn.state
-    if state.plan is None or message.cell not in state.plan.cells():
+    if state.plan is None or not state.plan.has(message.cell):
         return
     finished = {**dict(state.finished), message.cell: message.digest}
     turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})

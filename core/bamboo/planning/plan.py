@@ -152,6 +152,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def cells(self) -> tuple[Cell, ...]:
         return _grid(len(self.pipelines), len(self.stages))
 
+    def has(self, cell: Cell) -> bool:
+        """Is it one of the plan's cells, whoever says so?"""
+        return 0 <= cell.pipeline < len(self.pipelines) and 0 <= cell.stage < len(self.stages)
+
     @property
     def state_layers(self) -> tuple[tuple[int, int], ...]:
         """The layers of each state that workers hold, by its number: of a stage, or of a shard."""

@@ -78,7 +78,7 @@ def _has_changed(turn: Turn, place: StatePlace, told: Mapping[WorkerId, str], wo
 def forward_differs(turn: Turn, worker: WorkerId, message: ForwardDiffers) -> None:
     """A shadow's forward came to another result than the owner's."""
     plan, place = _plan(turn.state), message.place
-    if plan is None or place.cell not in plan.cells() or message.owner not in turn.state.workers:
+    if plan is None or not plan.has(place.cell) or message.owner not in turn.state.workers:
         return
     said: Sums = {
         message.owner: (message.theirs,),

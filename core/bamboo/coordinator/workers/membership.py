@@ -81,7 +81,7 @@ def _found(turn: Turn, plan: Plan) -> None:
         kept = {
             (cell, w)
             for cell, w in turn.state.synced
-            if old and cell in plan.cells() and plan.at(cell).owner == old.at(cell).owner
+            if old and plan.has(cell) and plan.at(cell).owner == old.at(cell).owner
         }
         turn.set(plan=plan, synced=frozenset(kept), applied=frozenset())
 
