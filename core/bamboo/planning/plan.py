@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from bamboo.job.spec import MOST_LAYERS, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
-from bamboo.planning.gradient_groups import are_bounds, group_bounds, share_of
+from bamboo.planning.gradient_groups import SumNode, are_bounds, group_bounds, share_of
 
 WorkerId = str
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -68,7 +68,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return (self.owner, *self.replicas)
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The global microbatch indices that each pipeline runs in a step, and by which schedule.
 
     groups: the first microbatch of each group whose gradients are summed by itself (see `gradient_groups`), and the
@@ -84,10 +84,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def pipelines(self) -> int:
         return len(self.split)
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[int, ...]:
         """Those of the groups, whoever says them."""
         return self.groups or (*(part[0] for part in self.split), sum(map(len, self.split)))
+
+    @cached_property
+    def shares(self) -> tuple[SumNode, ...]:
+        """The groups that each pipeline runs. Raises ValueError if one does not run consecutive, whole groups."""
+        bounds = self.bounds
+        return tuple(share_of(part, bounds) for part in self.split)
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -371,8 +377,7 @@ def _group_problems(layout: Layout) -> list[str]:
     if layout.groups and not are_bounds(layout.groups, sum(map(len, layout.split))):
         return ["a layout's groups are not a partition of the microbatches"]
     try:
-        for part in layout.split:
-            share_of(part, layout.bounds)
+        assert len(layout.shares) == layout.pipelines
     except ValueError as error:
         return [f"a layout's groups: {error}"]
     return []

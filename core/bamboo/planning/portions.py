@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from bamboo.planning.gradient_groups import share_of
 from bamboo.planning.plan import Assignment, Cell, Layout, Plan, Portion, WorkerId
 
 Cells = dict[Cell, Assignment]
@@ -23,7 +22,7 @@ Range = tuple[int, int]  # microbatches, half-open
 
 def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterator[tuple[WorkerId, Range]]:
     """Who runs which microbatches of a pipeline: whole groups, in order. Portions without a group are left out."""
-    share, units = share_of(layout.split[pipeline], layout.bounds), portions[-1].end
+    share, units = layout.shares[pipeline], portions[-1].end
     groups = share.end - share.first
     for portion in portions:
         first, end = (share.first + groups * unit // units for unit in (portion.first, portion.end))
@@ -34,7 +33,7 @@ def ranges(layout: Layout, pipeline: int, portions: Sequence[Portion]) -> Iterat
 def groups_of(layouts: Sequence[Layout], pipeline: int) -> int:
     """How many groups a pipeline runs in a step, under the newest layout that has it."""
     layout = next(layout for layout in reversed(layouts) if pipeline < layout.pipelines)
-    share = share_of(layout.split[pipeline], layout.bounds)
+    share = layout.shares[pipeline]
     return share.end - share.first
 
 

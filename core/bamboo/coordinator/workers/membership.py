@@ -238,9 +238,10 @@ def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
 def check_deadlines(turn: Turn) -> None:
     """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
     now, limit = turn.now, turn.state.heartbeat_timeout
-    missed = {w: late for w in turn.state.workers if (late := _missed(turn, w)) > 0}
+    silent = [w for w, r in turn.state.workers.items() if r.cut_since is not None or now - r.seen - limit > 0]
+    missed = {worker: late for worker in silent if (late := _missed(turn, worker)) > 0}
     patience = _patience(turn) if missed else 0.0
-    for worker, record in turn.state.workers.items():
+    for worker, record in turn.state.workers.items() if missed or turn.state.roster.noticed else ():
         if missed.get(worker, 0.0) > patience:
             cut = record.cut_since is not None
             declare_lost(

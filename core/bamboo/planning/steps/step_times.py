@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import starmap
 
 from bamboo.job.spec import JobSpec, RedundancyMode
-from bamboo.planning.gradient_groups import final_share, nodes_of, share_of
+from bamboo.planning.gradient_groups import final_share, nodes_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.planning.schedule import StageOrder
@@ -377,8 +377,8 @@ def _done_in_advance(group: Group, stage: int, gaps: Sequence[tuple[float, float
 
 def _nodes(layout: Layout) -> int:
     """How many sums a pipeline sends for each number of a gradient, at most."""
-    bounds = layout.bounds
-    return max(len(nodes_of(share_of(part, bounds), len(bounds) - 1)) for part in layout.split)
+    groups = len(layout.bounds) - 1
+    return max(len(nodes_of(share, groups)) for share in layout.shares)
 
 
 def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]]:

@@ -5,7 +5,7 @@ through `coordinator.step`, and commands are carried out by simulated workers.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -38,7 +38,7 @@ from bamboo.job.spec import JobSpec, wanted_pipelines, whole_workers
 from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.names import worker_name
 from bamboo.planning.grid import initial_plan, layer_ranges
-from bamboo.planning.plan import Peer, WorkerId
+from bamboo.planning.plan import Peer, Plan, WorkerId
 from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.steps.grid_rates import GridRates
 from bamboo.planning.steps.layer_bytes import LayerBytes
@@ -122,6 +122,7 @@ class _Simulation:
         self._workers: dict[WorkerId, _SimulatedWorker] = {}
         self._by_node: defaultdict[str, list[WorkerId]] = defaultdict(list)
         self._waiting: list[float] = []  # since when workers are asked for
+        self._sent: tuple[Plan, float, list[WorkerId]] | None = None  # the newest plan, when it was sent, and to whom
         self._prices: PricesTold | None = None  # as the coordinator knows them
         self._ticking, self._tick_seconds = False, SHORTEST_TICK
         self._finish: Finish | None = None
@@ -230,7 +231,11 @@ class _Simulation:
     def _execute(self, command: Command) -> None:
         match command:
             case Send(worker, message):
-                if worker in self._workers and self._workers[worker].alive:
+                if worker not in self._workers or not self._workers[worker].alive:
+                    pass
+                elif isinstance(message, protocol.SendPlan):
+                    self._send_plan(worker, message.plan)
+                else:
                     self._clock.after(self._run.profile.network.latency, partial(self._hears, worker, message))
             case AddWorkers(count):
                 self._waiting += [self._clock.now] * count
@@ -243,6 +248,18 @@ class _Simulation:
                 self._noted(reason, text)
             case Finish():
                 self._finish = command
+
+    def _send_plan(self, worker: WorkerId, plan: Plan) -> None:
+        """To all at one moment: they hear it together, and it is one event."""
+        now = self._clock.now
+        if self._sent is None or self._sent[0] is not plan or self._sent[1] != now:
+            self._sent = plan, now, []
+            self._clock.after(self._run.profile.network.latency, partial(self._hear_plan, plan, self._sent[2]))
+        self._sent[2].append(worker)
+
+    def _hear_plan(self, plan: Plan, workers: Collection[WorkerId]) -> None:
+        if any(self._workers[worker].alive for worker in workers):
+            self._training.plan_arrived(plan)
 
     def _noted(self, reason: str, text: str) -> None:
         if self._say is not None:
@@ -260,8 +277,6 @@ class _Simulation:
         match message:
             case protocol.ProfileRequest():
                 self._tell(worker, self._profile())
-            case protocol.SendPlan(plan=plan):
-                self._training.plan_arrived(plan)
             case protocol.TakeCheckpoint():
                 self._training.wished(worker, message)
             case protocol.CommitCheckpoint(checkpoint=checkpoint):

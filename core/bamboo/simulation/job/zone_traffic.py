@@ -189,9 +189,8 @@ def _reduction(
     receivers: Sequence[Counter[WorkerId]],
 ) -> Iterator[Transfer]:
     """What a pipeline sends to each other one: its sums of their chunk, and the total of its own chunk."""
-    owner, part = plan.at(cell).owner, layout.split[cell.pipeline]
-    bounds = layout.bounds
-    sums = len(nodes_of(share_of(part, bounds), len(bounds) - 1))
+    owner, bounds = plan.at(cell).owner, layout.bounds
+    sums = len(nodes_of(layout.shares[cell.pipeline], len(bounds) - 1))
     for them in receivers:
         receiver = next((worker for worker in them if worker != owner), None)
         if receiver is not None:

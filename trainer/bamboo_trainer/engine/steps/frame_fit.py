@@ -40,7 +40,7 @@ def check_fit(frame: Frame, stage: Stage, layout: Layout) -> None:
 
 def _check_contribution(frame: Frame, stage: Stage, layout: Layout) -> None:
     source, own = _pipeline(frame, layout), frame.address.pipeline
-    nodes = nodes_of(share_of(layout.split[source], layout.bounds), len(layout.bounds) - 1)
+    nodes = nodes_of(layout.shares[source], len(layout.bounds) - 1)
     data = frame.tensors[len(nodes) :]
     if len(data) > 1 or any(tensor.dtype != torch.uint8 for tensor in data):
         raise RefusedFrame(f"{len(frame.tensors)} tensors, expected {len(nodes)} shares of the gradient")

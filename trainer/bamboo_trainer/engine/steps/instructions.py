@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bamboo.planning.gradient_groups import nodes_of, share_of, tree_sum
+from bamboo.planning.gradient_groups import nodes_of, tree_sum
 from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import (
     AddPartialSums,
@@ -232,7 +232,7 @@ class Instructions:
         for e in range(pipelines):
             if e != d:
                 frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, bucket, e))
-                nodes = nodes_of(share_of(layout.split[e], layout.bounds), groups)
+                nodes = nodes_of(layout.shares[e], groups)
                 theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
                 shares |= zip(nodes, stage.bring(theirs), strict=True)
                 cell_step.contributions |= unpacked(frame.payload, data)
