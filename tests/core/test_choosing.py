@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.coordinator.grids.choosing import rates_of
+from bamboo.coordinator.grids.choosing import noted, rates_of
+from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.splits.speeds import WorkEstimate
 from bamboo.planning.splits.stage_times import StageTimes, forward_share
@@ -41,3 +42,18 @@ def test_layers_take_for_their_forward_what_was_measured() -> None:
     assert rates is not None
     assert [layer.forward for layer in rates.figures.layers] == pytest.approx([1.0] * len(rates.figures.layers))
     assert rates.figures.costs == pytest.approx([2.0] * len(rates.figures.layers))
+
+
+def test_how_long_a_replacement_takes_does_not_count_from_a_loss_that_nobody_replaced() -> None:
+    """One of eight is lost, and seven are wanted from then on; later ones are replaced after a minute each."""
+    known = noted(GridState(workers=8), 7, 0.0, wanted=7)
+    for number in range(1, 4):
+        lost = noted(known, 6, 18_000.0 * number, wanted=7)
+        known = noted(lost, 7, 18_000.0 * number + 60, wanted=7)
+    assert (known.refills, known.gaps) == ((60.0, 60.0, 60.0), ())
+
+
+def test_who_is_missed_by_many_is_replaced_in_the_order_of_the_losses() -> None:
+    known = noted(noted(GridState(workers=8), 7, 0.0, wanted=8), 6, 50.0, wanted=8)
+    known = noted(noted(known, 7, 100.0, wanted=8), 8, 120.0, wanted=8)
+    assert known.refills == (100.0, 70.0)

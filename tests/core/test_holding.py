@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bamboo.control import protocol
-from bamboo.control.channel_events import WorkerJoined
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, TimeTold, WorkerLost
+from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, TimeTold, WorkerLost
 from bamboo.coordinator.grids import dates, holding
 from bamboo.coordinator.grids.record import Exposure, GridState, Holding
 from bamboo.coordinator.state import CoordinatorState
@@ -21,7 +21,7 @@ from bamboo.planning.steps.grid_rates import GridRates
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
-from bamboo.traces.trace import PriceChange, Trace, make_trace
+from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 
 
@@ -179,6 +179,49 @@ def test_a_notice_of_the_cloud_counts_as_a_loss_and_our_own_does_not() -> None:
         assert holding.seen(state, HOUR).zones["b"].losses == losses
 
 
+def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> None:
+    """A worker is often missed by its neighbours first, then a step is committed, and then its node is seen to go."""
+    orders = {
+        "known at once": [WorkerLost("w1", "its node is gone")],
+        "it failed": [WorkerLost("w1", "exited", 1)],
+        "missed first": [ChannelClosed("w1"), "others are there", "commit", WorkerLost("w1", "its node is gone")],
+        "missed, and it failed": [ChannelClosed("w1"), "others are there", "commit", WorkerLost("w1", "exited", 1)],
+        "missed for good": [ChannelClosed("w1"), "others are there", "commit"],
+    }
+    for name, events in orders.items():
+        state = state_of()
+        state = knowing(state, **fields(holding.seen(state, 0.0)))
+        for event in events:
+            if event == "commit":
+                state = replace(state, ends={})
+            elif event == "others are there":
+                for worker in ("w0", "w2", "w3"):
+                    here = Received(worker, protocol.Heartbeat(step=0, doing="", busy=0.0))
+                    state, _ = coordinator.step(state, here, HOUR)
+                state, _ = coordinator.step(state, Tick(), HOUR)
+            else:
+                state, _ = coordinator.step(state, event, HOUR - 600.0)
+            state = knowing(state, **fields(holding.seen(state, HOUR)))
+        assert state.workers.keys() == {"w0", "w2", "w3"}, name
+        assert {zone: was.losses for zone, was in state.grids.holding.zones.items()} == {"b": 1}, name
+
+
+def test_a_replacement_that_comes_in_no_time_leaves_nothing_to_divide_by() -> None:
+    state = state_of()
+    state = replace(state, grids=replace(state.grids, refills=(0.0, 0.0), holding=holding.seen(state, 0.0)))
+    assert 0 < holding._missing_share(state, HOUR) < 1e-5
+
+
+def test_what_was_held_for_its_price_is_forgotten_when_only_speed_counts() -> None:
+    one = valued(2, 2)
+    held = Holding(prices={"w0": 0.5}, another=0.7, target=2, aim=(3, 1.0), told="2 are held", there={"w0": ("a", 0.0)})
+    state = replace(state_of(), grids=GridState(holding=held))
+    changed, _ = coordinator.step(state, SpecChanged(other(one, "Throughput").spec), 5.0)
+    assert changed.grids.holding == Holding(prices={"w0": 0.5}, another=0.7)
+    same, _ = coordinator.step(state, SpecChanged(one.spec), 5.0)
+    assert (same.grids.holding.target, same.grids.holding.told) == (2, "2 are held")
+
+
 def test_prices_that_are_told_are_known() -> None:
     state, _ = coordinator.step(state_of(), PricesTold({"w0": 0.5}, 0.7), 1.0)
     assert (state.grids.holding.prices, state.grids.holding.another) == ({"w0": 0.5}, 0.7)
@@ -195,6 +238,30 @@ def test_as_many_workers_are_asked_for_as_are_held(
     state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
     known = replace(state, grids=GridState(holding=Holding(target=target)))
     assert workers_to_have(known) == min(wanted, 8 + standby)
+
+
+def test_a_budget_that_pays_for_no_grid_does_not_keep_the_job_from_beginning() -> None:
+    """With money for two workers and four stages at least it has four, and says so."""
+    one = valued(8, 1, maxStages=8, minStages=4, maxPipelines=1)
+    document = {**one.manifest, "spec": {**one.manifest["spec"], "budget": {"moneyPerHour": "3"}}}
+    told: list[str] = []
+    found = run(replace(one, spec=parse_manifest(document), manifest=document), nodes(8, duration=HOUR), told=told)
+    assert found.figures.steps > 100
+    assert found.figures.nodes == pytest.approx(4, abs=0.1)
+    assert any("the budget for an hour pays for 2, and no smaller grid has room" in line for line in told), told
+
+
+def test_a_loss_is_no_reason_to_split_layers_anew_for_the_sake_of_prices() -> None:
+    """Who goes is chosen by price when some are to go; with one that is lost nobody chooses."""
+    one = valued(2, 3, layers=2, maxStages=2, minStages=2)
+    prices = [PriceChange(at=0.0, zone=zone, usd_per_hour=usd) for zone, usd in (("a", 1.0), ("b", 1.2))]
+    there = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="ab"[i % 2]) for i in range(6)]
+    gone = [NodeChange(at=at, change=Change.REMOVE, node=node) for at, node in ((3600.0, "n1"), (3600.0, "n3"))]
+    told: list[str] = []
+    found = run(one, make_trace([*there, *gone], prices, duration=2 * HOUR), told=told)
+    assert held(told) in ([], [6]), "all are worth their price"
+    assert found.figures.preemptions == 2
+    assert not any("Resplitting" in line for line in told), told
 
 
 def test_one_that_is_given_back_is_no_failure_and_no_preemption() -> None:

@@ -181,7 +181,7 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
     if names := refused_fields(turn.state.spec, wanted):
         turn.do(Emit("ChangeRefused", refusal_message(names), True))
     turn.set(spec=apply_edit(turn.state.spec, wanted))
-    holding.budgeted(turn)
+    holding.edited(turn)
 
 
 def _waits_for_the_store(state: CoordinatorState) -> bool:

@@ -227,8 +227,10 @@ def _usual_refill(state: CoordinatorState) -> float:
     return median(refills) if refills else USUAL_REFILL
 
 
-def noted(known: GridState, workers: int, now: float, spared: int = 0) -> GridState:
-    """With how many stay now. spared: how many others were given back, for whom nobody comes."""
+def noted(known: GridState, workers: int, now: float, wanted: int, spared: int = 0) -> GridState:
+    """With how many stay now, of so many that are wanted: for others that were lost nobody comes. spared: how many were
+    given back, for whom nobody comes either.
+    """
     known = replace(known, workers=known.workers - spared) if spared else known
     if workers == known.workers:
         return known
@@ -236,6 +238,7 @@ def noted(known: GridState, workers: int, now: float, spared: int = 0) -> GridSt
     gaps += [now] * (known.workers - workers)
     for _ in range(min(workers - known.workers, len(gaps))):
         refills.append(now - gaps.pop(0))
+    gaps = gaps[max(0, len(gaps) - max(0, wanted - workers)) :]
     return replace(
         known,
         workers=workers,

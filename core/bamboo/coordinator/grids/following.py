@@ -44,10 +44,11 @@ def watch(turn: Turn) -> None:
 def _note(turn: Turn, staying: int) -> None:
     """Who is there, and how many."""
     state = turn.state
-    spared = sum(1 for w in state.grids.holding.there if w in state.workers and state.workers[w].spared)
+    there = [state.workers[w] for w in state.grids.holding.there if w in state.workers]
+    spared = sum(1 for record in there if record.spared and record.ready)
     if state.spec.elastic.gives_back:
         turn.set(grids=replace(state.grids, holding=holding.seen(state, turn.now)))
-    turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now, spared))
+    turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now, holding.to_have(turn.state), spared))
 
 
 def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:

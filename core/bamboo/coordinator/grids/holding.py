@@ -32,8 +32,10 @@ TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since esti
 USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
 LEAST_CHANCE: Final = 1e-3  # of a number of missing workers that is looked at
 SPREAD: Final = 4.0  # standard deviations, within which numbers of missing workers are looked at
+LEAST_LOSSES: Final = 1e-6  # of a worker, until another one has come
 MOST_COMPARED: Final = 24  # numbers of workers
 UNLIKE: Final = 0.05  # of a price: by which others differ from it
+LEAST_SPAN: Final = 0.1  # seconds, of a pause or an outlook
 UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they cost
 
 
@@ -47,11 +49,13 @@ def priced(turn: Turn, prices: Mapping[WorkerId, float], another: float | None) 
     turn.set(grids=replace(known, holding=replace(told, affordable=_affordable(turn.state.spec, told))))
 
 
-def budgeted(turn: Turn) -> None:
-    """The budget may have become another one."""
-    known = turn.state.grids
-    affordable = _affordable(turn.state.spec, known.holding)
-    turn.set(grids=replace(known, holding=replace(known.holding, affordable=affordable)))
+def edited(turn: Turn) -> None:
+    """The budget may have become another one, or all workers may be held from now on, whatever they are worth."""
+    known, spec = turn.state.grids, turn.state.spec
+    held = known.holding
+    if not spec.elastic.gives_back:
+        held = Holding(prices=held.prices, another=held.another, zones=held.zones)
+    turn.set(grids=replace(known, holding=replace(held, affordable=_affordable(spec, held))))
 
 
 def _affordable(spec: JobSpec, known: Holding) -> int | None:
@@ -74,20 +78,20 @@ def seen(state: CoordinatorState, now: float) -> Holding:
     for worker, (zone, since) in known.there.items():
         if worker not in staying:
             was = zones.get(zone, Exposure())
-            lost = was.losses + _taken_away(state, worker)
+            lost = was.losses + _was_lost(state, worker)
             zones[zone] = Exposure(losses=lost, hours=was.hours + (now - since) / 3600)
     there = {w: known.there.get(w, (zone, now)) for w, zone in staying.items()}
     return replace(known, there=there, zones=zones)
 
 
-def _taken_away(state: CoordinatorState, worker: WorkerId) -> bool:
-    """Not given back, replaced, or ended for a reason of its own."""
-    record, end = state.workers.get(worker), state.ends.get(worker)
-    return not (record.spared or record.replaced) if record else end is None or end.disrupted
+def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
+    """Not given back, and not replaced. How it ended does not count: that is often known only later, or never."""
+    record = state.workers.get(worker)
+    return record is None or not (record.spared or record.replaced)
 
 
 def hazard(state: CoordinatorState, zone: str, now: float) -> float:
-    """How many of a zone's workers are taken away in a worker's hour there."""
+    """How many of a zone's workers are lost in a worker's hour there."""
     known = state.grids.holding
     was = known.zones.get(zone, Exposure())
     hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
@@ -102,7 +106,7 @@ def _missing_share(state: CoordinatorState, now: float) -> float:
     zones = Counter(zone for zone, _ in known.holding.there.values()) or Counter([""])
     mean = sum(number * hazard(state, zone, now) for zone, number in zones.items()) / zones.total()
     losses = mean / 3600 * (median(known.refills) if known.refills else choosing.USUAL_REFILL)  # until it is replaced
-    losses = math.exp2(round(4 * math.log2(losses)) / 4)
+    losses = math.exp2(round(4 * math.log2(max(LEAST_LOSSES, losses))) / 4)
     return losses / (1 + losses)
 
 
@@ -129,8 +133,18 @@ def to_have(state: CoordinatorState) -> int:
     if state.spec.elastic.gives_back and target is not None:
         wanted = min(wanted, target + state.spec.standby.workers)
     elif state.spec.elastic.gives_back and state.grids.holding.affordable is not None:
-        wanted = min(wanted, max(1, state.grids.holding.affordable))
+        wanted = min(wanted, max(_fewest_to_begin(state), state.grids.holding.affordable))
     return wanted + (state.stragglers.asked_at is not None)
+
+
+def _fewest_to_begin(state: CoordinatorState) -> int:
+    """Workers of the smallest grid that has room, as far as that is known; with those on standby."""
+    spec = state.spec
+    fewest, rates = spec.elastic.min_stages * spec.elastic.min_pipelines, choosing.rates_of(state)
+    if rates is not None:
+        most = spec.elastic.most_workers(spec.topology)
+        fewest = next((n for n in range(fewest, most) if rates.best_at_all(n)), most)
+    return fewest + spec.standby.workers
 
 
 class Worth:
@@ -147,12 +161,15 @@ class Worth:
         self.needed = dates.needed_speed(state, now)
         self.allowed, self.held = spec.elastic.most_workers(spec.topology), known.target
         self.most = self.allowed
+        self.affordable = known.affordable
         if known.affordable is not None:
             self.most = max(1, min(self.most, known.affordable - spec.standby.workers))
             self.most = next((n for n in range(self.most, self.allowed) if self._undisturbed(n)), self.allowed)
-        # what a choice depends on
+        # what a choice depends on; times in steps, so that they do not become others all the time
+        spans = (choosing.outlook(state, now), state.stragglers.pause or 0.0)
+        steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
         self.key = (rates, tuple(state.grids.measured.items()), grid_of(state.current_plan), self._share, self._another,
-                    tuple(there), self.most, self.held, spec.standby.workers, self.needed)  # fmt: skip
+                    tuple(there), self.most, self.held, spec.standby.workers, self.needed, steps)  # fmt: skip
 
     def speed(self, held: int) -> float:
         """Samples a second, with as many missing at a time as losses and the time until others come let expect."""
@@ -168,6 +185,13 @@ class Worth:
         held += self._state.spec.standby.workers
         here = min(held, len(self._sums) - 1)
         return self._sums[here] + self._another * (held - here)
+
+    @property
+    def paid_for(self) -> str:
+        """Why there are not more."""
+        paid = max(0, (self.affordable or 0) - self._state.spec.standby.workers)
+        told = f"the budget for an hour pays for {paid}"
+        return told if paid >= self.most else f"{told}, and no smaller grid has room"
 
     def least(self) -> float:
         """Samples a second, at least, of what is chosen."""
@@ -257,8 +281,8 @@ def aim(turn: Turn, rates: GridRates) -> None:
 def _told(worth: Worth, number: int, date: datetime | None) -> str:
     most = worth.allowed
     by_then = "" if date is None or worth.needed is None else _whether_by(date, worth)
-    if worth.most < most:
-        text = f"{number} of at most {count(most, 'worker')} are held: the budget for an hour pays for {worth.most}"
+    if worth.most < most and number == worth.most:
+        text = f"{number} of at most {count(most, 'worker')} are held: {worth.paid_for}"
     elif number == most:
         text = f"all of {count(most, 'worker')} are {'held' if by_then else 'worth their price'}"
     else:
@@ -311,10 +335,10 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 
 
 def picks(state: CoordinatorState, then: Grid) -> bool:
-    """Does it matter which workers run a smaller grid? Then layers are split anew, whatever its stages."""
+    """Are some given back, and does it matter which ones? Then layers are split anew, whatever its stages."""
     known = state.grids.holding
     prices = [known.prices[w] for w in known.there if w in known.prices]
-    if not state.spec.elastic.gives_back or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
+    if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
         return False
     return max(prices) > (1 + UNLIKE) * min(prices)
 
@@ -332,5 +356,6 @@ def give_back_surplus(turn: Turn) -> bool:
     idle = sorted((w for w in staying if w not in runs), key=lambda w: _order(state, w, turn.now), reverse=True)
     for worker in idle[:surplus]:
         turn.worker(worker, notice_until=math.inf, notice_seconds=math.inf, notice_final=True, spared=True)
-        turn.do(Emit("GivenBack", f"{worker} is given back: {state.grids.holding.told}"))
+        told = state.grids.holding.told or f"{count(to_have(state), 'worker')} are held"
+        turn.do(Emit("GivenBack", f"{worker} is given back: {told}"))
     return bool(idle)

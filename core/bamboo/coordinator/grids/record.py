@@ -12,7 +12,7 @@ from bamboo.planning.steps.layer_bytes import LayerBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """Of a zone's workers that are not there any more: how many were taken away, and the hours for which all were."""
+    """Of a zone's workers that are not there any more: how many were lost, and the hours for which all were there."""
 
     losses: int = 0
     hours: float = 0.0
