@@ -1,17 +1,22 @@
 """`bamboo simulate JOB.yaml`: its output and its flags."""
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
+from bamboo.job.manifest import parse_manifest
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun, simulate_job
-from job_simulation_kit import job, nodes
+from bamboo.traces.trace import PriceChange, make_trace
+from job_simulation_kit import HOUR, job, nodes
 
 pytest_plugins = ["job_simulation_fixtures"]
 
@@ -70,6 +75,10 @@ def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_pa
         (["--model", "research", "--profile", "x"], "--profile: cannot be combined with --model research"),
         (["JOB", "--model", "research", "--preempt-rate", "0"], "--model research: expected no job"),
         (["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--hours", "0"], "--hours must be more than 0"),
+        (
+            ["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--begin", "tomorrow"],
+            "--begin 'tomorrow': expected a date and time of this century with its zone (RFC 3339) such as 2026-12-24T",
+        ),
     ],
 )
 def test_wrong_flags_get_one_sentence(files: tuple[str, str], arguments: list[str], told: str) -> None:
@@ -84,3 +93,63 @@ def test_more_stages_than_layers_are_named() -> None:
     few = msgspec.structs.replace(one.profile, layers=one.profile.layers[:2])
     with pytest.raises(SimulationError, match=r"expected at most the model's 2 layers, got 3 \(of the profile tiny\)"):
         simulate_job(JobRun(spec=one.spec, manifest=one.manifest, profile=few, trace=nodes(3)))
+
+
+# budgets
+
+
+BEGAN = datetime(2026, 12, 1, tzinfo=UTC)
+
+
+def budgeted(money: str | None = None, steps: int = 10_000, **more: Any) -> JobRun:
+    """Three workers of 2 an hour, of which a step takes about a quarter of a second."""
+    budget = {} if money is None else {"budget": {"money": money}}
+    one = job(3, nodePools=[{"name": "spot", "pricePerHour": "2"}], **budget, **more)
+    document = {**one.manifest, "spec": {**one.manifest["spec"]}}
+    document["spec"]["training"] = {**document["spec"]["training"], "steps": steps}
+    return replace(one, manifest=document, spec=parse_manifest(document), trace=nodes(3, duration=24 * HOUR))
+
+
+def test_a_run_ends_when_its_money_is_spent() -> None:
+    free, told = simulate_job(budgeted("3")), list[str]()
+    kept = {"storage": {"uri": "memory://x"}}
+    for more in ({}, {"checkpoint": kept}):
+        found = simulate_job(replace(budgeted("3", **more), began=BEGAN), told.append)
+        assert (found.outcome, free.outcome) == ("Interrupted", "Complete")
+        assert found.message.startswith("the budget of 3 is spent; with a larger spec.budget.money the job goes on")
+        assert 3.0 <= found.figures.usd < 3.1
+        assert 0.4 * free.figures.steps < found.figures.steps < free.figures.steps
+    assert any("Checkpoint" in line for line in told), "its state is kept"
+    enough = simulate_job(replace(budgeted("30"), began=BEGAN))
+    assert (enough.outcome, enough.figures.usd) == ("Complete", free.figures.usd)
+
+
+def test_money_is_counted_at_the_price_of_each_moment() -> None:
+    """The third of an hour at 3 an hour, and then at 30."""
+    prices = [PriceChange(at=0.0, zone="", usd_per_hour=1.0), PriceChange(at=1200.0, zone="", usd_per_hour=10.0)]
+    one = budgeted("11", steps=100_000)
+    trace = make_trace(one.trace.changes, prices, duration=24 * HOUR)
+    found = simulate_job(replace(one, trace=trace, began=BEGAN))
+    assert found.outcome == "Interrupted"
+    assert found.figures.hours == pytest.approx(1 / 3 + 10 / 30, abs=0.01)
+
+
+def test_the_command_tells_what_became_of_the_budget(files: tuple[str, str], tmp_path: Path) -> None:
+    def called(budget: dict[str, str], *more: str) -> str:
+        document = budgeted().manifest
+        document = {**document, "spec": {**document["spec"], "budget": budget}}
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
+        common = ("--preempt-rate", "0", "--jobs", "1", "--begin", "2026-12-01T00:00:00Z", "--quiet", *more)
+        done = invoke(str(tmp_path / "job.yaml"), "--profile", files[1], *common)
+        assert done.exit_code == 0, done.output
+        return str(done.output)
+
+    assert "0: done " in (found := called({"doneBy": "2026-12-01T06:00:00Z"}, "--seeds", "1"))
+    assert "before 2026-12-01 06:00 UTC" in found
+    late = called({"doneBy": "2026-12-01T00:10:00Z"}, "--seeds", "2")
+    assert "0: 0 of 2 are done by 2026-12-01 00:10 UTC; the last: done " in late
+    cut = called({"doneBy": "2026-12-01T00:10:00Z"}, "--seeds", "1", "--hours", "0.1")
+    assert " late at the present rate, with " in cut
+    spent = called({"money": "1"}, "--seeds", "2")
+    assert "0: 2 of 2 ended: the budget of 1 is spent" in spent
+    assert "0: of 10000 steps " in spent

@@ -78,6 +78,11 @@ def money_reach(money: Decimal, spent: Decimal, per_hour: Decimal | None, pace: 
     return MoneyReach(money=money, spent=spent, per_hour=per_hour, hours=hours, steps=steps, left=pace.left)
 
 
+def spent(money: Decimal) -> str:
+    """Why a job ends that has cost as much as it may, and what helps."""
+    return f"the budget of {money} is spent; with a larger spec.budget.money the job goes on from its newest checkpoint"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DateReach:
     """Whether a job is done by its date. seconds: until then, less than 0 after it. late: by how many seconds the last
@@ -129,6 +134,14 @@ def date_reach(done_by: datetime, now: datetime, pace: Pace) -> DateReach:
     return DateReach(
         done_by=done_by, seconds=seconds, late=late, by_then=None if done is None else pace.step + done, pace=pace
     )
+
+
+def outcome_told(date: datetime, end: datetime, pace: Pace) -> str:
+    """Whether a job that ended then was done by its date; a sentence without its end."""
+    if pace.left:
+        return date_reach(date, end, pace).told
+    seconds = (date - end).total_seconds()
+    return f"done {span(abs(seconds))} {'before' if seconds >= 0 else 'after'} {shown_date(date)}"
 
 
 def past(spec: JobSpec, now: datetime) -> str:

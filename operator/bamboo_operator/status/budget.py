@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from bamboo.coordinator.events import Emit, Status
-from bamboo.job.budget_reach import HOUR, Pace, money_reach, shown_date
+from bamboo.job.budget_reach import HOUR, Pace, money_reach, shown_date, spent
 from bamboo.job.spec import JobSpec
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
@@ -20,8 +20,7 @@ SLACK: Final = 0.02  # by which it has to, and by which it has to suffice again
 
 def budget_spent(spec: JobSpec) -> str:
     """Why the job is suspended, and what helps."""
-    money = spec.budget.money if spec.budget else None
-    return f"the budget of {money} is spent; with a larger spec.budget.money the job goes on from its newest checkpoint"
+    return spent(spec.budget.money) if spec.budget and spec.budget.money is not None else ""
 
 
 def money_lasts(facts: StatusFacts) -> float:

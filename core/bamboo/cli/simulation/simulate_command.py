@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.output_files import check_plot
+from bamboo.job.text_patterns import DATE_TIME
 from bamboo.terminal.option_groups import grouped
 
 if TYPE_CHECKING:
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 MOST_SEEDS = 1_000_000
-OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "zone_traffic_price", "plot", "events")
+OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "begin", "zone_traffic_price", "plot", "events")
 NOT_BESIDE_TRACE = ("preempt_rate", "seeds", "start_hour", "replace_rate", "notice", "zones")
 OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
 NOT_OF_STRATEGIES = (
-    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "plot", "events", "without_bug",
+    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "begin", "plot", "events", "without_bug",
     "jobs",
 )  # fmt: skip
 
@@ -133,6 +135,14 @@ class SimulateOptions:
             metavar="USD",
             help="Of a job: price of a spot node and hour.",
             show_default="the trace's, else the job's, else the profile's",
+        ),
+    ] = None
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATE",
+            help="Of a job with spec.budget.doneBy: date and time at which runs begin, such as 2026-12-24T18:00:00Z.",
+            show_default="now",
         ),
     ] = None
     zone_traffic_price: Annotated[
@@ -287,7 +297,7 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
 
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
     from bamboo.cli.simulation.run_progress import RunProgress
-    from bamboo.cli.simulation.simulate_job import JobSimulation, simulate
+    from bamboo.cli.simulation.simulate_job import JobSimulation, budget_told, simulate
     from bamboo.simulation.figures import SimulationError, spread
     from bamboo.terminal.simulation_table import over_time_document
 
@@ -306,6 +316,7 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
         hours=options.hours, steps=options.steps, replace_rate=options.replace_rate, notice=options.notice,
         zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
         price=options.price, zone_price=options.zone_traffic_price, jobs=options.jobs,
+        begin=_begin(options.begin),
     )  # fmt: skip
     say = (lambda line: print(line, file=sys.stderr)) if options.events else None
     results = simulate(wanted, say, lambda runs, about: RunProgress(runs, about, shown=runs > 0 and not options.quiet))
@@ -322,6 +333,17 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
     for name, runs in results:
         for text in sorted({run.message for run in runs if run.outcome not in ("cut", "Complete")}):
             print(f"{name}: {sum(run.message == text for run in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
+        for text in budget_told(wanted, runs):
+            print(f"{name}: {text}", file=sys.stderr)
+
+
+def _begin(text: str | None) -> datetime:
+    """Now, if nothing is said."""
+    if text is None:
+        return datetime.now(UTC)
+    if not DATE_TIME.fits(text):
+        usage(f"--begin {text[:40]!r}: expected {DATE_TIME.said}")
+    return datetime.fromisoformat(text)
 
 
 def _check_numbers(options: SimulateOptions) -> None:

@@ -2,18 +2,21 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from bamboo.cli.dispatch import usage
 from bamboo.cli.simulation.job_profiles import JobProfiles
 from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.cli.simulation.run_progress import RunProgress
+from bamboo.coordinator.events import Outcome
+from bamboo.job.budget_reach import Pace, done_by, outcome_told, shown_date
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import JobSpec
-from bamboo.job.yaml_file import read_manifest_source
+from bamboo.job.yaml_file import ManifestSource, read_manifest_source
 from bamboo.planning.steps.worker_memory import memory_warning
 from bamboo.profiles.profile import ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError
@@ -46,6 +49,7 @@ class JobSimulation:
     price: float | None
     zone_price: float
     jobs: int | None
+    begin: datetime
 
 
 def simulate(
@@ -83,7 +87,8 @@ def simulate(
     return [(f"{rate:g}", found[at * size : (at + 1) * size]) for at, rate in enumerate(wanted.rates)]
 
 
-def _run(wanted: JobSimulation) -> JobRun:
+def _manifest(wanted: JobSimulation) -> tuple[ManifestSource, JobSpec]:
+    """With the steps that are asked for."""
     try:
         source = read_manifest_source(str(wanted.job))
         spec = parse_source(source, unknown_in_template)
@@ -91,13 +96,44 @@ def _run(wanted: JobSimulation) -> JobRun:
         usage(*map(str, error.problems))
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
+    return source, spec
+
+
+def _run(wanted: JobSimulation) -> JobRun:
+    source, spec = _manifest(wanted)
     profile = JobProfiles(spec, dict(source.document), wanted.job).read(wanted.profile)
     check_profiles({wanted.profile: profile}, spec, dict(source.document), wanted.job)
     return JobRun(
         spec=spec, manifest=source.document, profile=profile, trace=make_trace(),
         seconds=None if wanted.hours is None else wanted.hours * 3600, price=wanted.price,
-        zone_price=wanted.zone_price,
+        zone_price=wanted.zone_price, began=wanted.begin,
     )  # fmt: skip
+
+
+def budget_told(wanted: JobSimulation, runs: Sequence[JobResult]) -> list[str]:
+    """What became of the job's date and of its money: sentences without their ends."""
+    spec = _manifest(wanted)[1]
+    date, told = done_by(spec), list[str]()
+    if date is not None:
+        ends = sorted(_end(wanted, spec, run) for run in runs)
+        met = sum(left == 0 and end <= date for left, end, _ in ends)
+        left, end, step_seconds = ends[-1]
+        steps = spec.training.steps
+        worst = outcome_told(date, end, Pace(step=steps - left, steps=steps, step_seconds=step_seconds))
+        told.append(
+            worst if len(runs) == 1 else f"{met} of {len(runs)} are done by {shown_date(date)}; the last: {worst}"
+        )
+    spent = [run.figures.steps for run in runs if run.outcome == Outcome.INTERRUPTED]
+    if spent:
+        told.append(f"of {spec.training.steps} steps {sum(spent) / len(spent):.0f} are done when the money is spent")
+    return told
+
+
+def _end(wanted: JobSimulation, spec: JobSpec, run: JobResult) -> tuple[int, datetime, float | None]:
+    """Steps that are left, when it ended, and seconds of a step, by all the time since it began to train."""
+    found = run.figures
+    seconds = (found.hours - found.begun) * 3600 / found.steps if found.steps else None
+    return max(0, spec.training.steps - found.steps), wanted.begin + timedelta(hours=found.hours), seconds
 
 
 def _generation(wanted: JobSimulation, spec: JobSpec, rate: float) -> Generation:

@@ -98,6 +98,7 @@ class JobRecord:
 
     samples: int
     usual: float = 0.0
+    paid_usd: float = 0.0  # for nodes, so far
     begun: float | None = None
     steps: list[Span] = field(default_factory=list)
     nodes: list[Span] = field(default_factory=list)
@@ -125,6 +126,7 @@ class JobRecord:
                 self.priced = False
             else:
                 self.usd.append((self._since, now, usd_per_hour * (now - self._since) / HOUR))
+                self.paid_usd += self.usd[-1][2]
             self._since = now
 
     def sent(self, since: float, until: float, traffic: ZoneTraffic) -> None:

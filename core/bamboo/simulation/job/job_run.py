@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from bamboo.coordinator.events import (
     Emit,
     Event,
     Finish,
+    Interrupted,
     PreemptionNotice,
     PricesTold,
     RemoveWorker,
@@ -33,7 +35,7 @@ from bamboo.coordinator.events import (
     WorkerLost,
 )
 from bamboo.coordinator.workers.membership import surplus_requests
-from bamboo.job.budget_reach import done_by
+from bamboo.job.budget_reach import HOUR, done_by, spent
 from bamboo.job.spec import JobSpec, wanted_pipelines, whole_workers
 from bamboo.job.training_spec import UNKNOWN_STEPS
 from bamboo.names import worker_name
@@ -48,7 +50,7 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.simulation.job.job_training import SimulatedTraining
 from bamboo.simulation.job.node_supply import NodeSupply, SimulatedNode
-from bamboo.simulation.job.virtual_clock import VirtualClock
+from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Change, NodeChange, Trace
 
@@ -64,7 +66,8 @@ CUT: Final = ("cut", "the time was up")
 class JobRun:
     """What is simulated. seconds: after which the run is cut; None: the trace's duration. price: USD an hour of a spot
     node, instead of what trace, job and profile say. zone_price: USD for each GB that crosses zones, and each way.
-    began: the time of day at which it begins, by which a date of the job is heeded; None: there is none.
+    began: the time of day at which it begins, by which a date of the job is heeded, and then it ends when its budget's
+    money is spent on nodes; None: neither counts.
     """
 
     spec: JobSpec
@@ -126,7 +129,8 @@ class _Simulation:
         self._prices: PricesTold | None = None  # as the coordinator knows them
         self._ticking, self._tick_seconds = False, SHORTEST_TICK
         self._finish: Finish | None = None
-        self._over = False
+        self._over = self._is_spent = False
+        self._spending = Timer(lambda: None)  # when the budget is spent
         self._paid = (0, self._supply.usd_per_hour(0.0))
         self._state = coordinator.initial(
             run.spec, run.manifest, secret="simulation", save_path=None, now=0.0, heartbeat_timeout=FOREVER
@@ -308,6 +312,22 @@ class _Simulation:
         self._record.paid(self._clock.now, *self._paid)
         self._paid = self._supply.used, self._supply.usd_per_hour(self._clock.now)
         self._clock.after(0.0, self._tell_prices)
+        self._end_when_spent()
+
+    def _end_when_spent(self) -> None:
+        """As an operator does it, if nodes go on to cost as much as now."""
+        budget, per_hour = self._spec.budget, self._paid[1]
+        self._spending.cancel()
+        if self._run.began is None or budget is None or budget.money is None or not per_hour:
+            return
+        left = max(0.0, float(budget.money) - self._record.paid_usd) / per_hour * HOUR
+        self._spending = self._clock.after(left, partial(self._spend, budget.money))
+
+    def _spend(self, money: Decimal) -> None:
+        if not self._is_spent:
+            self._is_spent = True
+            self._pay()
+            self._coordinate(Interrupted(None, "BudgetSpent", spent(money), keep=True))
 
     def _tell_prices(self) -> None:
         if not self._spec.elastic.gives_back:
