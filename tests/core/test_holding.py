@@ -123,7 +123,7 @@ def test_what_workers_cost_in_an_hour_keeps_within_the_budget() -> None:
     assert found.figures.usd_per_hour <= 6.1
     assert found.figures.nodes > 3.9
     assert found.figures.steps > 0
-    assert any("held: the budget for an hour pays for 4" in line for line in told)
+    assert any(" of the price; the budget for an hour pays for 4" in line for line in told)
 
 
 def test_a_budget_for_an_hour_follows_prices_and_edits() -> None:
@@ -132,7 +132,7 @@ def test_a_budget_for_an_hour_follows_prices_and_edits() -> None:
     for money, affordable in (("2", 2), ("0.6", 1), ("9", 4)):
         document = {**valued(2, 2).manifest}
         document["spec"] = {**document["spec"], "budget": {**budget, "moneyPerHour": money}}
-        state, _ = coordinator.step(state, PricesTold({"w0": 0.5, "w1": 1.5}, 2.0), 1.0)
+        state, _ = coordinator.step(state, PricesTold({"w0": 0.5, "w1": 1.5}, ((2.0, 1),)), 1.0)
         state, _ = coordinator.step(state, SpecChanged(parse_manifest(document)), 1.0)
         assert state.grids.holding.affordable == affordable
 
@@ -214,17 +214,19 @@ def test_a_replacement_that_comes_in_no_time_leaves_nothing_to_divide_by() -> No
 
 def test_what_was_held_for_its_price_is_forgotten_when_only_speed_counts() -> None:
     one = valued(2, 2)
-    held = Holding(prices={"w0": 0.5}, another=0.7, target=2, aim=(3, 1.0), told="2 are held", there={"w0": ("a", 0.0)})
+    held = Holding(
+        prices={"w0": 0.5}, more=((0.7, 1),), target=2, aim=(3, 1.0), told="2 are held", there={"w0": ("a", 0.0)}
+    )
     state = replace(state_of(), grids=GridState(holding=held))
     changed, _ = coordinator.step(state, SpecChanged(other(one, "Throughput").spec), 5.0)
-    assert changed.grids.holding == Holding(prices={"w0": 0.5}, another=0.7)
+    assert changed.grids.holding == Holding(prices={"w0": 0.5}, more=((0.7, 1),))
     same, _ = coordinator.step(state, SpecChanged(one.spec), 5.0)
     assert (same.grids.holding.target, same.grids.holding.told) == (2, "2 are held")
 
 
 def test_prices_that_are_told_are_known() -> None:
-    state, _ = coordinator.step(state_of(), PricesTold({"w0": 0.5}, 0.7), 1.0)
-    assert (state.grids.holding.prices, state.grids.holding.another) == ({"w0": 0.5}, 0.7)
+    state, _ = coordinator.step(state_of(), PricesTold({"w0": 0.5}, ((0.7, 1),)), 1.0)
+    assert (state.grids.holding.prices, state.grids.holding.more) == ({"w0": 0.5}, ((0.7, 1),))
 
 
 @pytest.mark.parametrize(
@@ -238,6 +240,30 @@ def test_as_many_workers_are_asked_for_as_are_held(
     state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
     known = replace(state, grids=GridState(holding=Holding(target=target)))
     assert workers_to_have(known) == min(wanted, 8 + standby)
+
+
+def test_a_budget_for_an_hour_counts_the_pools_from_which_more_would_come() -> None:
+    """Four spot workers at 1 and the others on demand at 3: with 8 an hour there are five, and there always are."""
+    one = valued(8, 1, layers=10, maxStages=8, maxPipelines=1)
+    pools = [
+        {"name": "spot", "capacity": "Spot", "pricePerHour": "1", "maxWorkers": 4},
+        {"name": "dear", "capacity": "OnDemand", "pricePerHour": "3"},
+    ]
+    document = {**one.manifest, "spec": {**one.manifest["spec"], "nodePools": pools, "budget": {"moneyPerHour": "8"}}}
+    told: list[str] = []
+    found = run(replace(one, spec=parse_manifest(document), manifest=document), nodes(8, duration=HOUR), told=told)
+    assert found.figures.usd_per_hour <= 8
+    assert found.figures.nodes == pytest.approx(5, abs=0.2)
+    assert held(told) == [5]
+
+
+def test_workers_on_standby_are_within_the_budget_for_an_hour() -> None:
+    one = valued(4, 1, maxStages=4, maxPipelines=1)
+    spec = {**one.manifest["spec"], "standby": {"workers": 3}, "budget": {"moneyPerHour": "3.1"}}
+    document = {**one.manifest, "spec": spec}
+    found = run(replace(one, spec=parse_manifest(document), manifest=document), nodes(8, duration=HOUR))
+    assert found.figures.usd_per_hour <= 3.1
+    assert found.figures.steps > 0
 
 
 def test_a_budget_that_pays_for_no_grid_does_not_keep_the_job_from_beginning() -> None:

@@ -99,9 +99,9 @@ def test_time_is_counted_at_the_prices_of_its_own_and_never_again(monkeypatch: p
         clock.now += 3600.0
     assert totals == [0.0, 2.0, 6.0, 14.0]
     assert float(status.facts.comparison.on_demand) == 60.0
-    assert sorted(counter.worker_prices().values()) == [100.0, 100.0]
+    assert sorted(counter.prices_told().workers.values()) == [100.0, 100.0]
     prices.current = price_list(2.0, {"b": 4.0})
-    assert list(counter.worker_prices().values()) == [2.0, 4.0]
+    assert list(counter.prices_told().workers.values()) == [2.0, 4.0]
     counter.count()
     assert price_per_hour(status.facts.pools, status.facts.paid or {}) == 6
     assert status.facts.unpriced == ()

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.placement_spec import Capacity, NodePool
+from bamboo.job.placement_spec import MANY, Capacity, NodePool, next_prices
 from bamboo_operator.pods.pools import (
     choose_pool,
     cost_of,
     fallback_pool,
     is_fallback,
-    next_price,
     pool_to_probe,
     price_per_hour,
     worker_to_revert,
@@ -54,9 +53,19 @@ def test_the_next_pod_goes_to_the_first_pool_with_room_that_is_due(pools, waited
     assert (found.name if found else None) == chosen
 
 
-def test_another_worker_costs_what_the_first_pool_says():
-    assert next_price([LAST, FALLBACK, OTHER, SPOT]) == 1.10, "a pool that asks for patience is not the first"
-    assert next_price([LAST]) is None
+@pytest.mark.parametrize(
+    ("pools", "counts", "prices"),
+    [
+        ([SPOT, FALLBACK], {}, ((0.91, 8), (3.06, 2))),
+        ([SPOT, FALLBACK], {"spot": 5}, ((0.91, 3), (3.06, 2))),
+        ([SPOT, FALLBACK], {"spot": 5, "fallback": 1}, ((3.06, 1), (0.91, 3))),  # there are no more spot nodes now
+        ([SPOT, FALLBACK], {"spot": 8, "fallback": 2}, ()),
+        ([SPOT, OTHER, FALLBACK], {"spot": 8}, ((1.10, MANY),)),
+        ([LAST], {}, ()),
+    ],
+)
+def test_what_more_workers_cost(pools, counts, prices):
+    assert next_prices(pools, counts) == prices
 
 
 POOLS = st.lists(

@@ -130,8 +130,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             notice_withdrawn(turn, worker)
         case RequestsWithdrawn(count):
             turn.set(requested=max(0, turn.state.requested - count))
-        case PricesTold(prices, another):
-            holding.priced(turn, prices, another)
+        case PricesTold(prices, more):
+            holding.priced(turn, prices, more)
         case TimeTold(time):
             turn.set(began_at=time - timedelta(seconds=turn.now))
         case SpecChanged(spec):

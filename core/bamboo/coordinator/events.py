@@ -63,10 +63,12 @@ class RequestsWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class PricesTold:
-    """What each worker that is there costs in an hour, and what another one would; None: that is not known."""
+    """What each worker that is there costs in an hour, and what more would, in the order in which they would come: so
+    many at each price, and beyond those at the last one; (): that is not known.
+    """
 
     workers: Mapping[WorkerId, float]
-    another: float | None = None
+    more: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Where a job's workers run, as what pods and how connected: frozen values of the manifest; see `bamboo.job.spec`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
 MOST_WORKERS_PER_NODE = 64
+MANY = 1 << 20  # workers, in a pool without maxWorkers
 MOST_DEVICES = 16  # of a worker
 GPU_SUFFIX = "/gpu"  # of the resources that are GPUs: nvidia.com/gpu, amd.com/gpu
 
@@ -104,6 +105,22 @@ def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
     """USD per hour for a worker in the pools of that capacity, if one of them says it."""
     pool = priced_pool(pools, capacity)
     return None if pool is None or pool.price_per_hour is None else float(pool.price_per_hour)
+
+
+def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
+    """What more workers would cost in an hour, and how many at each price, in the order in which they would come.
+
+    Where workers are in a later pool, those before it are full or deliver nothing. counts: workers by pool.
+    """
+    first = max((index for index, pool in enumerate(pools) if counts.get(pool.name)), default=0)
+    found: list[tuple[float, int]] = []
+    for pool in (*pools[first:], *pools[:first]):
+        room = MANY if pool.max_workers is None else pool.max_workers - counts.get(pool.name, 0)
+        if pool.price_per_hour is not None and room > 0:
+            found.append((float(pool.price_per_hour), room))
+        if pool.max_workers is None:
+            break
+    return tuple(found)
 
 
 def one_price(pools: Iterable[NodePool]) -> float | None:

@@ -183,7 +183,8 @@ class _LocalRun:
     async def _drive(self) -> None:
         ticker = asyncio.create_task(self._tick_for_ever())
         self._driving = True
-        self._handle(PricesTold({}, one_price(self._spec.node_pools)))
+        price = one_price(self._spec.node_pools)
+        self._handle(PricesTold({}, () if price is None else ((price, 1),)))
         try:
             while self._finish is None:
                 self._handle(await self._events.get())

@@ -6,13 +6,15 @@ written there, so that they go on from operator to operator and never fall: Prom
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from bamboo.coordinator.events import PricesTold
+from bamboo.job.placement_spec import next_prices
 from bamboo.job.spec import JobSpec
 from bamboo.names import TRAINER_CONTAINER
-from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.kube.objects import parsed_time, utc_now
@@ -61,18 +63,19 @@ class CostCounter:
         prices, zones = self._prices.current, self._pods.zones_by_pool()
         self._status.update(priced=priced_pools(spec, prices, zones), unpriced=tuple(unknown_machines(spec, prices)))
 
-    def worker_prices(self) -> dict[WorkerId, float]:
-        """Of each worker, with a node or without, for an hour; not those without a price."""
+    def prices_told(self) -> PricesTold:
+        """Of each worker that has a price, with a node or without, for an hour; and of more, by the pools' room."""
         if (spec := self._status.facts.spec) is None:
-            return {}
+            return PricesTold({})
         pools = {pool.name: pool for pool in spec.node_pools}
-        placed = ((name, worker_pool(pod) or "", zone) for name, pod, zone in self._pods.with_zones())
+        placed = [(name, worker_pool(pod) or "", zone) for name, pod, zone in self._pods.with_zones()]
         found = {
             name: worker_price(pools[pool], spec, self._prices.current, zone)
             for name, pool, zone in placed
             if pool in pools
         }
-        return {name: float(price) for name, price in found.items() if price is not None}
+        known = {name: float(price) for name, price in found.items() if price is not None}
+        return PricesTold(known, next_prices(self._status.facts.pools, Counter(pool for _, pool, _ in placed)))
 
     def _count_unwatched(self, now: datetime) -> None:
         """What the pods that are still there cost since another operator counted last."""

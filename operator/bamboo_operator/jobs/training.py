@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from bamboo.coordinator.events import Outcome, PricesTold
+from bamboo.coordinator.events import Outcome
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
@@ -23,7 +23,6 @@ from bamboo_operator.jobs.reconcile_schedule import (
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.pods.pools import next_price
 from bamboo_operator.status.budget import budget_spent, money_lasts
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
@@ -104,7 +103,7 @@ class Training:
 
     def _tell_prices(self) -> None:
         """What workers cost now, by their pools and zones."""
-        self._runner.tell_prices(PricesTold(self._cost.worker_prices(), next_price(self._status.facts.pools)))
+        self._runner.tell_prices(self._cost.prices_told())
 
     # reconciling
 

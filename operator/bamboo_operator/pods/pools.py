@@ -94,12 +94,6 @@ def price_per_hour(pools: Pools, counts: Counts) -> Decimal | None:
     return sum((price * counts.get(name, 0) for name, price in prices.items()), Decimal(0))
 
 
-def next_price(pools: Pools) -> float | None:
-    """What another worker would cost in an hour: in the first pool with a price that asks for no patience."""
-    first = next((pool for pool in pools if pool.price_per_hour is not None and not pool.after_seconds), None)
-    return float(first.price_per_hour) if first is not None and first.price_per_hour is not None else None
-
-
 def cost_of(per_hour: Decimal | None, seconds: float) -> Decimal:
     """What that many seconds cost at that price."""
     return (per_hour or Decimal(0)) * Decimal(round(seconds * 1000)) / 3_600_000

@@ -42,10 +42,10 @@ UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they c
 # what is known
 
 
-def priced(turn: Turn, prices: Mapping[WorkerId, float], another: float | None) -> None:
+def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
     """The shell says what workers cost."""
     known = turn.state.grids
-    told = replace(known.holding, prices=dict(prices), another=another)
+    told = replace(known.holding, prices=dict(prices), more=more)
     turn.set(grids=replace(known, holding=replace(told, affordable=_affordable(turn.state.spec, told))))
 
 
@@ -54,18 +54,23 @@ def edited(turn: Turn) -> None:
     known, spec = turn.state.grids, turn.state.spec
     held = known.holding
     if not spec.elastic.gives_back:
-        held = Holding(prices=held.prices, another=held.another, zones=held.zones)
+        held = Holding(prices=held.prices, more=held.more, zones=held.zones)
     turn.set(grids=replace(known, holding=replace(held, affordable=_affordable(spec, held))))
 
 
 def _affordable(spec: JobSpec, known: Holding) -> int | None:
-    if spec.budget is None or spec.budget.money_per_hour is None or (not known.prices and known.another is None):
+    if spec.budget is None or spec.budget.money_per_hour is None or not (known.prices or known.more):
         return None
     money, most = float(spec.budget.money_per_hour), wanted_workers(spec)
-    prices = sorted(known.prices.values())[:most]
-    another = known.another if known.another is not None else prices[-1]
-    costs = accumulate((*prices, *[another] * (most - len(prices))))
-    return sum(1 for cost in costs if cost <= money * (1 + 1e-9))
+    prices = sorted(known.prices.values())
+    more = _each(known.more or ((prices[-1], most),), max(0, most - len(prices)))
+    return sum(1 for cost in accumulate((*prices[:most], *more)) if cost <= money * (1 + 1e-9))
+
+
+def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
+    """The prices of so many that would come."""
+    found = [price for price, count in more for _ in range(min(count, number))][:number]
+    return found + [more[-1][0]] * (number - len(found))
 
 
 def seen(state: CoordinatorState, now: float) -> Holding:
@@ -130,21 +135,23 @@ def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
 def to_have(state: CoordinatorState) -> int:
     """As many as the job asks for, and one more while that is to take the place of a slow one."""
     wanted, target = wanted_workers(state.spec), state.grids.holding.target
-    if state.spec.elastic.gives_back and target is not None:
-        wanted = min(wanted, target + state.spec.standby.workers)
-    elif state.spec.elastic.gives_back and state.grids.holding.affordable is not None:
-        wanted = min(wanted, max(_fewest_to_begin(state), state.grids.holding.affordable))
+    if state.spec.elastic.gives_back:
+        affordable = state.grids.holding.affordable
+        if target is not None:
+            wanted = min(wanted, target + state.spec.standby.workers)
+        if affordable is not None:
+            wanted = min(wanted, max(_fewest_to_begin(state) if target is None else target, affordable))
     return wanted + (state.stragglers.asked_at is not None)
 
 
 def _fewest_to_begin(state: CoordinatorState) -> int:
-    """Workers of the smallest grid that has room, as far as that is known; with those on standby."""
+    """Workers of the smallest grid that has room, as far as that is known."""
     spec = state.spec
     fewest, rates = spec.elastic.min_stages * spec.elastic.min_pipelines, choosing.rates_of(state)
     if rates is not None:
         most = spec.elastic.most_workers(spec.topology)
         fewest = next((n for n in range(fewest, most) if rates.best_at_all(n)), most)
-    return fewest + spec.standby.workers
+    return fewest
 
 
 class Worth:
@@ -155,8 +162,9 @@ class Worth:
         self._share = _missing_share(state, now)
         known, spec = state.grids.holding, state.spec
         there = sorted(known.prices[w] for w in known.there if w in known.prices)
-        self._another = known.another if known.another is not None else (there[len(there) // 2] if there else UNPRICED)
+        more = known.more or ((there[len(there) // 2] if there else UNPRICED, 1),)
         self._sums = list(accumulate(there, initial=0.0))
+        self._more = list(accumulate(_each(more, wanted_workers(spec)), initial=0.0))
         self.batch = spec.training.global_batch_size
         self.needed = dates.needed_speed(state, now)
         self.allowed, self.held = spec.elastic.most_workers(spec.topology), known.target
@@ -168,7 +176,7 @@ class Worth:
         # what a choice depends on; times in steps, so that they do not become others all the time
         spans = (choosing.outlook(state, now), state.stragglers.pause or 0.0)
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
-        self.key = (rates, tuple(state.grids.measured.items()), grid_of(state.current_plan), self._share, self._another,
+        self.key = (rates, tuple(state.grids.measured.items()), grid_of(state.current_plan), self._share, more,
                     tuple(there), self.most, self.held, spec.standby.workers, self.needed, steps)  # fmt: skip
 
     def speed(self, held: int) -> float:
@@ -184,13 +192,13 @@ class Worth:
         """Money an hour, with those on standby: of the cheapest that are there, and of others that would come."""
         held += self._state.spec.standby.workers
         here = min(held, len(self._sums) - 1)
-        return self._sums[here] + self._another * (held - here)
+        return self._sums[here] + self._more[held - here]
 
     @property
     def paid_for(self) -> str:
         """Why there are not more."""
-        paid = max(0, (self.affordable or 0) - self._state.spec.standby.workers)
-        told = f"the budget for an hour pays for {paid}"
+        paid, standby = self.affordable or 0, self._state.spec.standby.workers
+        told = f"the budget for an hour pays for {paid}" + f", {standby} of them on standby" * (paid > standby > 0)
         return told if paid >= self.most else f"{told}, and no smaller grid has room"
 
     def least(self) -> float:
@@ -281,15 +289,13 @@ def aim(turn: Turn, rates: GridRates) -> None:
 def _told(worth: Worth, number: int, date: datetime | None) -> str:
     most = worth.allowed
     by_then = "" if date is None or worth.needed is None else _whether_by(date, worth)
-    if worth.most < most and number == worth.most:
-        text = f"{number} of at most {count(most, 'worker')} are held: {worth.paid_for}"
-    elif number == most:
+    if number == most:
         text = f"all of {count(most, 'worker')} are {'held' if by_then else 'worth their price'}"
     else:
         speed = worth.speed(number) / worth.speed(most)
         price = worth.price(number) / max(1e-12, worth.price(most))
         text = f"{number} of at most {count(most, 'worker')} are held: {speed:.2f} of the speed for {price:.2f} of the"
-        text += " price"
+        text += " price" + (f"; {worth.paid_for}" if number == worth.most else "")
     return text + by_then
 
 
@@ -312,7 +318,7 @@ def counted(state: CoordinatorState, workers: int) -> int:
 def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float, float, int, str]:
     """The last ones go first: those that cost more, then those in zones from which more are taken away."""
     known = state.grids.holding
-    price = known.prices.get(worker, known.another if known.another is not None else UNPRICED)
+    price = known.prices.get(worker, known.more[0][0] if known.more else UNPRICED)
     zone = state.workers[worker].peer.zone if worker in state.workers else ""
     return price, hazard(state, zone, now), len(worker), worker
 

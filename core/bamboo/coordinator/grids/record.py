@@ -20,7 +20,8 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """prices: money an hour of each worker, as the shell says; another: of one more, None if that is not known.
+    """prices: money an hour of each worker, as the shell says; more: of others, and how many at each, in the order in
+    which they would come, the last one also beyond that; () if that is not known.
 
     there: who stayed at the last look, in which zone and since when; zones: what became of those before them.
     target: how many workers are worth their price, without those on standby; None as long as that is not known, so that
@@ -31,7 +32,7 @@ class Holding:
     """
 
     prices: Mapping[WorkerId, float] = field(default_factory=dict)
-    another: float | None = None
+    more: tuple[tuple[float, int], ...] = ()
     there: Mapping[WorkerId, tuple[str, float]] = field(default_factory=dict)
     zones: Mapping[str, Exposure] = field(default_factory=dict)
     target: int | None = None

@@ -334,7 +334,7 @@ class _Simulation:
             return
         prices = self._supply.worker_prices(self._clock.now)
         there = {w: prices[r.node.name] for w, r in self._workers.items() if r.alive and r.node.name in prices}
-        told = PricesTold(there, self._supply.another_price(self._clock.now))
+        told = PricesTold(there, self._supply.next_prices(self._clock.now))
         if told != self._prices:
             self._prices = told
             self._coordinate(told)

@@ -7,10 +7,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache, partial
 from statistics import median
 
-from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy, pool_price
+from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy, next_prices, pool_price
 from bamboo.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
 from bamboo.profiles.profile import Prices
 from bamboo.simulation.job.job_zones import named_zones, zone_allowed
@@ -23,6 +24,10 @@ class SimulatedNode:
     zone: str = ""
     pool: NodePool | None = None  # on demand, of that pool; None: a spot node
     group: int = 0  # of those that are to be in the same zone
+
+
+def _money(price: float | None) -> Decimal | None:
+    return None if price is None else Decimal(repr(price))
 
 
 class NodeSupply:
@@ -163,12 +168,25 @@ class NodeSupply:
         prices = {name: self._price_of(node, now) for name, node in self._used.items()}
         return {name: price / self._room for name, price in prices.items() if price is not None}
 
-    def another_price(self, now: float) -> float | None:
-        """USD an hour of one more worker on a spot node: where nodes are there, else in the middle of all zones."""
+    def next_prices(self, now: float) -> tuple[tuple[float, int], ...]:
+        """USD an hour of more workers, in the order in which they would come, and how many at each price."""
+        counts = Counter[str]()
+        for node in self._used.values():
+            counts[node.pool.name if node.pool else ""] += self._workers[node.name]
+        spot = NodePool(name="", max_workers=self._most, price_per_hour=_money(self._next_spot_price(now)))
+        on_demand = (
+            replace(pool, price_per_hour=_money(self._price_of(SimulatedNode(name="", zone="", pool=pool), now)))
+            for pool in self.fallbacks
+        )
+        priced = next_prices((spot, *on_demand), counts)
+        return tuple((price / self._room, count) for price, count in priced)
+
+    def _next_spot_price(self, now: float) -> float | None:
+        """USD an hour of one more spot node: where nodes are there, else in the middle of all zones."""
         zones = [node.zone for name, node in self._there.items() if name not in self._used] or list(self._zones)
         prices = [self._price_of(SimulatedNode(name="", zone=zone), now) for zone in dict.fromkeys(zones)]
         known = [price for price in prices if price is not None]
-        return median(known) / self._room if known else None
+        return median(known) if known else None
 
     def _price_of(self, node: SimulatedNode, now: float) -> float | None:
         if node.pool is not None:
