@@ -6,13 +6,22 @@ from typing import Any
 
 import pytest
 
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import Command, Emit, Event, Finish, Outcome, Tick
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
+from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
+
+GB = 10**9
 
 
 def chosen(stages: int, pipelines: int, **elastic: Any) -> JobRun:
@@ -228,3 +237,59 @@ def test_where_no_grid_has_room_for_copies_a_job_with_a_store_trains_without() -
     chosen_ones = [line for line in told if "GridChosen" in line]
     assert "for 3 workers, without copies of stages, for which no grid has room" in chosen_ones[0]
     assert "for 6 workers: " in chosen_ones[-1], "with copies"
+
+
+# no grid
+
+
+def waiting(workers: int, memory: int, **elastic: Any) -> tuple[CoordinatorState, list[Command]]:
+    """So many workers have been there for longer than others are waited for; each layer has a gigabyte."""
+    one = chosen(4, 1, maxWorkers=8, maxStages=8, **elastic)
+    state = coordinator.initial(one.spec, one.manifest, secret="", save_path=None, now=0.0)
+    done: list[Command] = []
+
+    def step(event: Event, now: float) -> None:
+        nonlocal state
+        state, commands = coordinator.step(state, event, now)
+        done.extend(commands)
+
+    names = [f"w{number}" for number in range(workers)]
+    for worker in names:
+        step(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)), 0.0)
+        step(Received(worker, protocol.WorkerReady()), 0.0)
+    layer = LayerBytes(parameters=GB, optimizer=2 * GB, gradients=GB, activations=0, boundary=0)
+    costs = protocol.Profile(costs=(1e9,) * 12, sizes=(1.0,) * 12, layers=(layer,) * 12, memory=memory)
+    step(Received(names[0], costs), 0.0)
+    for now in (50.0, 100.0):
+        for worker in names:
+            step(Received(worker, protocol.Heartbeat(step=0, doing="", busy=0.0)), now)
+        step(Tick(), now)
+    return state, done
+
+
+def reasons(done: list[Command]) -> dict[str, str]:
+    return {command.reason: command.message for command in done if isinstance(command, Emit)}
+
+
+def test_a_job_whose_workers_have_no_room_yet_says_how_many_would_have() -> None:
+    state, done = waiting(2, 28 * GB)
+    assert (
+        reasons(done)["NoGridFits"]
+        == "no grid of 2 workers has room in devices with 28.0 GB; of 8 workers there is one"
+    )
+    assert sum(isinstance(command, Emit) and command.reason == "NoGridFits" for command in done) == 1
+    assert state.phase == "Pending"
+    assert status(state, 100.0).grid_choice == reasons(done)["NoGridFits"]
+
+
+def test_a_job_with_fewer_workers_than_its_bounds_ask_for_says_so() -> None:
+    _, done = waiting(2, 99 * GB, minStages=4)
+    told = "a model of 12 layers has no grid of 2 workers within the bounds of elastic; of 4 workers there is one"
+    assert reasons(done)["NoGridFits"] == told
+
+
+def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
+    _, done = waiting(2, 2 * GB)
+    (end,) = (command for command in done if isinstance(command, Finish))
+    told = "no grid of 8 workers has room in devices with 2.0 GB"
+    assert (end.outcome, end.reason, end.message) == (Outcome.FAILED, "NoGridFits", told)

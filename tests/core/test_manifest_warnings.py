@@ -130,3 +130,15 @@ def test_stages_of_which_no_spare_worker_keeps_a_replica_are_warned_of(changes: 
     document["spec"] |= changes
     found = [warning for warning in warnings(parse_manifest(document)) if "standby.stages" in warning]
     assert found == ([told] if told else [])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_money_without_checkpoints_is_warned_of(keeps: bool) -> None:
+    document = manifest()
+    document["spec"] |= {"budget": {"money": "10"}, "nodePools": [{"name": "spot", "pricePerHour": "1"}]}
+    if keeps:
+        document["spec"]["checkpoint"] = {"storage": {"uri": "s3://bucket/x"}}
+    else:
+        document["spec"].pop("checkpoint", None)
+    told = [warning for warning in warnings(parse_manifest(document)) if "spec.budget.money without" in warning]
+    assert bool(told) is not keeps

@@ -116,7 +116,8 @@ def test_a_run_ends_when_its_money_is_spent() -> None:
     for more in ({}, {"checkpoint": kept}):
         found = simulate_job(replace(budgeted("3", **more), began=BEGAN), told.append)
         assert (found.outcome, free.outcome) == ("Interrupted", "Complete")
-        assert found.message.startswith("the budget of 3 is spent; with a larger spec.budget.money the job goes on")
+        on = "goes on from its newest checkpoint" if more else "begins anew, since it keeps no checkpoints"
+        assert found.message.startswith(f"the budget of 3 is spent; with a larger spec.budget.money the job {on}")
         assert 3.0 <= found.figures.usd < 3.1
         assert 0.4 * free.figures.steps < found.figures.steps < free.figures.steps
     assert any("Checkpoint" in line for line in told), "its state is kept"

@@ -204,3 +204,37 @@ def test_an_end_is_final():
     assert seen(RUNNING, done, finish=FAILED)["state"] == "Complete"
     failed = seen(said(phase="Over"), finish=FAILED)
     assert seen(None, failed)["state"] == "Failed"
+
+
+# grids that are chosen
+
+
+@pytest.mark.parametrize("objective", ["Throughput", "Value"])
+def test_where_the_grid_is_chosen_no_other_one_is_missed(objective):
+    """Two pipelines of three stages, for a job that says three of two."""
+    rows = tuple(tuple((f"w{pipeline * 3 + stage}", True) for stage in range(3)) for pipeline in range(2))
+    spec = job(topology={"stages": 2, "pipelines": 3}, elastic={"objective": objective, "maxStages": 6})
+    found = seen(said(grid=rows), spec=spec)
+    assert conditions(found)["Degraded"]["status"] == "False"
+    assert (found["pipelines"]["desired"], found["pipelines"]["ready"]) == (2, 2)
+
+
+def test_a_job_of_which_no_grid_fits_says_so():
+    why = "no grid of 2 workers has room in devices with 16.0 GB; of 4 workers there is one"
+    found = conditions(seen(replace(PENDING, grid_choice=why), spec=job(elastic={"objective": "Throughput"})))
+    assert (found["Running"]["status"], found["Running"]["reason"], found["Running"]["message"]) == (
+        "False",
+        "NoGridFits",
+        why,
+    )
+
+
+def test_a_restarted_operator_wants_as_many_workers_as_the_one_before():
+    """Of eight workers that the job may have two are held, as they are worth their price."""
+    pool = [{"name": "spot", "pricePerHour": "1"}]
+    spec = job(topology=None, elastic={"objective": "Value", "maxWorkers": 8}, nodePools=pool)
+    before = seen(said(wanted=2, workers=BUSY), spec=spec, pods={"spot": 2})
+    after = seen(None, previous=before, spec=spec, pods={"spot": 2})
+    for status in (before, after):
+        assert conditions(status)["WorkersReady"]["status"] == "True", conditions(status)["WorkersReady"]
+        assert status["workers"]["desired"] == 2

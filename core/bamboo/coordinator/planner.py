@@ -199,6 +199,8 @@ def _start(turn: Turn) -> None:
     ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
     grid = _first_grid(state, len(ready), turn.now)
     stages = _first_stages(state, grid) if grid else None
+    if grid is None and spec.elastic.chooses_grid and ready and _has_waited(state, len(ready), turn.now):
+        following.tell_why_none(turn, len(ready))
     if grid is None or stages is None:
         return
     epoch = state.plan.epoch + 1 if state.plan else 1
@@ -226,19 +228,26 @@ def _start(turn: Turn) -> None:
 
 def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
     """What is asked for, or after a while fewer pipelines, and to go on from a checkpoint also fewer stages."""
-    spec, restoring = state.spec, state.phase == "Restoring"
+    spec, restoring, waited = state.spec, state.phase == "Restoring", _has_waited(state, ready, now)
     stages, wanted = spec.topology.stages, spec.topology.pipelines
-    since = state.phase_since if restoring else state.started
-    waited = now - since >= spec.elastic.stabilization_seconds
     if spec.elastic.chooses_grid:
-        waited = waited or (restoring and now - since >= choosing.restart_wait(state))
-        return following.first_grid(state, ready) if waited or ready >= holding.to_have(state) else None
+        return following.first_grid(state, ready) if waited else None
     pipelines = min(ready // stages, wanted)
     grid = Grid(stages, pipelines, spec.topology.first_schedule)
     if pipelines == wanted or (waited and pipelines >= spec.elastic.min_pipelines):
         return grid
     fewer = desired_grid(ready, spec, grid)
     return fewer if restoring and waited and fewer.stages * fewer.pipelines <= ready else None
+
+
+def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
+    """For long enough to begin with those that are there; where the grid is chosen nobody waits once all are."""
+    spec, restoring = state.spec, state.phase == "Restoring"
+    since = state.phase_since if restoring else state.started
+    if now - since >= spec.elastic.stabilization_seconds:
+        return True
+    soon = restoring and now - since >= choosing.restart_wait(state)
+    return spec.elastic.chooses_grid and (soon or ready >= holding.to_have(state))
 
 
 def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:

@@ -78,9 +78,10 @@ def money_reach(money: Decimal, spent: Decimal, per_hour: Decimal | None, pace: 
     return MoneyReach(money=money, spent=spent, per_hour=per_hour, hours=hours, steps=steps, left=pace.left)
 
 
-def spent(money: Decimal) -> str:
-    """Why a job ends that has cost as much as it may, and what helps."""
-    return f"the budget of {money} is spent; with a larger spec.budget.money the job goes on from its newest checkpoint"
+def spent(money: Decimal, *, keeps: bool) -> str:
+    """Why a job ends that has cost as much as it may, and what helps. keeps: it has a checkpoint store."""
+    on = "goes on from its newest checkpoint" if keeps else "begins anew, since it keeps no checkpoints"
+    return f"the budget of {money} is spent; with a larger spec.budget.money the job {on}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
     of_protection = (_one_pipeline(spec), _replicas(spec), _standby(spec), _verify(spec))
-    found = (*of_protection, _loggers(spec), _one_zone(spec), _nodes(spec), _devices(spec))
+    found = (*of_protection, _loggers(spec), _one_zone(spec), _nodes(spec), _devices(spec), _budget(spec))
     return tuple(filter(None, found))
 
 
@@ -22,6 +22,13 @@ def _one_zone(spec: JobSpec) -> str:
     if policy is SpreadPolicy.SINGLE_ZONE and spec.checkpoint is None:
         return "spec.spread.policy SingleZone without spec.checkpoint: the job ends if all nodes of its zone are lost"
     return ""
+
+
+def _budget(spec: JobSpec) -> str:
+    """A job that may be suspended for good, or begin anew."""
+    if spec.budget is None or spec.budget.money is None or spec.checkpoint is not None:
+        return ""
+    return "spec.budget.money without spec.checkpoint: what is trained is lost when the money is spent before the end"
 
 
 def _nodes(spec: JobSpec) -> str:

@@ -84,7 +84,8 @@ class Training:
                 self._runner.interrupt("Suspended", message, keep=True)
                 return
             self._runner.edit(spec)
-        if (facts := self._status.facts).spent and facts.spec:
+        all_done = self._runner.state.phase == "Saving"  # what is left to do costs less than to do it once more
+        if (facts := self._status.facts).spent and facts.spec and not all_done:
             self._runner.interrupt("BudgetSpent", budget_spent(facts.spec), keep=True)
         elif self._status.active_left() <= 0:
             limit = self._status.active_deadline

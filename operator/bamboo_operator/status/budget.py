@@ -20,7 +20,8 @@ SLACK: Final = 0.02  # by which it has to, and by which it has to suffice again
 
 def budget_spent(spec: JobSpec) -> str:
     """Why the job is suspended, and what helps."""
-    return spent(spec.budget.money) if spec.budget and spec.budget.money is not None else ""
+    money = spec.budget.money if spec.budget else None
+    return "" if money is None else spent(money, keeps=spec.checkpoint is not None)
 
 
 def money_lasts(facts: StatusFacts) -> float:

@@ -39,12 +39,14 @@ class PipelineDamage:
 class RuleInput:
     """status: of a coordinator that knows the job's plan, or that there is none; None while it does not.
 
-    previous: the conditions as they were.
+    previous: the conditions as they were. desired: how many workers were to be there then, with those on standby, where
+    the coordinator says how many are; None if it has not.
     """
 
     status: Status | None
     facts: StatusFacts
     previous: Mapping[str, ConditionResult]
+    desired: int | None = None
 
     def was(self, condition: str) -> bool:
         return condition in self.previous and self.previous[condition].holds
@@ -121,7 +123,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
         return ConditionResult(False, "WorkersPending", "no worker is known yet")
     needed = whole_workers(spec) + spec.standby.workers
     if given.status is None:
-        return _as_many_as_pods(given, needed)
+        return _as_many_as_pods(given, needed if given.desired is None else min(needed, given.desired))
     if spec.elastic.gives_back:
         needed = min(needed, given.status.wanted)
     ready = given.ready()
@@ -179,6 +181,8 @@ def _running(given: RuleInput) -> ConditionResult:
             return ConditionResult(True, "Saving", "all steps are done, and the workers save the result")
         case "Restoring":
             return ConditionResult(False, "Restoring", "the job goes back to a checkpoint")
+        case _ if status.grid_choice:
+            return ConditionResult(False, "NoGridFits", status.grid_choice)
         case _:
             return ConditionResult(False, "WaitingForWorkers", f"{given.ready()} workers are ready, too few to start")
 
@@ -195,7 +199,7 @@ def _degraded(given: RuleInput) -> ConditionResult:
         return given.previous["Degraded"]
     if status is None or spec is None or not status.grid:
         return ConditionResult(False, "NotRunning", "nothing runs yet")
-    chosen = spec.elastic.gives_back  # no grid but the one that is worth its price is missed
+    chosen = spec.elastic.chooses_grid  # what the manifest says of the grid is a first guess at most
     damage, missing = given.damage(), 0 if chosen else spec.topology.pipelines - len(status.grid)
     sentences = [d.message for d in damage]
     if missing > 0:

@@ -61,7 +61,8 @@ def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dic
 
 def rule_input(status: Status | None, previous: Json, facts: StatusFacts) -> RuleInput:
     """What the rules of conditions look at."""
-    return RuleInput(_known_status(status), facts, condition_results(previous.get("conditions")))
+    held = (previous.get("workers") or {}).get("desired") if facts.spec and facts.spec.elastic.gives_back else None
+    return RuleInput(_known_status(status), facts, condition_results(previous.get("conditions")), held or None)
 
 
 def _budget_warnings(given: RuleInput, conditions: Sequence[Json], previous: Json) -> list[str] | None:
@@ -118,10 +119,21 @@ def _pipelines(given: RuleInput, previous: Json) -> Json:
     spec, status = given.facts.spec, given.status
     if given.idle or spec is None:
         return {"desired": 0, "ready": 0, "degraded": 0}
-    desired = {"desired": wanted_pipelines(spec)}
+    desired = {"desired": _desired_pipelines(given, previous)}
     if status is None:
         return {"ready": 0, "degraded": 0, **(previous.get("pipelines") or {}), **desired}
     return {**desired, "ready": len(status.grid), "degraded": len({d.pipeline for d in given.damage()})}
+
+
+def _desired_pipelines(given: RuleInput, previous: Json) -> int:
+    """Those of the grid that runs where the coordinator chooses it."""
+    spec, status = given.facts.spec, given.status
+    assert spec is not None
+    if not spec.elastic.chooses_grid:
+        return wanted_pipelines(spec)
+    if status is None:
+        return (previous.get("pipelines") or {}).get("desired") or wanted_pipelines(spec)
+    return len(status.grid) or wanted_pipelines(spec)
 
 
 def _selector(given: RuleInput, previous: Json) -> str | None:
@@ -146,7 +158,7 @@ def _workers(given: RuleInput, previous: Json) -> Json:
     pools = spec.node_pools if spec else ()
     counts = {c: sum(given.pods.get(p.name, 0) for p in pools if p.capacity is c) for c in Capacity}
     known = {
-        "desired": 0 if idle or not spec else status.wanted if status else wanted_workers(spec),
+        "desired": 0 if idle or not spec else status.wanted if status else given.desired or wanted_workers(spec),
         "spot": counts[Capacity.SPOT],
         "onDemand": counts[Capacity.ON_DEMAND],
     }

@@ -1,15 +1,16 @@
 """The grid follows the workers: kept in view while the job trains, and chosen when it begins."""
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
-from bamboo.coordinator.events import Emit
+from bamboo.coordinator.events import Emit, Outcome
 from bamboo.coordinator.grids import choosing, holding
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import schedules
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of
 from bamboo.planning.splits.uneven_split import Ranges
-from bamboo.planning.steps.grid_rates import GridRate, bounded_grids, may_do_without
+from bamboo.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, may_do_without
 from bamboo.text import count
 
 SHOWN: Final = 4  # grids in a sentence
@@ -130,6 +131,33 @@ def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
     if not possible and may_do_without(state.spec):
         possible = [grid for grid in grids if rates.without_copies().fits(grid)]
     return min(possible, key=lambda grid: (abs(grid.stages - wanted), -grid.pipelines), default=None)
+
+
+def tell_why_none(turn: Turn, workers: int) -> None:
+    """Why the job does not begin with those that are there. It ends if it could not with as many as it may have."""
+    state, rates = turn.state, choosing.rates_of(turn.state)
+    if rates is None or first_grid(state, workers) is not None:
+        return
+    why, enough = _why_none(rates, workers)
+    if enough is None:
+        turn.finish(Outcome.FAILED, "NoGridFits", why)
+    elif (text := f"{why}; of {count(enough, 'worker')} there is one") != state.grids.told:
+        turn.set(grids=replace(state.grids, told=text))
+        turn.do(Emit("NoGridFits", text, warning=True))
+
+
+@lru_cache(maxsize=16)
+def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
+    """Why no grid of so many workers can run, and a number of more, if there is one, of which one can."""
+    spec, layers = rates.spec, len(rates.figures.layers)
+    most = spec.elastic.most_workers(spec.topology)
+    tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]
+    enough = next((number for number in tried if number > workers and rates.best_at_all(number)), None)
+    held = workers if enough else max(workers, most)
+    if next(bounded_grids(spec, layers, held), None) is None:
+        return f"a model of {count(layers, 'layer')} has no grid of {held} workers within the bounds of elastic", enough
+    room = f"{(rates.memory or 0) / 1e9:.1f} GB"
+    return f"no grid of {count(held, 'worker')} has room in devices with {room}", enough
 
 
 def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:

@@ -324,10 +324,10 @@ class _Simulation:
         self._spending = self._clock.after(left, partial(self._spend, budget.money))
 
     def _spend(self, money: Decimal) -> None:
-        if not self._is_spent:
+        if not self._is_spent and self._state.phase != "Saving":
             self._is_spent = True
             self._pay()
-            self._coordinate(Interrupted(None, "BudgetSpent", spent(money), keep=True))
+            self._coordinate(Interrupted(None, "BudgetSpent", spent(money, keeps=self._spec.checkpoint is not None), keep=True))
 
     def _tell_prices(self) -> None:
         if not self._spec.elastic.gives_back:
