@@ -2,14 +2,19 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, PipelineSchedule, ScheduleChoice
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import Peer
+from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
+from bamboo.planning.steps.step_times import StepModel
 from bamboo.planning.steps.worker_memory import device_bytes
 from bamboo.profiles.profile import Layer, ModelFigures, Network
 from job_simulation_kit import NETWORK, manifest, profile
@@ -74,3 +79,56 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
     assert found
     assert found == {one.grid for one in GridRates(figures, spec).best(8) if needed(one.grid) <= memory}
     assert not GridRates(figures, spec, 1).best(8)
+
+
+@pytest.mark.parametrize("mode", ["EagerForward", "EagerBackward", "LazyForward", "None"])
+@given(
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=4, max_size=6), workers=st.integers(1, 20),
+    microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), devices=st.integers(1, 2),
+    reproducible=st.booleans(),
+)  # fmt: skip
+def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
+    mode: str, seconds: list[float], workers: int, microbatches: int, rate: float, devices: int, reproducible: bool
+) -> None:
+    """Of pipelines that are all alike only one of each number of microbatches is looked at."""
+    spec = parse_manifest(
+        manifest(
+            2, 2, microbatches, mode, elastic={"objective": "Throughput", "minStages": 1, "maxStages": 6},
+            worker={"devices": devices},
+        )
+    )  # fmt: skip
+    spec = replace(spec, training=replace(spec.training, reproducible=reproducible, gradient_groups=None))
+    layers = tuple(
+        Layer(forward=one, backward=2 * one, update=one / 8, parameters=400, optimizer=800, gradients=400, boundary=100)
+        for one in seconds
+    )
+    figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+    rates, model = GridRates(figures, spec), StepModel(figures, spec)
+    for grid in bounded_grids(spec, len(layers), workers):
+        ranges = rates.ranges(grid.stages)
+        peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(grid.cells)]
+        plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy, schedule=grid.schedule)
+        plan = msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, figures.costs))
+        assert rates.seconds(grid) == model.seconds(plan, plan.target)
+        assert rates.least(grid) <= rates.seconds(grid)
+
+
+@given(
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6), workers=st.integers(0, 20),
+    microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), memory=st.sampled_from([None, 4000]),
+)  # fmt: skip
+def test_the_fastest_grid_of_some_stages_is_the_first_of_the_best(
+    seconds: list[float], workers: int, microbatches: int, rate: float, memory: int | None
+) -> None:
+    spec = elastic_job(3, 3, microbatches, minStages=1, maxStages=6)
+    layers = tuple(
+        Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
+        for one in seconds
+    )
+    figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+    for stages in range(1, len(layers) + 1):
+        best, found = GridRates(figures, spec, memory).best(workers, stages), GridRates(figures, spec, memory)
+        assert found.fastest(workers, stages) == (best[0] if best else None)
+        least = found.least_of(workers, stages)
+        assert (least is None) == (not best)
+        assert least is None or least <= best[0].seconds

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bamboo.job.spec import PipelineSchedule
 from bamboo.planning.schedule import StageOrder
@@ -111,3 +113,26 @@ def test_what_a_mirror_has_done_is_not_repeated_where_backwards_are_split() -> N
     one = group(4, 8, order=StageOrder(ZBH1, 0), mirrors=((3, 0, 1, 2),), layers=(1, 1, 1, 1))
     helped, alone = execute(one, lost), execute(replace(one, mirrors=(), layers=()), lost)
     assert helped.end < alone.end
+
+
+seconds = st.sampled_from([0.0, 1.0, 1.0, 2.0]) | st.floats(0.0, 2.0)
+
+
+@given(st.data())
+def test_a_pipeline_by_itself_takes_as_long_to_the_last_digit_as_one_that_is_watched(data: st.DataObject) -> None:
+    """Of a step in which somebody may be lost every frame is kept in logs; without that nobody has to."""
+    stages, draw = data.draw(st.integers(1, 6)), data.draw
+    flow = draw(st.sampled_from([1e3, 1e5, 1e9]))
+    one = group(
+        stages, draw(st.integers(1, 12)),
+        forward=tuple(draw(seconds) for _ in range(stages)),
+        backward=tuple(draw(seconds) for _ in range(stages)),
+        boundary=tuple(draw(st.sampled_from([0, 100, 1000, 5000])) for _ in range(stages)),
+        order=StageOrder(draw(st.sampled_from(PipelineSchedule)), draw(st.integers(0, 3)), draw(st.booleans())),
+        network=Network(
+            flow=flow, machine=flow * draw(st.sampled_from([1, 1.5, 8])), latency=draw(st.sampled_from([0.0, 0.1, 0.5]))
+        ),
+        busy=tuple(draw(seconds) for _ in range(stages)),
+        flows=draw(st.sampled_from([1, 4])),
+    )  # fmt: skip
+    assert execute(one) == execute(one, StepLoss(lost=(), planned=0.0, heirs=()))

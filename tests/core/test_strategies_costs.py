@@ -87,3 +87,13 @@ def test_a_published_model_is_trained_with_microbatches_for_which_copies_fit() -
     """BERT on 12 stages of 16 GB has no memory for a neighbour's stage with two samples, and has with one."""
     assert published_job(read_profile("bert-v100")).spec.training.micro_batch_size == 1
     assert published_job(read_profile("vgg-v100")).spec.training.micro_batch_size == 8
+
+
+def test_the_best_numbers_of_stages_are_those_of_the_fastest_grids() -> None:
+    costs = costs_of(profile(6, state=10, flow=100.0, memory=45), batch=24)
+    for nodes in range(1, 30):
+        rates = {stages: costs.rate(costs.grid(nodes, stages)) for stages in range(1, 7)}
+        ordered = sorted((stages for stages in rates if rates[stages]), key=rates.__getitem__, reverse=True)
+        assert [stages for stages in rates if costs.fills(nodes, stages)] == sorted(ordered)
+        for count in (1, 3, 10):
+            assert costs.best_stages(nodes, range(1, 7), count) == ordered[:count]

@@ -38,10 +38,15 @@ def pipeline_bounds(microbatches: int, groups: int, pipelines: int) -> tuple[int
 
 
 @lru_cache(maxsize=4096)
+def share_sizes(microbatches: int, groups: int, pipelines: int) -> tuple[int, ...]:
+    """How many microbatches so many pipelines run: each number once, the largest first."""
+    bounds = pipeline_bounds(microbatches, groups, pipelines)
+    return tuple(sorted({end - first for first, end in pairwise(bounds)}, reverse=True))
+
+
 def longest_share(microbatches: int, groups: int, pipelines: int) -> int:
     """The most microbatches that one of so many pipelines runs."""
-    bounds = pipeline_bounds(microbatches, groups, pipelines)
-    return max(end - first for first, end in pairwise(bounds))
+    return share_sizes(microbatches, groups, pipelines)[0]
 
 
 def halves(node: SumNode) -> tuple[SumNode, SumNode]:
@@ -79,6 +84,17 @@ def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
         return tuple(found for half in halves(node) for found in within(half))
 
     return within(SumNode(0, groups))
+
+
+@lru_cache(maxsize=4096)
+def most_sums(groups: int | None, pipelines: int) -> int:
+    """How many sums one of so many pipelines sends for each number of a gradient, at most. groups: None if what each of
+    them runs is one group.
+    """
+    if groups is None:
+        return 1
+    shares = {SumNode(groups * d // pipelines, groups * (d + 1) // pipelines) for d in range(pipelines)}
+    return max(len(nodes_of(share, groups)) for share in shares)
 
 
 def tree_sum(sums: Mapping[SumNode, T], groups: int) -> T:

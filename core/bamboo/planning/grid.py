@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import JobSpec, PipelineSchedule, RedundancyMode, RedundancySpec, TopologySpec
@@ -119,6 +120,14 @@ def make_layout(
     )
 
 
+def assignments(
+    row: Sequence[WorkerId], redundancy: RedundancySpec, peers: Mapping[WorkerId, Peer] = MappingProxyType({})
+) -> tuple[Assignment, ...]:
+    """Of a pipeline with these workers, each of which runs a stage. peers: as far as it is known where they are."""
+    kept = replicas_in(row, redundancy.kept, peers)
+    return tuple(Assignment(owner=worker, replicas=replicas) for worker, replicas in zip(row, kept, strict=True))
+
+
 def initial_plan(
     peers: Sequence[Peer],
     stages: tuple[tuple[int, int], ...],
@@ -136,13 +145,7 @@ def initial_plan(
     epoch: its own. restore: the state; None: that before the first step. spread: which workers are neighbours.
     """
     depth, known = len(stages), {p.worker: p for p in peers}
-    cells = tuple(
-        tuple(
-            Assignment(owner=worker, replicas=replicas)
-            for worker, replicas in zip(row, replicas_in(row, redundancy.kept, known), strict=True)
-        )
-        for row in rows(peers, depth, pipelines, redundancy.kept, spread)
-    )
+    cells = tuple(assignments(row, redundancy, known) for row in rows(peers, depth, pipelines, redundancy.kept, spread))
     layout = make_layout(0, training.microbatches, pipelines, training.groups, schedule)
     covered = _nodes_covered(cells, known) if redundancy.kept else ""
     covered += _zones_covered(cells, {w: p.zone for w, p in known.items()}) if redundancy.kept > 1 else ""

@@ -4,24 +4,25 @@ What is compared are whole steps by the model of a step that simulations use (`s
 the memory for them (`worker_memory`). Pure, but for what is remembered.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import msgspec
+from itertools import accumulate, pairwise
+from typing import Final
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ScheduleChoice, schedules
-from bamboo.planning.gradient_groups import longest_share
-from bamboo.planning.grid import initial_plan, layer_ranges
-from bamboo.planning.plan import Layout, Peer, Plan
+from bamboo.planning.gradient_groups import longest_share, most_sums, share_sizes
+from bamboo.planning.grid import assignments, layer_ranges
+from bamboo.planning.plan import Layout, Plan
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.planning.steps.fitting_split import fitting_split
-from bamboo.planning.steps.pipelines import Place
-from bamboo.planning.steps.step_times import Stages, StepModel
+from bamboo.planning.steps.step_times import AlikePipelines, Stages, StepModel
 from bamboo.planning.steps.worker_memory import most_bytes
 from bamboo.profiles.profile import ModelFigures
+
+MANY: Final = 1 << 40  # microbatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,11 @@ class GridRate:
     seconds: float
 
 
-def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
+def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
     """Of each number of stages within the bounds: the most pipelines that the workers fill, and all numbers below by
     which the longest share of a step grows. Others in between compute for as long, and reduce for about as long. Each
-    by all schedules that the job may run by; one stage has nobody to wait for, and runs by the first one.
+    by all schedules that the job may run by; one stage has nobody to wait for, and runs by the first one. only: grids
+    of so many stages.
     """
     elastic, training = spec.elastic, spec.training
     fewest = elastic.min_pipelines
@@ -44,6 +46,8 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int) -> Iterator[Grid]:
         most = min(elastic.max_pipelines, training.most_pipelines, workers // stages)
         if most < fewest:
             return
+        if only not in (None, stages):
+            continue
         shares = {d: _longest_share(spec, d) for d in range(fewest - 1 or 1, most + 1)}
         for d in range(most, fewest - 1, -1):
             if d in (fewest, most) or shares[d] < shares[d - 1]:
@@ -70,10 +74,14 @@ class GridRates:
         self.figures, self.spec, self.memory = figures, spec, memory
         self._model = StepModel(figures, spec)
         self._seconds: dict[Grid, float] = {}
-        self._splits: dict[Grid, Ranges | None] = {}
+        self._splits: dict[object, Ranges | None] = {}  # by what needs the same memory
+        self._ranges: dict[int, Ranges] = {}
         self._scaled: tuple[object, tuple[GridRate, ...]] = None, ()  # the newest answer, and of what
         self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # likewise
         self._best: dict[tuple[int, int | None], tuple[GridRate, ...]] = {}
+        self._fastest: dict[tuple[int, int], GridRate | None] = {}  # by stages, and pipelines that workers fill
+        self._grids: dict[tuple[int, int], list[tuple[float, Grid]]] = {}  # likewise
+        self._bounds: dict[Grid, float] = {}
         self._bare: GridRates | None = None
 
     def without_copies(self) -> "GridRates":
@@ -109,6 +117,31 @@ class GridRates:
             self._best[workers, stages] = tuple(sorted(self._compared(workers, stages), key=_rank))
         return self._best[workers, stages]
 
+    def fastest(self, workers: int, stages: int) -> GridRate | None:
+        """The first of the best ones of so many stages, found without what the others take. None if there is none."""
+        filled = stages, workers // stages
+        if filled not in self._fastest:
+            found: GridRate | None = None
+            for least, grid in self._promising(workers, stages):
+                if found is not None and least > found.seconds:
+                    break
+                found = min([*([found] if found else []), GridRate(grid, self.seconds(grid))], key=_rank)
+            self._fastest[filled] = found
+        return self._fastest[filled]
+
+    def least_of(self, workers: int, stages: int) -> float | None:
+        """Seconds in which no step on a grid of so many stages can be done; None if there is none."""
+        found = self._promising(workers, stages)
+        return found[0][0] if found else None
+
+    def _promising(self, workers: int, stages: int) -> list[tuple[float, Grid]]:
+        """The grids of so many stages that fit, with the least that their steps can take, which comes first."""
+        filled = stages, workers // stages
+        if filled not in self._grids:
+            grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
+            self._grids[filled] = sorted((self.least(grid), grid) for grid in grids if self.fits(grid))
+        return self._grids[filled]
+
     def scaled(self, workers: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
         """The same with the seconds that are known of some grids, and those of the others times a factor, in order."""
         asked = workers, scale, tuple(known.items())
@@ -120,11 +153,7 @@ class GridRates:
         return self._scaled[1]
 
     def _compared(self, workers: int, stages: int | None) -> list[GridRate]:
-        grids = [
-            grid
-            for grid in bounded_grids(self.spec, len(self.figures.layers), workers)
-            if stages in (None, grid.stages)
-        ]
+        grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
         found: list[GridRate] = []
         for least, grid in sorted((self._least(grid), grid) for grid in grids):
             if found and least > min(one.seconds for one in found):
@@ -139,12 +168,22 @@ class GridRates:
 
     def split(self, grid: Grid) -> Ranges | None:
         """The layers of each of its stages: the fastest split that fits into memory; None if there is none."""
-        if grid not in self._splits:
-            if self.memory is None:
-                self._splits[grid] = self.ranges(grid.stages)
-            else:
-                self._splits[grid] = fitting_split(self.figures, self._spec_of(grid), self.memory)
-        return self._splits[grid]
+        if self.memory is None:
+            return self.ranges(grid.stages)
+        alike = self._alike_in_memory(grid)
+        if alike not in self._splits:
+            self._splits[alike] = fitting_split(self.figures, self._spec_of(grid), self.memory)
+        return self._splits[alike]
+
+    def _alike_in_memory(self, grid: Grid) -> object:
+        """The same for grids whose workers need the same memory: more microbatches than are in flight need no more."""
+        if self.spec.topology.shard_optimizer:
+            return grid
+        order = StageOrder(grid.schedule, self.spec.topology.lookahead)
+        devices = grid.stages * self.spec.worker.devices
+        most = max(one.in_flight(0, devices, MANY) for one in (order, order.taken_over()))
+        count = -(-self.spec.training.microbatches // grid.pipelines)
+        return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
         """For that split of its stages."""
@@ -163,9 +202,14 @@ class GridRates:
     def seconds(self, grid: Grid) -> float:
         """Of a step, with a worker for each cell."""
         if grid not in self._seconds:
-            plan = self._plan(grid)
-            self._seconds[grid] = self._model.seconds(plan, plan.target)
+            self._seconds[grid] = self._model.seconds_alike(self._alike(grid))
         return self._seconds[grid]
+
+    def least(self, grid: Grid) -> float:
+        """Seconds in which no step on that grid can be done: close to `seconds`, and found much sooner."""
+        if grid not in self._bounds:
+            self._bounds[grid] = self._model.least_alike(self._alike(grid))
+        return self._bounds[grid]
 
     def seconds_of(self, plan: Plan, layout: Layout) -> float:
         """Of a step under that plan, in which workers may run several stages."""
@@ -177,10 +221,9 @@ class GridRates:
         """Of one pipeline; see `StepModel`."""
         return self._model.pipeline_ends(self.ranges(stages), microbatches, order)
 
-    def completed(self, grid: Grid, ends: Mapping[Place, float]) -> float:
-        """Seconds of a step on that grid whose cells are done then; see `StepModel`."""
-        plan = self._plan(grid)
-        return self._model.completed(plan, plan.target, ends)
+    def completed(self, grid: Grid, ends: Sequence[float]) -> float:
+        """Seconds of a step on that grid whose stages are done then; see `StepModel`."""
+        return self._model.completed(self._alike(grid), ends)
 
     def stages(self, stages: int) -> Stages:
         """Sums over the layers of each, if there are so many."""
@@ -188,13 +231,28 @@ class GridRates:
 
     def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
         """The layers of each of so many stages, by what they cost alone."""
-        return layer_ranges(self.figures.costs, self.spec.topology, stages, self.spec.worker.devices)
+        if stages not in self._ranges:
+            costs, devices = self.figures.costs, self.spec.worker.devices
+            self._ranges[stages] = layer_ranges(costs, self.spec.topology, stages, devices)
+        return self._ranges[stages]
 
-    def _plan(self, grid: Grid) -> Plan:
-        spec, ranges = self._spec_of(grid), self.split(grid) or self.ranges(grid.stages)
-        peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(grid.cells)]
-        plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy, schedule=grid.schedule)
-        return msgspec.structs.replace(plan, device_layers=device_layers(spec, ranges, self.figures.costs))
+    def _alike(self, grid: Grid) -> AlikePipelines:
+        """Every pipeline of a grid of workers that are all alike is as the others."""
+        training, ranges = self.spec.training, self.split(grid) or self.ranges(grid.stages)
+        sizes = share_sizes(training.microbatches, training.groups or training.microbatches, grid.pipelines)
+        bounds = tuple(accumulate(sizes, initial=0))
+        split = tuple(tuple(range(first, end)) for first, end in pairwise(bounds))
+        rows = [[f"w{d}-{s}" for s in range(grid.stages)] for d in range(len(sizes))]
+        plan = Plan(
+            epoch=1,
+            stages=ranges,
+            pipelines=tuple(assignments(row, self.spec.redundancy) for row in rows),
+            layouts=(Layout(generation=0, split=split, schedule=grid.schedule),),
+            workers=(),
+            mode=self.spec.redundancy.mode,
+            device_layers=device_layers(self.spec, ranges, self.figures.costs),
+        )
+        return AlikePipelines(plan, plan.target, grid.pipelines, most_sums(training.groups, grid.pipelines))
 
     def _least(self, grid: Grid) -> float:
         """Seconds in which no step on that grid can be done: what its longest stage computes if no split were better

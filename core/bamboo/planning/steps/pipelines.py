@@ -10,12 +10,15 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from bamboo.planning.schedule import Backward, BackwardInput, BackwardWeight, Computed, Forward, StageOrder, one_f_one_b
 from bamboo.profiles.profile import Network
 
 Place = tuple[int, int]  # pipeline and stage
 Frame = tuple[bool, int]  # of a forward, or of a backward; and the microbatch
+NO_FRAME: Final = -1
+WEIGHT_SHARE: Final = 0.5  # of a backward, what its weight gradients take: assumed, as profiles know only the whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,6 @@ class Group:
 
     forward, backward: seconds of a microbatch, by stage. boundary: bytes that a stage gives to the next one. owners:
     numbers of workers, [pipeline][stage], from 0 in the order of their first cells. microbatches: by pipeline.
-    weight_share: of a backward, what its weight gradients take; profiles know only the whole, so half is assumed.
     busy: seconds until each worker can begin. mirrors: the worker that does a cell's work in advance as well (mode
     EagerBackward), [pipeline][stage], -1 for none. layers: how many each stage has; the shortest piece of a mirror's
     work is the forward of one. flows: connections of a link, for large frames. machines: of workers that have their
@@ -41,7 +43,6 @@ class Group:
     busy: tuple[float, ...]
     mirrors: tuple[tuple[int, ...], ...] = ()
     layers: tuple[int, ...] = ()
-    weight_share: float = 0.5
     flows: int = 1
     machines: tuple[int, ...] = ()
 
@@ -77,7 +78,92 @@ class GroupTimes:
 
 def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
     """Runs the step's forwards and backwards to their end."""
-    return _Execution(group, loss).run()
+    return _undisturbed(group) if loss is None and _is_alone(group) else _Execution(group, loss).run()
+
+
+def _is_alone(group: Group) -> bool:
+    """Is it one pipeline whose stages have a worker and a machine each, of which none does another one's work?"""
+    workers, mirrored = range(len(group.forward)), any(mirror >= 0 for row in group.mirrors for mirror in row)
+    return group.owners == (tuple(workers),) and len(set(group.machines or workers)) == len(workers) and not mirrored
+
+
+def _undisturbed(group: Group) -> GroupTimes:
+    """As `_Execution` does it, event by event in the same order, with no more of each than such a pipeline needs."""
+    stages, network = len(group.forward), group.network
+    programs = [_timed(group, stage) for stage in range(stages)]
+    on_link = [size / network.link(size, group.flows) for size in group.boundary]
+    in_machine = [size / network.machine for size in group.boundary]
+    links = {(s, s + way): 0.0 for s in range(stages) for way in (1, -1)}  # until when each is taken
+    sends, receives = [0.0] * stages, [0.0] * stages
+    done, running, arrived = [0] * stages, [False] * stages, [set[int]() for _ in range(stages)]
+    free, since, work, ends = list(group.busy), list(group.busy), [0.0] * stages, [0.0] * stages
+    gaps: list[list[tuple[float, float]]] = [[] for _ in range(stages)]
+    events = [(busy, stage, stage, NO_FRAME) for stage, busy in enumerate(group.busy)]  # when, the how manyth, where
+    heapq.heapify(events)
+    count = stages
+    while events:
+        now, _, stage, frame = heapq.heappop(events)
+        if frame != NO_FRAME:
+            arrived[stage].add(frame)
+        if now < free[stage]:
+            continue
+        program, at = programs[stage], done[stage]
+        if running[stage]:
+            running[stage] = False
+            _, _, target, sent = program[at]
+            at = done[stage] = at + 1
+            if at == len(program):
+                ends[stage] = now
+            if sent != NO_FRAME:
+                boundary = min(stage, target)
+                begin = max(now, links[stage, target], sends[stage])
+                over = links[stage, target] = begin + on_link[boundary]
+                sends[stage] = begin + in_machine[boundary]
+                receives[target] = max(begin, receives[target]) + in_machine[boundary]
+                count += 1
+                heapq.heappush(events, (max(over, receives[target]) + network.latency, count, target, sent))
+        if at < len(program):
+            seconds, needed, _, _ = program[at]
+            if needed == NO_FRAME or needed in arrived[stage]:
+                if now > since[stage]:
+                    gaps[stage].append((since[stage], now))
+                running[stage] = True
+                free[stage] = since[stage] = now + seconds
+                work[stage] += seconds
+                count += 1
+                heapq.heappush(events, (now + seconds, count, stage, NO_FRAME))
+    last = max(ends)
+    idle = tuple((*g, (s, last)) if s < last else tuple(g) for g, s in zip(gaps, since, strict=True))
+    return GroupTimes(ends=(tuple(ends),), work=tuple(work), gaps=idle)
+
+
+def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
+    """Of each instruction: its seconds, the frame that it needs, the stage that it sends to, and the frame sent."""
+    stages, forward, backward = len(group.forward), group.forward[stage], group.backward[stage]
+    found = []
+    for instruction in group.order.program(stage, stages, range(group.microbatches[0])):
+        needed, sent = awaited(instruction, stage, stages), given(instruction, (0, stage), stages)
+        found.append((
+            seconds_of(instruction, forward, backward),
+            NO_FRAME if needed is None else _number(needed),
+            stage if sent is None else sent[0][1],
+            NO_FRAME if sent is None else _number(sent[1]),
+        ))  # fmt: skip
+    return found
+
+
+def _number(frame: Frame) -> int:
+    forward, microbatch = frame
+    return 2 * microbatch + forward
+
+
+def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
+    """Of what takes so long as a whole."""
+    if isinstance(instruction, Forward):
+        return forward
+    if isinstance(instruction, BackwardWeight):
+        return WEIGHT_SHARE * backward
+    return (1 - WEIGHT_SHARE) * backward if isinstance(instruction, BackwardInput) else backward
 
 
 def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
@@ -217,15 +303,13 @@ class _Execution:
 
     def _seconds(self, cell: _Cell) -> float:
         """Of what comes next; of a mirror's forward a layer's part, as it does one at a time."""
-        instruction = cell.next
+        instruction, stage = cell.next, cell.place[1]
+        assert instruction is not None
+        whole = seconds_of(instruction, self._group.forward[stage], self._group.backward[stage])
         if isinstance(instruction, Forward):
-            whole = self._group.forward[cell.place[1]]
-            pieces = self._group.layers[cell.place[1]] if cell.shadow and self._group.layers else 1
+            pieces = self._group.layers[stage] if cell.shadow and self._group.layers else 1
             return 0.0 if instruction.microbatch < cell.advance else whole / pieces
-        backward, share = self._group.backward[cell.place[1]], self._group.weight_share
-        if isinstance(instruction, BackwardWeight):
-            return 0.0 if instruction.microbatch < cell.whole else share * backward
-        return (1 - share) * backward if isinstance(instruction, BackwardInput) else backward
+        return 0.0 if isinstance(instruction, BackwardWeight) and instruction.microbatch < cell.whole else whole
 
     def _is_ready(self, cell: _Cell) -> bool:
         if cell.next is None or (cell.shadow and cell.place in self._ends):

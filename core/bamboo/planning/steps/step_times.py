@@ -7,20 +7,22 @@ steps cost as much as the first one.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
+from itertools import accumulate, starmap
+from typing import Final
 
-from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.job.spec import JobSpec, PipelineSchedule, RedundancyMode
 from bamboo.planning.gradient_groups import final_share, nodes_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.devices import cell_of, devices_of
 from bamboo.planning.steps.devices import devices_of_workers, machine, on_devices
-from bamboo.planning.steps.pipelines import Group, GroupTimes, Place, StepLoss, execute
+from bamboo.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, StepLoss, execute
 from bamboo.profiles.profile import Layer, ModelFigures
 
 # Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
 SAFETY, MARGIN = 0.95, 1.1
+ALMOST: Final = 1 - 1e-9  # of what takes at least so long, as sums of floats differ with their order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,19 @@ class PlannedGroup:
 
     def ends(self, times: GroupTimes) -> dict[Place, float]:
         return {cell: times.ends[d][s] for cell, (d, s) in self.cells().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class AlikePipelines:
+    """Of one grid, each with workers of its own, and alike but for their microbatches. plan, layout: with one of them
+    for each number of microbatches. pipelines: how many there are. sums: that one sends for each number of a gradient,
+    at most.
+    """
+
+    plan: Plan
+    layout: Layout
+    pipelines: int
+    sums: int
 
 
 class StepModel:
@@ -188,28 +203,53 @@ class StepModel:
         )  # fmt: skip
         return self._times(group).ends[0]
 
-    def completed(self, plan: Plan, layout: Layout, ends: Mapping[Place, float]) -> float:
-        """A step whose cells have done their forwards and backwards then, however they did: with what the sums of
+    def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
+        """A step whose stages have done their forwards and backwards then, however they did: with what the sums of
         gradients, the updates and the commit add to it.
         """
-        return max(self._committed(plan, layout, ends), self._least(plan, layout, {}))
+        plan, layout = on_devices(alike.plan), alike.layout
+        cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
+        return max(self._committed(plan, layout, cells, alike), self._least(plan, layout, {}))
+
+    # grids of pipelines that are alike
+
+    def seconds_alike(self, alike: AlikePipelines) -> float:
+        """As `seconds`, of all pipelines; it costs as much as of one, however many there are."""
+        return self._calm(on_devices(alike.plan), alike.layout, alike)
+
+    def least_alike(self, alike: AlikePipelines) -> float:
+        """Seconds in which no step of these pipelines can be done, whatever its schedule: what a stage has to wait for
+        at the begin, all that it computes, and what others do after that.
+        """
+        plan = on_devices(alike.plan)
+        if len(plan.stages) == 1:
+            return self.seconds_alike(alike)
+        stages, count = self.stages(plan.stages), max(map(len, alike.layout.split))
+        late = alike.layout.schedule is PipelineSchedule.ZB_H1
+        needed = [backward * (1 - WEIGHT_SHARE if late else 1) for backward in stages.backward]  # by the stage before
+        begins = list(accumulate(stages.forward, initial=0.0))
+        ends, done = [0.0] * len(needed), 0.0
+        for s in reversed(range(len(needed))):
+            done = max(begins[s] + count * (stages.forward[s] + needed[s]), done + needed[s])
+            ends[s] = max(begins[s] + count * (stages.forward[s] + stages.backward[s]), done)
+        return ALMOST * self.completed(alike, [ALMOST * end for end in ends])
 
     # a step without losses
 
-    def _calm(self, plan: Plan, layout: Layout) -> float:
+    def _calm(self, plan: Plan, layout: Layout, alike: AlikePipelines | None = None) -> float:
         ends: dict[Place, float] = {}
         work: defaultdict[WorkerId, float] = defaultdict(float)
         if len(plan.stages) == 1:
             own = self._portions(plan, layout)
             for cell, parts in _runners(plan, layout).items():
                 ends[cell] = max(own[w] + self._given(plan, cell, w) for w, _ in parts)
-            return max(self._committed(plan, layout, ends), self._least(plan, layout, {}))
+            return max(self._committed(plan, layout, ends, alike), self._least(plan, layout, {}))
         for part in self._groups_of(plan, layout):
             times = self._times(part.group)
             ends |= part.ends(times)
             for worker, number in part.numbers.items():
                 work[worker] += times.work[number]
-        return max(self._committed(plan, layout, ends), self._least(plan, layout, work))
+        return max(self._committed(plan, layout, ends, alike), self._least(plan, layout, work))
 
     def _times(self, group: Group) -> GroupTimes:
         if group not in self._groups:
@@ -245,8 +285,13 @@ class StepModel:
             found.append(PlannedGroup(group, rows, names))
         return found
 
-    def _committed(self, plan: Plan, layout: Layout, ends: Mapping[Place, float]) -> float:
-        """When all have heard of the commit, given when the cells have done their forwards and backwards."""
+    def _committed(
+        self, plan: Plan, layout: Layout, ends: Mapping[Place, float], alike: AlikePipelines | None = None
+    ) -> float:
+        """When all have heard of the commit, given when the cells have done their forwards and backwards. alike: the
+        pipelines of which these are some.
+        """
+        sums = alike.sums if alike else _sums(layout)
         stages, network = self.stages(plan.stages), self.figures.network
         sent: Counter[str] = Counter()
         taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
@@ -258,11 +303,12 @@ class StepModel:
         for done, s in sorted((max(ends[d, s] for d in range(layout.pipelines)), s) for s in range(len(plan.stages))):
             cells = [Cell(d, s) for d in range(layout.pipelines)]
             owners = list(dict.fromkeys(plan.at(cell).owner for cell in cells))
-            if len(owners) > 1:
+            number = alike.pipelines if alike else len(owners)
+            if number > 1:
                 machines = {machine(owner) for owner in owners}
-                whole = stages.final[s] + stages.gradients[s] * _nodes(layout)  # reduced chunks; sums of each pipeline
-                size = whole * ((len(owners) - 1) / len(owners))
-                rate = min(self._link(stages.gradients[s] / len(owners)) * (len(owners) - 1), network.machine)
+                whole = stages.final[s] + stages.gradients[s] * sums  # reduced chunks; sums of each pipeline
+                size = whole * ((number - 1) / number)
+                rate = min(self._link(stages.gradients[s] / number) * (number - 1), network.machine)
                 over = max(done, *(taken[one] for one in machines)) + size / rate
                 for one in machines:
                     sent[one] += round(size)
@@ -276,7 +322,8 @@ class StepModel:
                 ready = max(ready, done)
         over = max((size / network.machine for size in sent.values()), default=0.0)
         ready = max(ready, over) + self._distribution(plan, layout)
-        return ready + self.figures.commit + (0.0 if len(runs) == 1 else 2 * network.latency)
+        alone = len(runs) == 1 and (alike is None or alike.pipelines == 1)
+        return ready + self.figures.commit + (0.0 if alone else 2 * network.latency)
 
     def _distribution(self, plan: Plan, layout: Layout) -> float:
         """With shards: until all who run the model have the new parameters of all of them, for which they wait."""
@@ -375,7 +422,7 @@ def _done_in_advance(group: Group, stage: int, gaps: Sequence[tuple[float, float
     return int(SAFETY * idle / took) if took else group.microbatches[0]
 
 
-def _nodes(layout: Layout) -> int:
+def _sums(layout: Layout) -> int:
     """How many sums a pipeline sends for each number of a gradient, at most."""
     groups = len(layout.bounds) - 1
     return max(len(nodes_of(share, groups)) for share in layout.shares)

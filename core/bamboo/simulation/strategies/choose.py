@@ -74,16 +74,14 @@ class Setting:
     def choices(self) -> tuple[int, ...]:
         """Numbers of stages that have a grid of these nodes that fits into memory."""
         most = min(self.nodes, len(self.costs.profile.layers), MOST_STAGES_TRIED)
-        return tuple(stages for stages in range(1, most + 1) if self.costs.grid(self.nodes, stages).pipelines)
+        return tuple(stages for stages in range(1, most + 1) if self.costs.fills(self.nodes, stages))
 
     @property
     def tried(self) -> tuple[int, ...]:
         """Of the choices those that may be best, by the speed of an undisturbed grid of all, most or half the nodes."""
-        found: set[int] = set()
-        for nodes in (self.nodes, self.usual, max(1, self.usual // 2)):
-            rates = {stages: self.costs.rate(self.costs.grid(nodes, stages)) for stages in self.choices}
-            ordered = sorted((stages for stages in rates if rates[stages]), key=rates.__getitem__, reverse=True)
-            found |= set(ordered[:MOST_TRIED])
+        choices = self.choices
+        several = (self.nodes, self.usual, max(1, self.usual // 2))
+        found = {stages for nodes in several for stages in self.costs.best_stages(nodes, choices, MOST_TRIED)}
         return tuple(sorted(found))
 
 

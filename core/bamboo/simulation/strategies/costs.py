@@ -6,7 +6,7 @@ coordinator chooses its grid and by which jobs are simulated. Seconds, bytes, sa
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bamboo.job.spec import ElasticSpec, JobSpec, Objective, PipelineSchedule, RedundancyMode, schedules
@@ -104,10 +104,10 @@ class Costs:
     def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
         """By the grid's schedule; it has as many pipelines, all as long as the shortest one."""
         order = self._order(grid.schedule)
-        ends: dict[tuple[int, int], float] = {}
-        for d, (length, share) in enumerate(zip(lengths, self._shares(lengths, order), strict=True)):
+        ends = [0.0] * grid.stages
+        for length, share in set(zip(lengths, self._shares(lengths, order), strict=True)):
             done = self._ends(length, share, order)
-            ends |= {(d, s): done[s * length // grid.stages] for s in range(grid.stages)}
+            ends = [max(end, done[s * length // grid.stages]) for s, end in enumerate(ends)]
         return self._rates.completed(grid, ends)
 
     def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> list[int]:
@@ -132,8 +132,7 @@ class Costs:
             late = self._rates.fits(Grid(grid.stages, least, PipelineSchedule.ZB_H1))
             schedule = PipelineSchedule.ZB_H1 if late else self._schedules[0]
             done = self._ends(grid.stages, share, self._order(schedule))
-            ends = {(d, s): done[s] for d in range(grid.pipelines) for s in range(grid.stages)}
-            found = self._rerouted[grid, least] = max(self._rates.completed(grid, ends), self.step(grid))
+            found = self._rerouted[grid, least] = max(self._rates.completed(grid, done), self.step(grid))
         return found
 
     def _ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
@@ -155,13 +154,30 @@ class Costs:
 
     def grid(self, nodes: int, stages: int) -> Grid:
         """The fastest grid of so many stages that the nodes have the memory for."""
-        found = self._rates.best(nodes, stages)
-        return Grid(found[0].grid.stages, found[0].grid.pipelines) if found else NOTHING
+        found = self._rates.fastest(nodes, stages)
+        return Grid(found.grid.stages, found.grid.pipelines) if found else NOTHING
 
-    def best(self, nodes: int, choices: Sequence[int], rate: Callable[[Grid], float] | None = None) -> Grid:
+    def fills(self, nodes: int, stages: int) -> bool:
+        """Is there a grid of so many stages that the nodes have the memory for?"""
+        return self._rates.least_of(nodes, stages) is not None
+
+    def best(self, nodes: int, choices: Sequence[int]) -> Grid:
         """The fastest of the grids with one of these numbers of stages; of equals the one with fewer stages."""
-        grids = [grid for grid in (self.grid(nodes, stages) for stages in choices) if grid.pipelines]
-        return max(grids, key=rate or self.rate, default=NOTHING)
+        found = self.best_stages(nodes, choices, 1)
+        return self.grid(nodes, found[0]) if found else NOTHING
+
+    def best_stages(self, nodes: int, choices: Sequence[int], count: int) -> list[int]:
+        """So many of these numbers of stages, those whose grids are the fastest; of equals those with fewer stages.
+
+        No step is looked at of those of whom it is clear that others are faster.
+        """
+        least = ((self._rates.least_of(nodes, stages), stages) for stages in choices)
+        found: list[tuple[float, int]] = []  # seconds of a step, and stages; in order
+        for bound, stages in sorted((bound, stages) for bound, stages in least if bound is not None):
+            if len(found) == count and bound > found[-1][0]:
+                break
+            found = sorted([*found, (self.step(self.grid(nodes, stages)), stages)])[:count]
+        return [stages for _, stages in found]
 
     # ways back
 
