@@ -36,6 +36,22 @@ def test_the_command() -> None:
         assert problem in refused.stderr
 
 
+def test_hours_beyond_a_recording_end_with_it(tmp_path: Path) -> None:
+    """As those of a job do."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("".join(f"0,add,n{i}\n" for i in range(24)) + "1800000,remove,n4\n3600000,remove,n5\n")
+    several = ("bamboo", "checkpoint", "quorum", "on-demand")
+    flags = [flag for name in several for flag in ("--strategy", name)]
+    said = ["simulate", *flags, "--workload", "vgg", "--trace", str(trace), "-o", "json", "--quiet"]
+    whole, beyond, short = (
+        CliRunner().invoke(app, [*said, *hours]) for hours in ((), ("--hours", "5"), ("--hours", "0.5"))
+    )
+    assert whole.exit_code == beyond.exit_code == short.exit_code == 0, beyond.output
+    assert whole.stdout == beyond.stdout
+    assert [one["mean"]["hours"] for one in json.loads(whole.stdout)] == [1.0] * len(several)
+    assert [one["mean"]["hours"] for one in json.loads(short.stdout)] == [0.5] * len(several)
+
+
 def test_a_job_of_ones_own_is_compared(files: tuple[str, str]) -> None:
     """Its batch, its grid and its pools' prices; it had to be a published model."""
     job, profile = files

@@ -108,7 +108,9 @@ def _finite(value: Any) -> Any:
 
 
 def simulation_csv(cases: Sequence[Case]) -> str:
-    """A line for each case: name, runs, share of runs with a fatal preemption, mean and deviation of each figure."""
+    """A line for each case: name, runs, share of runs with a fatal preemption, mean and deviation of each figure; nothing
+    where that is not known.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = list(cases[0][1].mean)
@@ -116,7 +118,8 @@ def simulation_csv(cases: Sequence[Case]) -> str:
     writer.writerow(["case", "runs", "fatal_share", *columns])
     for name, found in cases:
         values = [value for figure in names for value in (found.mean[figure], found.deviation[figure])]
-        writer.writerow([name, found.runs, found.fatal_share, *values])
+        known = [value if math.isfinite(value) else "" for value in values]
+        writer.writerow([name, found.runs, found.fatal_share, *known])
     return text.getvalue()
 
 
