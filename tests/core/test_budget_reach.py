@@ -2,17 +2,23 @@
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from bamboo.cli.commands import app
 from bamboo.control import protocol
 from bamboo.control.channel_events import WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import TimeTold
 from bamboo.coordinator.grids.dates import time_told
 from bamboo.coordinator.job_status import status
-from bamboo.job.budget_reach import Pace, date_reach, money_reach, past, shown_date, span
+from bamboo.job.budget_reach import Pace, date_reach, money_reach, of_manifest, past, shown_date, span
 from bamboo.job.manifest import parse_manifest
+from bamboo.profiles.profile import to_json
+from job_simulation_kit import job
 from manifest_kit import bamboojob, minimal, problems
 
 NOW = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
@@ -107,3 +113,46 @@ def test_nobody_tells_the_time_to_a_job_without_a_date() -> None:
     state, _ = coordinator.step(state, WorkerJoined(protocol.Hello(worker="w0", host="h", port=1)), 0.0)
     assert time_told(state, NOW, 0.0) is None
     assert status(state, 0.0).date is None
+
+
+def test_a_manifest_says_how_far_its_budget_gets() -> None:
+    """Two workers of 2 an hour, and ten steps."""
+    spec = minimal()["spec"] | {
+        "nodePools": [{"name": "spot", "pricePerHour": "2"}, {"name": "b", "pricePerHour": "9"}]
+    }
+    budget = {"money": "8", "doneBy": "2026-12-01T14:00:00Z"}
+    job = parse_manifest(bamboojob(**spec, budget=budget))
+    assert of_manifest(job, NOW) == [
+        "spec.budget.money with all 2 workers in pool spot: 0.00 of 8 spent; the rest lasts 2.0 h at 4 an hour",
+        f"spec.budget.doneBy: {DATE}, in 2.0 h: whether it will be is not known yet",
+    ]
+    assert of_manifest(job, NOW, 900.0) == [
+        "spec.budget.money with all 2 workers in pool spot: 0.00 of 8 spent; the rest lasts 2.0 h at 4 an hour,"
+        " about 8 of the 10 steps that are left",
+        f"spec.budget.doneBy: {DATE}: 30 min late at the present rate, with 8 of 10 steps done by then",
+    ]
+    value = {"objective": "Value", "maxWorkers": 6, "maxStages": 3}
+    hourly = parse_manifest(bamboojob(**spec, elastic=value, budget={"moneyPerHour": "7"}))
+    (told,) = of_manifest(hourly, NOW)
+    assert told == "spec.budget.moneyPerHour 7 pays for 3 of at most 6 workers in pool spot"
+    assert of_manifest(parse_manifest(bamboojob(**minimal()["spec"])), NOW) == []
+
+
+def test_validate_tells_of_the_budget(tmp_path: Path) -> None:
+    """A step takes about a quarter of a second."""
+    one = job(3, nodePools=[{"name": "spot", "pricePerHour": "2"}], budget={"money": "6"})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(one.manifest))
+    (tmp_path / "profile.json").write_bytes(to_json(one.profile))
+    command = ["validate", str(tmp_path / "job.yaml")]
+    plain = CliRunner().invoke(app, command)
+    assert plain.exit_code == 0, plain.output
+    assert (
+        "spec.budget.money with all 3 workers in pool spot: 0.00 of 6 spent; the rest lasts 1.0 h at 6 an"
+        in plain.output
+    )
+    more = CliRunner().invoke(app, [*command, "--profile", str(tmp_path / "profile.json")])
+    assert more.exit_code == 0, more.output
+    assert " of the 100000 steps that are left" in more.output
+    wrong = CliRunner().invoke(app, [*command, "--profile", "nothing.json"])
+    assert wrong.exit_code == 2
+    assert "cannot read the profile nothing.json" in wrong.output

@@ -3,12 +3,13 @@
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,11 +24,11 @@ from bamboo.cli.run_options import LocalRunOptions
 from bamboo.cli.simulation import plan_command, profile_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
 from bamboo.complaints import SilentErrorsNamed, complain
-from bamboo.job.budget_reach import past
+from bamboo.job.budget_reach import of_manifest, past
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template
-from bamboo.job.spec import whole_workers
+from bamboo.job.spec import JobSpec, whole_workers
 from bamboo.job.yaml_file import read_manifest_source
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.terminal.option_groups import grouped
@@ -176,11 +177,22 @@ def validate(
         bool,
         typer.Option("--load", help="Also load the task, build its layers without values and count what they need."),
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="For jobs with a budget, what their steps take: what `bamboo profile` wrote, a profile that comes with"
+            " Bamboo, or @NAME of a GPU (docs/simulator.md).",
+        ),
+    ] = None,
 ) -> None:
     """Check manifests and name everything that is wrong with them, with its line.
 
     With --load also whether the task can be imported and built on this machine, its metrics and its evaluation can be
     called, how many layers and parameters it has, and about how much memory its workers need.
+
+    Of a job with a budget it says for how long its money lasts and until when it is to be done, with --profile also for
+    how many steps, and whether the date is met; `bamboo plan` and `bamboo simulate` say it under losses of nodes.
     """
     from bamboo.local.trainer_calls.task_check import check_task, module_folders
 
@@ -210,10 +222,32 @@ def validate(
         )
         for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
             typer.echo(f"  warning: {warning}")
+        for line in _budget_told(spec, source.document, job, profile):
+            typer.echo(f"  {line}")
         for line in checked.told if checked else (NOT_LOADED,):
             typer.echo(f"  {line}")
     if wrong:
         raise typer.Exit(EXIT_USAGE)
+
+
+def _budget_told(spec: JobSpec, document: Mapping[str, Any], job: Path, profile: str | None) -> list[str]:
+    """How far the job's budget gets, if it has one. A profile that does not fit ends the command."""
+    if spec.budget is None:
+        return []
+    if profile is None:
+        return of_manifest(spec, datetime.now(UTC))
+    from bamboo.cli.simulation.job_profiles import JobProfiles
+    from bamboo.profiles.profile import ProfileError
+    from bamboo.simulation.figures import SimulationError
+    from bamboo.simulation.job.job_run import JobRun, usual_step
+    from bamboo.traces.trace import make_trace
+
+    try:
+        known = JobProfiles(spec, dict(document), job).read(profile)
+        seconds = usual_step(JobRun(spec=spec, manifest=dict(document), profile=known, trace=make_trace()))
+    except (ProfileError, SimulationError) as error:
+        usage(str(error))
+    return of_manifest(spec, datetime.now(UTC), seconds)
 
 
 # Here, so that --help shows them in this order.

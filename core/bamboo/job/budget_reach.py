@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.text import count
 
 HOUR: Final = 3600.0
@@ -154,6 +154,33 @@ def past(spec: JobSpec, now: datetime) -> str:
     if date is None or date > now:
         return ""
     return f"spec.budget.doneBy: {shown_date(date)} has passed; the job runs all the same, as fast as it may"
+
+
+def of_manifest(spec: JobSpec, now: datetime, step_seconds: float | None = None) -> list[str]:
+    """How far the budget of a job gets that begins now, with all workers that it asks for in its first pool with a
+    price: sentences without their ends. step_seconds: of an undisturbed step; None: that is not known.
+    """
+    budget, told = spec.budget, list[str]()
+    if budget is None:
+        return told
+    workers = wanted_workers(spec)
+    pool = next((pool for pool in spec.node_pools if pool.price_per_hour), None)
+    pace = Pace(step=0, steps=spec.training.known_steps, step_seconds=step_seconds)
+    if pool is not None and pool.price_per_hour:
+        each = pool.price_per_hour
+        whole = f"all {count(workers, 'worker')} in pool {pool.name}"
+        if budget.money_per_hour is not None:
+            paid = int(budget.money_per_hour / each)
+            told.append(
+                f"spec.budget.moneyPerHour {budget.money_per_hour} pays for {min(paid, workers)} of at most"
+                f" {count(workers, 'worker')} in pool {pool.name}"
+            )
+        if budget.money is not None:
+            found = money_reach(budget.money, Decimal(0), workers * each, pace)
+            told.append(f"spec.budget.money with {whole}: {found.told}")
+    if budget.done_by is not None and budget.done_by > now:
+        told.append(f"spec.budget.doneBy: {date_reach(budget.done_by, now, pace).told}")
+    return told
 
 
 def shown_date(date: datetime) -> str:

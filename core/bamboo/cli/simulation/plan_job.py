@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bamboo.cli.simulation.job_profiles import JobProfiles
 from bamboo.cli.simulation.profile_check import check_profiles
 from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.complaints import complain, system_reason
+from bamboo.job.budget_reach import past
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import JobSpec, wanted_workers
@@ -22,6 +24,7 @@ from bamboo.profiles.profile import ProfileError
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
+from bamboo.sizing.budget_bounds import bounds_of, date_told, too_little
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons, zones_named
 from bamboo.sizing.edited_text import edited_text
@@ -76,7 +79,10 @@ class PlanRequest:
 def plan_job(wanted: PlanRequest) -> int:
     """The exit code: of a failure if no plan keeps the bounds. A mistake ends the command."""
     source, spec = _job(wanted)
-    bounds = Bounds(budget=wanted.budget, deadline=wanted.deadline)
+    now = datetime.now(UTC)
+    bounds = bounds_of(spec, now, wanted.budget, wanted.deadline)
+    if passed := past(spec, now):
+        complain(passed)
     try:
         world = _world(wanted, source, spec)
         limits = _limits(wanted, spec, world.market)
@@ -88,7 +94,7 @@ def plan_job(wanted: PlanRequest) -> int:
         usage(f"{wanted.job}: {error}")
     if wanted.plot is not None:
         _draw(found, wanted)
-    told = _told(world, found, bounds)
+    told = _told(world, found, bounds, now)
     instead = comparisons(found.chosen, found.ends) if found.chosen is not None else []
     if found.chosen is not None and (dear := on_demand(world, found.calm, found.chosen)) is not None:
         instead.append(dear)
@@ -238,11 +244,12 @@ def _simulated(world: World, wanted: PlanRequest, about: str, trials: Sequence[P
         return simulate_trials(world, trials, wanted.jobs, bar.done)
 
 
-def _told(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
+def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> tuple[str, ...]:
     """Sentences: why that one; or why none."""
     if found.chosen is not None:
         several = len(world.market.zones) > 1
         why = [*reasons(found.chosen, bounds, several_zones=several, spread=world.spec.spread)]
+        why += filter(None, [date_told(world.spec, found.chosen, now)])
         why += filter(None, [zones_named(world, found.chosen.candidate).strip()])
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
@@ -253,10 +260,12 @@ def _told(world: World, found: SearchResult, bounds: Bounds) -> tuple[str, ...]:
         return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)
     fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.sure("usd"))
     hours, usd, least = fastest.sure("hours"), fastest.sure("usd"), cheapest.sure("usd")
+    reach = "; ".join(too_little(world.spec, bounds, fastest, cheapest))
     return (
         f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
         f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
-        f" {money_unit((least,)).say(least)}",
+        f" {money_unit((least,)).say(least)}{'.' if reach else ''}",
+        *([reach] if reach else []),
     )
 
 

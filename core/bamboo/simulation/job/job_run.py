@@ -87,6 +87,12 @@ def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: S
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 
 
+def usual_step(run: JobRun) -> float:
+    """Seconds of an undisturbed step on the whole grid that is asked for. Raises SimulationError if there is none."""
+    simple = _simplified(run)
+    return _Simulation(simple, model_of(run), None).usual
+
+
 def model_of(run: JobRun) -> StepModel:
     """Raises SimulationError if the job cannot be simulated."""
     simple = _simplified(run)
@@ -135,6 +141,11 @@ class _Simulation:
         self._state = coordinator.initial(
             run.spec, run.manifest, secret="simulation", save_path=None, now=0.0, heartbeat_timeout=FOREVER
         )
+
+    @property
+    def usual(self) -> float:
+        """Seconds of an undisturbed step on the whole grid."""
+        return self._record.usual
 
     def _usual_step(self) -> float:
         """On the whole grid that the job asks for, with nothing lost. Raises SimulationError if there is none."""
