@@ -4,12 +4,13 @@ The real operator in virtual time is killed there, and another one begins a few 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bamboo.sizing.prices import parse_prices
 from bamboo_operator.status.document import job_status
 from opsim_scenario import JOB, ClusterScenario, scenario
 from opsim_server import Object
@@ -138,6 +139,68 @@ class OutOfMoney(Suspended):
     @staticmethod
     def again(spec: Object) -> None:
         spec["budget"] = {"money": "1000000"}
+
+
+class Late(Away):
+    """It will not be done by its date: there is one event, though the operator ends before it or after."""
+
+    def __init__(self, of: ClusterScenario, edit: Callable[[Object], None], kill_at: float) -> None:
+        super().__init__(of, edit, kill_at)
+        self.posted: list[str] = []
+        act = self.server._act
+
+        def noting(method: str, place: str, body: Object | None, query: Mapping[str, str]) -> Object:
+            if method != "GET" and "/events" in place and body is not None and body.get("reason") == "DateMissed":
+                self.posted.append(str(body["message"]))
+            return act(method, place, body, query)
+
+        self.server._act = noting  # type: ignore[method-assign]
+
+    async def course(self) -> None:
+        await self.edit_and_kill()
+        await asyncio.sleep(150.0)
+        found = next(c for c in job_conditions(self) if c["type"] == "BudgetShort")
+        if (found["reason"], found["status"]) != ("DateMissed", "True"):
+            raise Failure(f"it does not say that it will be late: {found}")
+        if len(self.posted) != 1 or " late at the present rate, with " not in self.posted[0]:
+            raise Failure(f"its user was told: {self.posted}")
+        status = self.job["status"]
+        if status["budgetWarnings"] != ["DateMissed 2026-03-01 00:10 UTC"]:
+            raise Failure(f"it remembers {status['budgetWarnings']}")
+        if not status["training"]["doneBy"].startswith("done by 2026-03-01 00:10 UTC: "):
+            raise Failure(f"it says {status['training']}")
+
+
+class Dearer(Away):
+    """Prices change while it trains: what was paid stays, and what follows costs more."""
+
+    async def course(self) -> None:
+        before = await self._paid()
+        self._prices(7200.0)
+        await asyncio.sleep(60.0)
+        after = await self._paid()
+        if not 215 <= after - before <= 265:  # of two workers, of which each costs 2 in a second, for a minute
+            raise Failure(f"a minute after {before} it has cost {after}")
+        self._prices(3600.0)
+        await asyncio.sleep(60.0)
+        again = await self._paid()
+        if not 105 <= again - after <= 145:
+            raise Failure(f"a minute after {after} it has cost {again}")
+        accepted = next(c for c in job_conditions(self) if c["type"] == "Accepted")
+        if accepted["reason"] != "Accepted":
+            raise Failure(f"its prices are known: {accepted}")
+
+    async def _paid(self) -> float:
+        """As the status has it, which is written at most every 15 s, and at once if the price for the hour changes."""
+        assert self.controller is not None
+        view = self.controller.view(JOB)
+        assert view is not None
+        return float(view.facts.total_cost)
+
+    def _prices(self, spot: float) -> None:
+        assert self.controller is not None
+        told = {"format": "bamboo-prices", "version": 1, "source": "", "machines": {"m": {"spot": spot}}}
+        self.controller._shared.prices.current = parse_prices("p", told)
 
 
 class SuspendedTwiceAway(Suspended):
@@ -283,6 +346,11 @@ def small_budget(spec: Object) -> None:
     spec["budget"] = {"money": "60"}
 
 
+def early_date(spec: Object) -> None:
+    """Ten minutes after the beginning, for a thousand steps of a second."""
+    spec["budget"] = {"doneBy": "2026-03-01T00:10:00Z"}
+
+
 def new_image(spec: Object) -> None:
     spec["worker"] = {"image": "good:1"}
 
@@ -316,6 +384,16 @@ def test_a_suspended_job_keeps_its_state_whenever_its_operator_ends(kill_at: flo
 def test_a_job_whose_budget_is_spent_is_suspended_and_goes_on_with_a_larger_one(kill_at: float) -> None:
     priced = job_of(13, pools=({"name": "spot", "pricePerHour": "3600"},))
     assert OutOfMoney(priced, small_budget, kill_at).run().problem is None
+
+
+@pytest.mark.parametrize("kill_at", [-3.0, 1.0, 30.0, 90.0])
+def test_a_user_is_told_once_that_the_date_will_be_missed(kill_at: float) -> None:
+    assert Late(job_of(14, steps=1000), early_date, kill_at).run().problem is None
+
+
+def test_what_was_paid_stays_when_prices_change() -> None:
+    pool = {"name": "spot", "machine": "m", "pricePerHour": "3600"}
+    assert Dearer(job_of(15, steps=1000, pools=(pool,)), nothing, 0.0).run().problem is None
 
 
 @pytest.mark.parametrize("kill_at", POINTS)

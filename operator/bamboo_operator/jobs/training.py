@@ -209,6 +209,7 @@ class Training:
             self._written_progress = progress
             for warning in self._status.take_warnings():
                 self._runner.events.append(warning)
+                self._trigger.soon()  # so that it is posted
             return True
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
