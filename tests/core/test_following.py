@@ -9,17 +9,20 @@ import pytest
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import Command, Emit, Event, Finish, Outcome, Tick
+from bamboo.coordinator.events import Command, Emit, Event, Finish, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.workers.membership import workers_to_have
 from bamboo.job.manifest import parse_manifest
-from bamboo.planning.splits.resplit import Grid
-from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
+from bamboo.planning.splits.resplit import Grid, grid_of
+from bamboo.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
 from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
+from slow_world import Slowed
+from world import back, restarted
 
 GB = 10**9
 
@@ -293,3 +296,62 @@ def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
     (end,) = (command for command in done if isinstance(command, Finish))
     told = "no grid of 8 workers has room in devices with 2.0 GB"
     assert (end.outcome, end.reason, end.message) == (Outcome.FAILED, "NoGridFits", told)
+
+
+# edits
+
+
+def on_eight(**elastic: Any) -> Slowed:
+    """Eight workers run stages, as many as the job may have, and what these take is measured."""
+    world = Slowed(2, 1, 0, fewest=1, elastic={"objective": "Throughput", "maxWorkers": 8, "maxStages": 8, **elastic})
+    world.train(60)
+    assert grid_of(world.state.current_plan).cells == 8
+    return world
+
+
+@pytest.mark.parametrize(
+    ("before", "bounds", "grid"),
+    [
+        ({}, {"maxWorkers": 4}, (4, 1)),
+        ({}, {"maxStages": 4}, (4, 1)),
+        ({}, {"maxStages": 3, "maxWorkers": 4}, (3, 1)),
+        ({"maxPipelines": 2}, {"maxPipelines": 1}, (8, 1)),
+        ({"maxPipelines": 2}, {"maxStages": 3}, (3, 2)),
+    ],
+)
+@pytest.mark.parametrize("objective", ["Throughput", "Value"])
+def test_a_grid_that_an_edit_puts_out_of_bounds_is_left_although_none_is_faster(
+    objective: str, before: dict[str, int], bounds: dict[str, int], grid: tuple[int, int]
+) -> None:
+    world = on_eight(objective=objective, **before)
+    ran = grid_of(world.state.current_plan)
+    world.edit(elastic=bounds)
+    assert not is_within_bounds(world.spec, ran)
+    world.train(30)
+    assert grid_of(world.state.current_plan)[:2] == grid
+
+
+def test_workers_that_a_smaller_grid_does_not_need_are_none_that_others_come_for() -> None:
+    """Their places stay empty for ever, which says nothing of how long it takes until a worker comes."""
+    world = on_eight()
+    world.edit(elastic={"maxWorkers": 4})
+    world.train(30)
+    idle = sorted(world.state.workers.keys() - world.state.current_plan.owners())
+    assert len(idle) == 4
+    for worker in idle:
+        world.tell(PreemptionNotice(worker, 1e6, wanted=True))
+    world.train(30)
+    assert world.state.roster.staying == workers_to_have(world.state) == 4
+    assert world.state.grids.gaps == ()
+
+
+def test_a_restarted_coordinator_takes_the_workers_of_a_grid_that_an_edit_put_out_of_bounds() -> None:
+    world = on_eight()
+    plan = world.state.current_plan
+    world.edit(elastic={"maxWorkers": 4, "maxStages": 4})
+    restarted(world)
+    for worker in sorted(plan.worker_ids()):
+        back(world, worker, plan)
+    assert world.state.workers.keys() == plan.worker_ids()
+    world.train(60)
+    assert grid_of(world.state.current_plan).stages == 4

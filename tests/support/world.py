@@ -12,7 +12,7 @@ from bamboo.control.platform import Platform
 from bamboo.control.verification import LookAgain
 from bamboo.control.weights import CommitWeights, Save
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
+from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, SpecChanged, Tick, WorkerLost
 from bamboo.coordinator.workers.membership import surplus_requests
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell, CheckpointId, Plan, plan_problems
@@ -48,6 +48,8 @@ class World:
         compiled: bool = False,
         per_node: int = 1,
         standby_stages: int = 0,
+        elastic: dict[str, Any] | None = None,
+        profile: protocol.Profile | None = None,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
@@ -57,12 +59,18 @@ class World:
             topology={"stages": stages, "pipelines": pipelines, "split": split, "shardOptimizer": sharded},
             standby={"workers": standby, "stages": standby_stages},
             spread={"workersPerNode": per_node},
-            elastic={**bounds, "minStages": stages if fewest is None else fewest, "stabilizationSeconds": 0},
+            elastic={
+                **bounds,
+                "minStages": stages if fewest is None else fewest,
+                "stabilizationSeconds": 0,
+                **(elastic or {}),
+            },
         )
         if checkpoint is not None:
             document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
         document["spec"]["worker"] = worker or {}
         document["spec"]["redundancy"] = redundancy or {}
+        self.profile = profile or protocol.Profile(costs=(1.0,) * 8)
         self.platforms = platforms or {}  # of workers by name
         self.per_node = per_node  # workers, in the order in which they come
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
@@ -85,6 +93,7 @@ class World:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
         state = self.state
         waits = state.checkpoints.writers or state.stopping or state.verification.differing
+        waits = waits or state.spec.elastic.gives_back  # which is looked at each second
         if not state.steady or state.phase != "Running" or waits:
             return
         for seconds in (0.1, 3600.0):
@@ -117,7 +126,7 @@ class World:
                         self.pending.append(Received(f"w{self.count}", protocol.WorkerReady()))
                         self.count += 1
                 case Send(worker, protocol.ProfileRequest()):
-                    self.pending.append(Received(worker, protocol.Profile(costs=(1.0,) * 8)))
+                    self.pending.append(Received(worker, self.profile))
                 case Send(worker, protocol.ReportRequest()):
                     report = protocol.Report(committed=self.state.step - 1, held=self.held.get(worker, {}))
                     self.pending.append(Received(worker, report))
@@ -159,6 +168,8 @@ class World:
         if plan is not self.plans[-1] or len(self.plans) < 2:
             return []
         old = self.plans[-2]
+        if old.origin != plan.origin:
+            return []
         mine = [c for c in plan.owned_by(worker) if c.pipeline < len(old.pipelines)]
         return [c for c in mine if old.at(c).owner != worker]
 
@@ -250,6 +261,14 @@ class World:
         if count := min(self.unmade, surplus_requests(self.state)):
             self.unmade -= count
             self.tell(RequestsWithdrawn(count))
+
+    def edit(self, **sections: dict[str, Any]) -> None:
+        """The manifest says other values of some fields of these sections."""
+        spec = self.document["spec"]
+        changed = {name: {**spec.get(name, {}), **values} for name, values in sections.items()}
+        self.document = {**self.document, "spec": {**spec, **changed}}
+        self.spec = parse_manifest(self.document)
+        self.tell(SpecChanged(self.spec))
 
     def lose(self, worker: str) -> None:
         self.lost.add(worker)

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from bamboo.job.spec import MOST_LAYERS, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
+from bamboo.job.spec import MOST_LAYERS, MOST_STAGES, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
 from bamboo.planning.gradient_groups import SumNode, are_bounds, group_bounds, share_of
 
 WorkerId = str
@@ -384,16 +384,18 @@ def _group_problems(layout: Layout) -> list[str]:
 
 
 def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
-    """Why a plan that somebody brings can be none of this job's; empty if it can. Takes any plan, however malformed."""
+    """Why a plan that somebody brings can be none of this job's; empty if it can. Takes any plan, however malformed.
+
+    The bounds of `spec.elastic` are no reason: an edit may have changed them, and the job is still on its way there.
+    """
     microbatches = spec.training.microbatches
     problems = []
     if not 1 <= plan.origin <= plan.epoch <= MOST_EPOCHS:
         problems.append("the epoch is out of range")
     if plan.first_step > spec.training.steps:
         problems.append("it begins after the last step")
-    most_stages = max(spec.topology.stages, spec.elastic.most_stages(spec.topology))
-    if not 1 <= len(plan.stages) <= most_stages:
-        problems.append(f"{len(plan.stages)} stages instead of 1 to {most_stages}")
+    if not 1 <= len(plan.stages) <= MOST_STAGES:
+        problems.append(f"{len(plan.stages)} stages instead of 1 to {MOST_STAGES}")
     elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:
         problems.append("the stages do not have the layers that spec.topology.split says")
     elif plan.stages[-1][1] > MOST_LAYERS:

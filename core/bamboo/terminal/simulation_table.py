@@ -108,8 +108,8 @@ def _finite(value: Any) -> Any:
 
 
 def simulation_csv(cases: Sequence[Case]) -> str:
-    """A line for each case: name, runs, share of runs with a fatal preemption, mean and deviation of each figure; nothing
-    where that is not known.
+    """A line for each case: name, runs, share of runs with a fatal preemption, mean and deviation of each figure, or
+    nothing where that is not known.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

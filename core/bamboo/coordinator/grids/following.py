@@ -10,7 +10,7 @@ from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import schedules
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of
 from bamboo.planning.splits.uneven_split import Ranges
-from bamboo.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, may_do_without
+from bamboo.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, is_within_bounds, may_do_without
 from bamboo.text import count
 
 SHOWN: Final = 4  # grids in a sentence
@@ -31,7 +31,7 @@ def watch(turn: Turn) -> None:
     found = choosing.expected(state, rates, counted)
     if found and found[0].grid != grid:
         seconds = choosing.now_expected(state, rates)
-        better = found[0] if holding.is_too_large(state) else _better(turn, found[0], seconds)
+        better = found[0] if _has_to_change(state) else _better(turn, found[0], seconds)
     if better is None:
         if state.resize is not None:
             turn.set(resize=None)
@@ -50,6 +50,13 @@ def _note(turn: Turn, staying: int) -> None:
     if state.spec.elastic.gives_back:
         turn.set(grids=replace(state.grids, holding=holding.seen(state, turn.now)))
     turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now, holding.to_have(turn.state), spared))
+
+
+def _has_to_change(state: CoordinatorState) -> bool:
+    """Is the grid that runs left whether or not another one is faster? It is if an edit has put it out of bounds, or if
+    some who run stages are to be given back.
+    """
+    return not is_within_bounds(state.spec, grid_of(state.current_plan)) or holding.is_too_large(state)
 
 
 def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
@@ -86,8 +93,8 @@ def is_due(state: CoordinatorState, now: float) -> bool:
     grids, rates = state.grids, state.grids.rates
     if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
         return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
-    if holding.is_too_large(state):
-        return True  # which was waited for
+    if _has_to_change(state):
+        return True  # nothing is to be waited for: an edit has said it, or being too large was waited for
     stopped = choosing.pause(state, rates, grids.expected.grid)
     seconds = choosing.now_expected(state, rates)
     return now - state.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)

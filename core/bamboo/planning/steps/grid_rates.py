@@ -55,6 +55,16 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
                     yield Grid(stages, d, schedule)
 
 
+def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
+    """May the job have that grid, if there are the workers for it? An edit may have changed that of the one it runs."""
+    elastic = spec.elastic
+    return (
+        elastic.min_stages <= grid.stages <= elastic.most_stages(spec.topology)
+        and elastic.min_pipelines <= grid.pipelines <= elastic.max_pipelines
+        and grid.cells <= elastic.most_workers(spec.topology)
+    )
+
+
 def _longest_share(spec: JobSpec, pipelines: int) -> int:
     """Microbatches."""
     return longest_share(spec.training.microbatches, spec.training.groups or spec.training.microbatches, pipelines)

@@ -338,7 +338,8 @@ class _Simulation:
         if not self._is_spent and self._state.phase != "Saving":
             self._is_spent = True
             self._pay()
-            self._coordinate(Interrupted(None, "BudgetSpent", spent(money, keeps=self._spec.checkpoint is not None), keep=True))
+            message = spent(money, keeps=self._spec.checkpoint is not None)
+            self._coordinate(Interrupted(None, "BudgetSpent", message, keep=True))
 
     def _tell_prices(self) -> None:
         if not self._spec.elastic.gives_back:
