@@ -11,12 +11,16 @@ from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import Command, Emit, Event, Finish, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
+from bamboo.coordinator.protection import protection
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.membership import workers_to_have
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import RedundancyMode, ScheduleChoice
+from bamboo.planning.plan import Plan
 from bamboo.planning.splits.resplit import Grid, grid_of
 from bamboo.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
 from bamboo.planning.steps.layer_bytes import LayerBytes
+from bamboo.planning.steps.worker_memory import most_bytes
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
@@ -355,3 +359,74 @@ def test_a_restarted_coordinator_takes_the_workers_of_a_grid_that_an_edit_put_ou
     assert world.state.workers.keys() == plan.worker_ids()
     world.train(60)
     assert grid_of(world.state.current_plan).stages == 4
+
+
+# what does not fit as the layers are split
+
+
+def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slowed:
+    """Three stages. The first layer takes no time, and has much to hold that is held once."""
+
+    def layer(parameters: int, optimizer: int, gradients: int, activations: int) -> LayerBytes:
+        return LayerBytes(
+            parameters=parameters, optimizer=optimizer, gradients=gradients, activations=activations, boundary=1
+        )
+
+    layers = (layer(wide, 0, 0, flying // 10), *(layer(10, 20, 10, flying) for _ in range(7)))
+    costs = (0.05, *(1.0 for _ in range(7)))
+    bounds = {"objective": "Throughput", "minStages": 3, "maxStages": 3, "maxWorkers": 6, "maxPipelines": 1}
+    world = Slowed(
+        3, 1, 0, checkpoint={}, schedule="1F1B", elastic={**bounds, **options.pop("elastic", {})},
+        profile=protocol.Profile(costs=costs, sizes=costs, layers=layers, memory=memory), **options,
+    )  # fmt: skip
+    world.work[0] = 0.05
+    world.train(40)
+    return world
+
+
+def needed(world: Slowed, plan: Plan) -> int:
+    """Bytes of the worker that needs most under that plan, with the replicas that it has."""
+    rates, grid = world.state.grids.rates, grid_of(plan)
+    assert rates is not None
+    replicas = max(len(plan.at(cell).replicas) for cell in plan.cells()) if plan.mode is not RedundancyMode.NONE else 0
+    redundancy = replace(world.spec.redundancy, mode=plan.mode, replicas=max(1, replicas))
+    schedule = ScheduleChoice(grid.schedule.value)
+    topology = replace(world.spec.topology, stages=grid.stages, pipelines=grid.pipelines, schedule=schedule)
+    return most_bytes(rates.figures, replace(world.spec, redundancy=redundancy, topology=topology), plan.stages)
+
+
+@pytest.mark.parametrize(
+    ("wide", "flying", "memory", "before", "edit"),
+    [
+        (300, 50, 2500, {}, {"topology": {"schedule": "ZBH1"}}),
+        (100, 100, 2450, {"elastic": {"maxPipelines": 2}}, {"elastic": {"maxPipelines": 1}}),
+        (100, 100, 2570, {}, {"redundancy": {"replicas": 2}}),
+        (100, 100, 2370, {"redundancy": {"mode": "None"}}, {"redundancy": {"mode": "EagerForward"}}),
+    ],
+)
+def test_what_has_no_room_as_the_layers_are_split_gets_another_split(
+    wide: int, flying: int, memory: int, before: dict[str, Any], edit: dict[str, Any]
+) -> None:
+    """Of schedule, pipelines, replicas and mode; there is room for each with one of the splits."""
+    world = wide_first_layer(wide, flying, memory, **before)
+    split, count = world.state.current_plan.stages, len(world.plans)
+    world.edit(**edit)
+    world.train(60)
+    plan, spec = world.state.current_plan, world.spec
+    assert plan.stages != split
+    assert (plan.target.schedule, plan.mode) == (spec.topology.first_schedule, spec.redundancy.mode)
+    assert plan.target.pipelines <= spec.elastic.max_pipelines
+    assert {len(plan.at(cell).replicas) for cell in plan.cells()} >= {spec.redundancy.kept}
+    assert max(needed(world, one) for one in world.plans[count:]) <= memory
+
+
+def test_copies_for_which_no_split_has_room_are_not_made_and_that_is_said() -> None:
+    """Of three replicas there is room for one."""
+    world = wide_first_layer(100, 100, 2500)
+    world.edit(redundancy={"replicas": 3})
+    world.train(60)
+    plan = world.state.current_plan
+    assert {len(plan.at(cell).replicas) for cell in plan.cells()} == {1}
+    told = protection(status(world.state, world.now), world.spec)
+    assert (told.holds, told.reason) == (True, "FewerReplicas")
+    assert told.message.endswith("workers have no room for more")

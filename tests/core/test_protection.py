@@ -35,6 +35,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], bool, str, str]] = [
     ({"grid": BARE}, {}, False, "WorkersMissing", "no"),
     (ALONE, {}, False, "OnlyWorker", "no"),
     ({"grid": BARE, "lacks_room": True}, {}, False, "NoRoomForCopies", "no"),
+    ({**FILLED, "lacks_room": True}, {}, False, "Replicating", "no"),  # there is room for some
     ({"lacks_room": True}, {}, True, "InStep", "yes"),  # the other pipelines hold it
     ({"grid": BARE}, OFF, False, "RedundancyOff", "off"),
     ({}, OFF, True, "InStep", "yes"),  # the other pipelines hold it

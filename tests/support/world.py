@@ -49,6 +49,7 @@ class World:
         per_node: int = 1,
         standby_stages: int = 0,
         elastic: dict[str, Any] | None = None,
+        schedule: str | None = None,
         profile: protocol.Profile | None = None,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
@@ -68,6 +69,8 @@ class World:
         )
         if checkpoint is not None:
             document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
+        if schedule is not None:
+            document["spec"]["topology"]["schedule"] = schedule
         document["spec"]["worker"] = worker or {}
         document["spec"]["redundancy"] = redundancy or {}
         self.profile = profile or protocol.Profile(costs=(1.0,) * 8)

@@ -272,7 +272,7 @@ class Status:
 
     protected: the stage's state is held by several workers, in step, and on several nodes where these are lost with
     several workers (`spread.workersPerNode`). crowded: nodes with more workers than that, and how many they have.
-    lacks_room: the job does without copies that are asked for, since no grid of its workers has room for them.
+    lacks_room: the job does without copies that are asked for, since its workers have no room for them.
     """
 
     phase: str

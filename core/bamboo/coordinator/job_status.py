@@ -50,7 +50,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         nodes=_nodes(state, plan) if plan else None,
         crowded=_crowded(state),
         date=dates.reach(state, now),
-        lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan)),
+        lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan), plan.stages),
         slow=_slow(state),
         differences=_differences(state),
         digests=_digests(state),

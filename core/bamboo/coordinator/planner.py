@@ -98,7 +98,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         live=state.live(plan),
         leaving={w: _urgency(state, state.workers[w], now) for w in state.roster.noticed},
         synced=state.synced,
-        redundancy=choosing.spec_on(state, grid_of(plan)).redundancy,
+        redundancy=choosing.spec_on(state, grid_of(plan), plan.stages).redundancy,
         pipelines=aim.pipelines,
         schedule=aim.schedule,
         generation=state.generation,
@@ -206,7 +206,7 @@ def _start(turn: Turn) -> None:
     epoch = state.plan.epoch + 1 if state.plan else 1
     if state.plan and len(state.plan.stages) == grid.stages:
         ready = in_places(state.plan, ready, grid.stages * grid.pipelines)
-    spec = choosing.spec_on(state, grid)
+    spec = choosing.spec_on(state, grid, stages)
     plan = initial_plan(
         ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found,
         spread=spec.spread.policy, schedule=grid.schedule,
@@ -311,12 +311,10 @@ def _aim(state: CoordinatorState, now: float) -> Grid:
     By a schedule that the specification allows, which an edit may have changed.
     """
     waited = following.is_due(state, now)
-    split_anew = following.splits_anew(state) or (
-        state.resize is not None and state.resize[0].stages != len(state.current_plan.stages)
-    )
-    aim = state.resize[0] if state.resize and waited and not split_anew else grid_of(state.current_plan)
-    allowed = schedules(state.spec)
-    return aim if aim.schedule in allowed else aim._replace(schedule=allowed[0])
+    plan, allowed = state.current_plan, schedules(state.spec)
+    aim = state.resize[0] if state.resize and waited and not following.splits_anew(state) else grid_of(plan)
+    other = aim._replace(schedule=allowed[0])
+    return other if aim.schedule not in allowed and following.has_room(state, other, plan.stages) else aim
 
 
 def _issue(turn: Turn, plan: Plan) -> None:

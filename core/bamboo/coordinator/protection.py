@@ -41,11 +41,12 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     bare = f"{len(alone)} of {len(cells)} stages held {where}: {_listed(alone)}"
     if spec.redundancy.mode is RedundancyMode.NONE:
         return Protection(False, OFF, f"redundancy.mode is None; {bare}")
-    if status.lacks_room:
-        text = "no grid that these workers can run leaves room for copies; a loss makes the job go back to a checkpoint"
-        return Protection(False, "NoRoomForCopies", f"{text}; {bare}")
     if set(alone) <= set(status.replicating):
         return Protection(False, "Replicating", f"{bare}; copies are being transferred")
+    if status.lacks_room:
+        then = "makes the job go back to a checkpoint" if spec.checkpoint else "ends the job"
+        text = f"workers have no room for the copies that are asked for; a loss {then}"
+        return Protection(False, "NoRoomForCopies", f"{text}; {bare}")
     if len(status.workers) <= 1:
         return Protection(False, "OnlyWorker", f"{bare}; there is no other worker to hold a copy")
     if spares_any_worker(status):
@@ -81,6 +82,7 @@ def _held_by_several(status: Status, spec: JobSpec) -> Protection:
     if has >= wanted:
         return Protection(True, "InStep", held)
     why = "others are being filled" if len(status.workers) > wanted else "there are too few workers for more"
+    why = "workers have no room for more" if status.lacks_room else why
     return Protection(True, "FewerReplicas", f"{held}; redundancy.replicas {wanted} asks for {NUMBERS[wanted]}, {why}")
 
 

@@ -16,6 +16,7 @@ from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.splits.resplit import Grid, grid_of
 from bamboo.planning.splits.stage_times import forward_share
+from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.planning.steps.grid_rates import GridRate, GridRates, may_do_without
 from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.profiles.profile import Layer, ModelFigures, Network
@@ -48,24 +49,51 @@ def rates_of(state: CoordinatorState) -> GridRates | None:
     return GridRates(figures, state.spec, state.grids.memory)
 
 
-def lacks_room(state: CoordinatorState, grid: Grid) -> bool:
-    """Does the job run that grid without replicas of stages, since its workers have no room for them?
+def lacks_room(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> bool:
+    """Are there to be fewer replicas of stages than are asked for, since workers have no room for them?"""
+    return _copies(state, grid, split) < state.spec.redundancy.kept
 
-    As long as a restarted coordinator does not know how large layers are, the job goes on as it does.
+
+def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
+    """The job's specification, with the redundancy that it has on that grid, and with these layers of each stage; None:
+    with those that it would get, which heed memory.
     """
-    if not state.spec.elastic.chooses_grid or not may_do_without(state.spec):
-        return False
-    if state.costs is None:
-        return state.plan is not None and state.plan.mode is RedundancyMode.NONE
-    rates = rates_of(state)
-    return rates is not None and rates.lacks_room(grid)
-
-
-def spec_on(state: CoordinatorState, grid: Grid) -> JobSpec:
-    """The job's specification, with the redundancy that it has on that grid."""
-    if not lacks_room(state, grid):
+    asked, copies = state.spec.redundancy, _copies(state, grid, split)
+    if copies == asked.kept:
         return state.spec
-    return replace(state.spec, redundancy=replace(state.spec.redundancy, mode=RedundancyMode.NONE))
+    less = replace(asked, replicas=copies) if copies else replace(asked, mode=RedundancyMode.NONE)
+    return replace(state.spec, redundancy=less)
+
+
+def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
+    """Replicas of each stage: those that are asked for, or as many as there is room for.
+
+    As long as a restarted coordinator does not know how large layers are, a job without any goes on as it does. A job
+    that has some and may not do without keeps them.
+    """
+    asked = state.spec.redundancy.kept
+    if not state.spec.elastic.chooses_grid or not asked:
+        return asked
+    bare = state.plan is not None and state.plan.mode is RedundancyMode.NONE
+    if state.costs is None:
+        return 0 if bare else asked
+    rates = rates_of(state)
+    if rates is None:
+        return asked
+    if split is None:
+        return 0 if rates.lacks_room(grid) else asked
+    return rates.copies(grid, split) or (0 if bare or may_do_without(state.spec) else asked)
+
+
+def keeps_split(state: CoordinatorState, rates: GridRates, grid: Grid) -> bool:
+    """May the job change to that grid with the layers split as they are? There are as many stages, and workers have
+    room for them, with the copies that there are to be and with those that there are.
+    """
+    plan = state.current_plan
+    if grid.stages != len(plan.stages) or state.spec.topology.shard_optimizer:
+        return False
+    there = _copies(state, grid_of(plan), plan.stages)
+    return rates.has_room_at_all(grid, plan.stages) and rates.copies(grid, plan.stages) >= there
 
 
 def is_familiar(state: CoordinatorState) -> bool:
@@ -182,8 +210,8 @@ def outlook(state: CoordinatorState, now: float) -> float:
 
 
 def pause(state: CoordinatorState, rates: GridRates, grid: Grid) -> float:
-    """Seconds in which no step begins if the grid changes: none if only pipelines come or go."""
-    if grid.stages == len(state.current_plan.stages) and not state.spec.topology.shard_optimizer:
+    """Seconds in which no step begins if the grid changes: none if the layers stay split as they are."""
+    if keeps_split(state, rates, grid):
         return 0.0
     whole = sum(layer.parameters + layer.optimizer for layer in rates.figures.layers)
     held = whole / grid.stages * (1 + state.spec.redundancy.kept)

@@ -29,7 +29,7 @@ def watch(turn: Turn) -> None:
         state = turn.state
     grid, better, counted = grid_of(state.current_plan), None, holding.counted(state, staying)
     found = choosing.expected(state, rates, counted)
-    if found and found[0].grid != grid:
+    if found and (found[0].grid != grid or _is_split_too_large(state)):
         seconds = choosing.now_expected(state, rates)
         better = found[0] if _has_to_change(state) else _better(turn, found[0], seconds)
     if better is None:
@@ -53,10 +53,17 @@ def _note(turn: Turn, staying: int) -> None:
 
 
 def _has_to_change(state: CoordinatorState) -> bool:
-    """Is the grid that runs left whether or not another one is faster? It is if an edit has put it out of bounds, or if
-    some who run stages are to be given back.
+    """Is the grid that runs left whether or not another one is faster? It is if an edit has put it out of bounds, if
+    some who run stages are to be given back, or if there is only room for what is asked for with another split.
     """
-    return not is_within_bounds(state.spec, grid_of(state.current_plan)) or holding.is_too_large(state)
+    outside = not is_within_bounds(state.spec, grid_of(state.current_plan))
+    return outside or holding.is_too_large(state) or _is_split_too_large(state)
+
+
+def _is_split_too_large(state: CoordinatorState) -> bool:
+    """Have workers no room for the layers as they are split, with the copies for which the grid has room otherwise?"""
+    plan = state.current_plan
+    return not has_room(state, grid_of(plan), plan.stages)
 
 
 def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
@@ -94,16 +101,19 @@ def is_due(state: CoordinatorState, now: float) -> bool:
     if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
         return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
     if _has_to_change(state):
-        return True  # nothing is to be waited for: an edit has said it, or being too large was waited for
+        return True  # nothing is to be waited for: an edit has said it, or too many workers were waited for
     stopped = choosing.pause(state, rates, grids.expected.grid)
     seconds = choosing.now_expected(state, rates)
     return now - state.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
 
 
 def splits_anew(state: CoordinatorState) -> bool:
-    """Are layers split anew although the stages stay as many?"""
-    resize = state.resize
-    return state.spec.topology.shard_optimizer or (resize is not None and holding.picks(state, resize[0]))
+    """Are layers split anew although the stages may stay as many?"""
+    if state.spec.topology.shard_optimizer or state.resize is None:
+        return state.spec.topology.shard_optimizer
+    grid, rates = state.resize[0], choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    kept = choosing.keeps_split(state, rates, grid) if rates else grid.stages == len(state.current_plan.stages)
+    return not kept or holding.picks(state, grid)
 
 
 def next_grid(state: CoordinatorState, workers: int) -> Grid:
@@ -184,7 +194,8 @@ def tell(turn: Turn, grid: Grid) -> None:
     state, rates = turn.state, choosing.rates_of(turn.state)
     workers = state.roster.staying
     text = f"{_told(grid, state)} for {count(workers, 'worker')}"
-    if choosing.lacks_room(state, grid):
+    copies = choosing.spec_on(state, grid, state.current_plan.stages).redundancy.kept
+    if not copies and state.spec.redundancy.kept:
         text += ", without copies of stages, for which no grid has room"
     if not choosing.is_measured(state):
         _chosen(turn, f"{text}: to begin with; what steps take is measured")

@@ -66,13 +66,12 @@ def wants(state: CoordinatorState, now: float) -> bool:
 def is_resized(state: CoordinatorState, now: float) -> bool:
     """Have there been workers for a while for another grid that only other states can follow?
 
-    That is another number of stages, or of shards of the optimizer's state.
+    That is another number of stages, or of shards of the optimizer's state, or one for which their memory takes another
+    split.
     """
     if state.plan is None or state.resize is None:
         return False
-    if state.resize[0].stages == len(state.plan.stages) and not following.splits_anew(state):
-        return False
-    return following.is_due(state, now)
+    return following.splits_anew(state) and following.is_due(state, now)
 
 
 def known_work(state: CoordinatorState) -> WorkEstimate | None:

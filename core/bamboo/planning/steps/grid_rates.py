@@ -62,6 +62,7 @@ def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
         elastic.min_stages <= grid.stages <= elastic.most_stages(spec.topology)
         and elastic.min_pipelines <= grid.pipelines <= elastic.max_pipelines
         and grid.cells <= elastic.most_workers(spec.topology)
+        and grid.schedule in schedules(spec)
     )
 
 
@@ -93,6 +94,7 @@ class GridRates:
         self._grids: dict[tuple[int, int], list[tuple[float, Grid]]] = {}  # likewise
         self._bounds: dict[Grid, float] = {}
         self._bare: GridRates | None = None
+        self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
 
     def without_copies(self) -> "GridRates":
         """The same job's if it keeps no replicas of stages."""
@@ -197,7 +199,21 @@ class GridRates:
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
         """For that split of its stages."""
-        return self.memory is None or most_bytes(self.figures, self._spec_of(grid), split) <= self.memory
+        return self._fits_with(grid, split, self.spec.redundancy.kept)
+
+    def copies(self, grid: Grid, split: Ranges) -> int:
+        """Of the replicas of each stage that are asked for, how many workers have room for with that split."""
+        return next((n for n in range(self.spec.redundancy.kept, 0, -1) if self._fits_with(grid, split, n)), 0)
+
+    def _fits_with(self, grid: Grid, split: Ranges, replicas: int) -> bool:
+        if self.memory is None:
+            return True
+        asked = grid, split, replicas
+        if asked not in self._needed:
+            spec = self._spec_of(grid)
+            redundancy = replace(spec.redundancy, replicas=replicas) if replicas else spec.redundancy
+            self._needed[asked] = most_bytes(self.figures, replace(spec, redundancy=redundancy), split)
+        return self._needed[asked] <= self.memory
 
     def _spec_of(self, grid: Grid) -> JobSpec:
         topology = replace(
