@@ -430,3 +430,19 @@ def test_copies_for_which_no_split_has_room_are_not_made_and_that_is_said() -> N
     told = protection(status(world.state, world.now), world.spec)
     assert (told.holds, told.reason) == (True, "FewerReplicas")
     assert told.message.endswith("workers have no room for more")
+
+
+@pytest.mark.parametrize(("memory", "mode"), [(10_000, "EagerForward"), (1500, "None")])
+def test_a_restarted_coordinator_finds_out_whether_there_is_room_for_copies_that_an_edit_asks_for(
+    memory: int, mode: str
+) -> None:
+    world = wide_first_layer(100, 100, memory, redundancy={"mode": "None"})
+    plan = restarted(world)
+    for worker in sorted(plan.worker_ids()):
+        back(world, worker, plan)
+    world.edit(redundancy={"mode": "EagerForward"})
+    assert world.state.costs is None
+    assert not status(world.state, world.now).lacks_room, "nobody knows that yet"
+    world.train(40)
+    assert world.state.current_plan.mode == mode
+    assert status(world.state, world.now).lacks_room == (mode == "None")

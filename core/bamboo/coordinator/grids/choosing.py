@@ -50,8 +50,8 @@ def rates_of(state: CoordinatorState) -> GridRates | None:
 
 
 def lacks_room(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> bool:
-    """Are there to be fewer replicas of stages than are asked for, since workers have no room for them?"""
-    return _copies(state, grid, split) < state.spec.redundancy.kept
+    """Are there to be fewer replicas of stages than are asked for, since workers are known to have no room for them?"""
+    return state.costs is not None and _copies(state, grid, split) < state.spec.redundancy.kept
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:

@@ -10,6 +10,7 @@ from bamboo.coordinator.grids.holding import to_have
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.failures import apply_failure_policy, by_itself, note_end, note_exit
 from bamboo.coordinator.workers.record import WorkerRecord, Workers
+from bamboo.job.spec import RedundancyMode
 from bamboo.names import (
     ALL_BACK_SECONDS,
     ALONE_SECONDS,
@@ -323,10 +324,13 @@ def request_workers(turn: Turn) -> None:
 
 
 def _may_choose(state: CoordinatorState) -> bool:
-    """Are there other workers than those for whom the grid was chosen? Else nobody who trains is disturbed for it."""
+    """Are there other workers than those for whom the grid was chosen, or no copies yet for which there may be room?
+    Else nobody who trains is disturbed for it.
+    """
     if not state.spec.elastic.chooses_grid or state.plan is None:
         return False
-    return len(state.roster.ready) != len(state.plan.owners())
+    bare = state.plan.mode is RedundancyMode.NONE and state.spec.redundancy.mode is not RedundancyMode.NONE
+    return bare or len(state.roster.ready) != len(state.plan.owners())
 
 
 def surplus_requests(state: CoordinatorState) -> int:
