@@ -9,6 +9,7 @@ from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.splits.speeds import WorkEstimate
 from bamboo.planning.splits.stage_times import StageTimes, forward_share
+from bamboo.planning.steps.layer_bytes import LayerBytes
 from slow_world import trained
 
 
@@ -42,6 +43,20 @@ def test_layers_take_for_their_forward_what_was_measured() -> None:
     assert rates is not None
     assert [layer.forward for layer in rates.figures.layers] == pytest.approx([1.0] * len(rates.figures.layers))
     assert rates.figures.costs == pytest.approx([2.0] * len(rates.figures.layers))
+
+
+@pytest.mark.parametrize("memory", [None, 1000])
+def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> None:
+    """After a restart layers are measured before one of the workers has said how large they are."""
+    state = measured(trained(4, 1, 0).state, 1.0, 1.0)
+    before = rates_of(replace(state, grids=replace(state.grids, layers=(), memory=memory)))
+    size = LayerBytes(parameters=1, optimizer=2, gradients=3, activations=4, boundary=5)
+    sizes = (size,) * len(state.costs or ())
+    rates = rates_of(replace(state, grids=replace(state.grids, layers=sizes, memory=memory, rates=before)))
+    assert rates is not None
+    assert [layer.optimizer for layer in rates.figures.layers] == [2] * len(sizes)
+    again = replace(state, grids=replace(state.grids, layers=sizes, memory=memory, rates=rates))
+    assert rates_of(again) is rates
 
 
 def test_how_long_a_replacement_takes_does_not_count_from_a_loss_that_nobody_replaced() -> None:

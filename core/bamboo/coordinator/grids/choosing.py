@@ -8,6 +8,7 @@ computing explains makes them slower. See docs/design/grids.md.
 
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter, ne
 from statistics import median
 from typing import Final
 
@@ -25,6 +26,7 @@ SECONDS_PER_OPERATION: Final = 1e-13  # a device's, until layers are measured
 FORWARD_SHARE: Final = 1 / 3  # of what a layer takes there and back, until that is measured
 ASSUMED: Final = Network(flow=6.25e8, machine=1.25e9, latency=1e-3)  # 10 Gb/s, half of it for one connection
 NETWORK_FACTORS: Final = tuple(2.0**n for n in range(-8, 7))  # by which links are found to be faster or slower
+_SIZES: Final = attrgetter("parameters", "optimizer", "gradients", "activations", "boundary")
 UNKNOWN_BYTES: Final = LayerBytes(parameters=0, optimizer=0, gradients=0, activations=0, boundary=0)
 ALIKE: Final = 0.05  # of a model's work: estimates that differ by less lead to the same choice
 FAMILIAR_STEPS: Final = 8  # on a grid, before what its steps take is known
@@ -136,7 +138,12 @@ def _figures_of(costs: tuple[float, ...], sizes: tuple[LayerBytes, ...], share: 
 
 
 def _alike(one: ModelFigures, other: ModelFigures) -> bool:
-    if len(one.layers) != len(other.layers):
+    """Do layers take about the same, and have they the same sizes? These become known later than what layers take if
+    the coordinator was restarted.
+    """
+    if one is other:
+        return True
+    if len(one.layers) != len(other.layers) or any(map(ne, map(_SIZES, one.layers), map(_SIZES, other.layers))):
         return False
     pairs = list(zip(one.costs, other.costs, strict=True))
     return sum(abs(a - b) for a, b in pairs) <= ALIKE * sum(a for a, _ in pairs)
