@@ -72,6 +72,14 @@ def test_the_jobs_own_losses_and_checkpoints_count() -> None:
     assert steps(known(history(saved=3, seconds=4.0, stall=1.0, fatal=40))) == 99, "1 s, and a quarter of four"
 
 
+def test_for_three_quarters_of_the_time_nothing_is_written_however_short_steps_are() -> None:
+    state = free(made().state, 0.5)
+    counts = history(saved=1, seconds=80.0, stall=0.1)
+    assert steps(replace(state, checkpoints=replace(state.checkpoints, counts=counts))) == 640
+    slow = history(saved=1, seconds=80.1, stall=0.1)
+    assert steps(replace(state, checkpoints=replace(state.checkpoints, counts=slow))) == 641
+
+
 def test_while_a_stage_has_one_holder_any_loss_may_make_the_job_go_back() -> None:
     state = replace(free(made().state, 1.0), trained=36_000, preemptions=35)
     assert has_copies(state)

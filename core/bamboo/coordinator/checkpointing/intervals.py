@@ -4,7 +4,7 @@ What a checkpoint costs is weighed against the steps that are done again if the 
 Young (1974) and Daly (2006), sqrt(2 x cost x time between losses that make a job go back). Both are those of this job.
 """
 
-from math import sqrt
+from math import ceil, sqrt
 from typing import Final
 
 from bamboo.coordinator.checkpoint_counts import RestoreCause
@@ -22,7 +22,9 @@ CALM_WITHOUT_COPIES: Final = 3600.0  # the same of losses of a worker
 
 
 def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
-    """Steps: the manifest's, else as many as `best_seconds` allow, and USUAL_STEPS at most."""
+    """Steps: the manifest's, else as many as `best_seconds` allow, and USUAL_STEPS at most; but so many that writing
+    takes no more than MOST_WRITING of the time.
+    """
     if spec.every_steps is not None:
         return spec.every_steps
     step = state.usual_step
@@ -33,7 +35,7 @@ def interval(state: CoordinatorState, spec: CheckpointSpec) -> int:
     writing = counts.durations.total / saved if saved else 0.0
     cost = counts.stalls.total / saved + WRITING_COST * writing if saved else USUAL_COST
     seconds = best_seconds(cost, writing, seconds_between_losses(state, step))
-    return max(1, min(USUAL_STEPS, int(seconds / step)))
+    return max(1, min(USUAL_STEPS, int(seconds / step)), ceil(writing / MOST_WRITING / step))
 
 
 def best_seconds(cost: float, writing: float, between_losses: float) -> float:
