@@ -3,11 +3,16 @@
 import re
 
 import msgspec
+import pytest
 
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.profiles.profile import Machine
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.trace import make_trace
 from job_simulation_kit import HOUR, job, nodes, profile, run
+from slow_world import Slowed
 
 LOST, BACK = 600.0, 2400.0
 TRACE = nodes(
@@ -48,3 +53,33 @@ def test_newcomers_are_filled_before_the_cut_and_the_pause_is_shorter() -> None:
     without = told_of(elastic(memory=100))
     assert reasons(without, BACK) == ["Resplitting", "Resplit"], "they have no room for states of the old stages"
     assert pauses(told)[-1] < 0.7 * pauses(without)[-1]
+
+
+def of_two_stages(memory: int) -> Slowed:
+    """Three workers have come to a job that had four stages. Each of two takes 1,600 bytes; a standby keeps one."""
+    size = LayerBytes(parameters=100, optimizer=200, gradients=100, activations=0, boundary=0)
+    told = protocol.Profile(costs=(1.0,) * 8, sizes=(1.0,) * 8, layers=(size,) * 8, memory=memory)
+    world = Slowed(4, 1, 1, fewest=1, standby_stages=1, profile=told)
+    world.train(10)
+    world.away = 1000
+    idle = world.state.workers.keys() - world.state.current_plan.owners()
+    for worker in (*idle, world.owner(1), world.owner(3)):
+        world.lose(worker)
+        world.train(30)
+    for name in ("n0", "n1", "n2"):
+        world.pending.append(WorkerJoined(protocol.Hello(worker=name, host="h", port=1)))
+        world.pending.append(Received(name, protocol.WorkerReady()))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("memory", "kept"), [(1300, {"n0": {0}}), (2500, {"n0": {0}, "n1": {1}}), (4000, {"n0": {0, 1}, "n1": {1}})]
+)
+def test_what_a_worker_keeps_anyway_takes_room_as_well(memory: int, kept: dict[str, set[int]]) -> None:
+    world = of_two_stages(memory)
+    count = len(world.plans)
+    world.train(30)
+    assert len(world.state.current_plan.stages) == 4
+    split = [plan for plan in world.plans[count:] if len(plan.stages) == 2]
+    found = {w: {c.stage for plan in split for c in plan.replicated_by(w)} for w in ("n0", "n1", "n2")}
+    assert {w: stages for w, stages in found.items() if stages} == kept

@@ -92,7 +92,7 @@ def test_newcomers_become_replicas_of_the_stages_that_they_will_mostly_need() ->
     first = planned(2, 2, there[:4])
     held = held_by(first)
     after = onward(first, Grid(6, 1), held, there)
-    filled = filled_before(first, after, ["w4", "w5"], SIZES, lambda _: True)
+    filled = filled_before(first, after, ["w4", "w5"], SIZES, lambda *_: True)
     assert filled == {Cell(0, 1): ("w4",), Cell(1, 0): ("w5",)}, "not both from owners of one pipeline"
     assert (needed(after, "w4"), needed(after, "w5")) == ({8, 9, 10, 11}, {0, 1, 10, 11})
     before = lacking(after, held, SIZES).values()
@@ -107,7 +107,7 @@ def test_a_worker_gets_no_more_stages_than_it_has_room_for() -> None:
     first = planned(3, 1, there[:3])
     held = held_by(first)
     after = onward(first, Grid(2, 2), held, there)
-    assert set(filled_before(first, after, ["w3"], SIZES, lambda _: True)) == {Cell(0, s) for s in range(3)}
-    assert len(filled_before(first, after, ["w3"], SIZES, lambda stages: len(stages) <= 1)) == 1
-    assert filled_before(first, after, ["w3"], SIZES, lambda _: False) == {}
-    assert filled_before(first, after, ["stranger"], SIZES, lambda _: True) == {}
+    assert set(filled_before(first, after, ["w3"], SIZES, lambda *_: True)) == {Cell(0, s) for s in range(3)}
+    assert len(filled_before(first, after, ["w3"], SIZES, lambda _, stages: len(stages) <= 1)) == 1
+    assert filled_before(first, after, ["w3"], SIZES, lambda *_: False) == {}
+    assert filled_before(first, after, ["stranger"], SIZES, lambda *_: True) == {}

@@ -5,13 +5,14 @@ whose layers they will mostly need; the cut is wished for when they are in step.
 wait for that. See docs/design/resplit.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from bamboo.coordinator.grids import choosing, following
+from bamboo.coordinator.grids import choosing, following, holding
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.splits.record import Filling
 from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.planning.grid import kept_on_standby
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo.planning.splits.moving import filled_before
 from bamboo.planning.splits.resplit import Beginning, resplit_plan
@@ -32,7 +33,7 @@ def watch(turn: Turn) -> None:
     grid = following.next_grid(state, len(staying))
     known = state.filling
     if known is None or (known.origin, known.grid, known.staying) != (plan.origin, grid, staying):
-        turn.set(filling=Filling(origin=plan.origin, grid=grid, staying=staying, replicas=_decided(state)))
+        turn.set(filling=Filling(origin=plan.origin, grid=grid, staying=staying, replicas=_decided(state, turn.now)))
 
 
 def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:
@@ -47,7 +48,7 @@ def _is_due(state: CoordinatorState, now: float) -> bool:
     return resplit.is_resized(state, now) and resplit.known_work(state) is not None and not choosing.is_short(state)
 
 
-def _decided(state: CoordinatorState) -> dict[Cell, tuple[WorkerId, ...]]:
+def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, ...]]:
     plan, work = state.current_plan, resplit.known_work(state)
     rates = choosing.rates_of(state)
     assert work is not None
@@ -57,15 +58,31 @@ def _decided(state: CoordinatorState) -> dict[Cell, tuple[WorkerId, ...]]:
         for worker in holders:
             held.setdefault(worker, set()).update(range(*plan.stages[stage]))
     sizes = resplit.state_bytes(state)
-    now = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
+    at_once = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
     live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
+    staying = holding.kept(state, staying, grid, now)
     may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
-    onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, now, may_be, instead)
+    onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, at_once, may_be, instead)
     spare = [peer.worker for peer in staying if not plan.owned_by(peer.worker)]
 
-    def has_room(stages: tuple[int, ...]) -> bool:
+    kept = _kept_anyway(state, spare)
+
+    def has_room(worker: WorkerId, stages: tuple[int, ...]) -> bool:
         if rates is None or rates.memory is None:
             return True
-        return spare_bytes(rates.figures, state.spec, plan.stages, stages) <= rates.memory
+        together = tuple(sorted(kept[worker] | set(stages)))
+        return spare_bytes(rates.figures, state.spec, plan.stages, together) <= rates.memory
 
     return filled_before(plan, onward, spare, sizes or [1.0] * len(work.costs), has_room)
+
+
+def _kept_anyway(state: CoordinatorState, spare: Sequence[WorkerId]) -> dict[WorkerId, set[int]]:
+    """The stages of which each spare worker keeps replicas, or is about to as the one that stands by, without those of
+    which it does for a while only.
+    """
+    plan, filled, spec = state.current_plan, replicas(state), state.spec
+    kept = {w: {c.stage for c in plan.replicated_by(w) if w not in filled.get(c, ())} for w in spare}
+    ready = sorted(spare, key=lambda w: w not in plan.holders())[:1]
+    for worker in ready:
+        kept[worker].update(range(kept_on_standby(spec.standby.stages, spec.redundancy, len(plan.stages))))
+    return kept

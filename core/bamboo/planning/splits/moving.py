@@ -5,6 +5,7 @@ have most of what these need, and workers that run nothing get copies of stages 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -92,16 +93,17 @@ def filled_before(
     onward: Plan,
     spare: Sequence[WorkerId],
     sizes: Sequence[float],
-    has_room: Callable[[tuple[int, ...]], bool],
+    has_room: Callable[[WorkerId, tuple[int, ...]], bool],
 ) -> dict[Cell, tuple[WorkerId, ...]]:
     """Of which cells of the plan workers become replicas before the job goes on with the other one.
 
     spare: those that run nothing now. Each gets the stages whose layers it will mostly need, or the one of which it
-    needs most, as far as it has room for their states. Pipelines take turns, so that no owner fills all of them.
+    needs most, as far as it has room for their states beside what it keeps anyway. Pipelines take turns, so that no
+    owner fills all of them.
     """
     found: dict[Cell, tuple[WorkerId, ...]] = {}
     for number, worker in enumerate(w for w in spare if w in onward.holders()):
-        for stage in _worth_having(plan, needed(onward, worker), sizes, has_room):
+        for stage in _worth_having(plan, needed(onward, worker), sizes, partial(has_room, worker)):
             cell = Cell(number % plan.target.pipelines, stage)
             found[cell] = (*found.get(cell, ()), worker)
     return found
