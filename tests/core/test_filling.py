@@ -83,3 +83,13 @@ def test_what_a_worker_keeps_anyway_takes_room_as_well(memory: int, kept: dict[s
     split = [plan for plan in world.plans[count:] if len(plan.stages) == 2]
     found = {w: {c.stage for plan in split for c in plan.replicated_by(w)} for w in ("n0", "n1", "n2")}
     assert {w: stages for w, stages in found.items() if stages} == kept
+
+
+def test_who_was_filled_for_one_split_is_not_for_another() -> None:
+    world = of_two_stages(4000)
+    origin, filled = world.state.current_plan.origin, False
+    while world.state.current_plan.origin == origin:
+        world.train(1)
+        filled = filled or world.state.filling is not None
+    assert filled
+    assert world.state.filling is None

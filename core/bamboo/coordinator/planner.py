@@ -268,7 +268,7 @@ def _forget_what_was(turn: Turn, step: int) -> None:
         turn.set(spec=replace(spec, training=replace(spec.training, steps=stop.wanted_steps)), early_stop=None)
     turn.set(
         plan=None, step=step, generation=-1, finished=(), finishers={}, saving=None,
-        losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None,
+        losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None, filling=None,
         lost_by_step={k: lost for k, lost in turn.state.lost_by_step.items() if k < step},
         skips=tuple(k for k in turn.state.skips if k < step),
         applied=frozenset(), synced=frozenset(), reports={}, asked_at=None, ends={}, last_progress=turn.now,
