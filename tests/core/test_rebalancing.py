@@ -110,3 +110,17 @@ def test_a_measurement_does_not_count_if_a_worker_became_slow_that_nobody_can_be
     world.train(300)
     assert world.reasons() == ["Rebalancing", "Rebalanced"]
     assert world.state.plan == plan
+
+
+def test_what_steps_take_by_another_schedule_is_not_put_down_to_the_split() -> None:
+    """A split is on trial that does not pay, and the schedule is edited: steps become shorter by that."""
+    world = trained(2, 1, 0, fewest=2, schedule="1F1B")
+    world.backward = {3: 6.0}
+    while world.state.stragglers.trial is None or world.state.resplit is not None:
+        world.train(1)
+    assert world.state.stragglers.tried
+    world.edit(topology={"schedule": "ZBH1"})
+    world.train(12, seconds=1.0)
+    known = world.state.stragglers
+    assert world.reasons() == ["Rebalancing"]
+    assert (known.trial, known.tried) == (None, ())

@@ -68,6 +68,7 @@ def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
 
     suspected: somebody may be slow, which may be over soon, or be met by a replacement. slow: who is, for a person.
     """
+    _forget_other_schedules(turn)
     _judge(turn)
     state, known = turn.state, turn.state.stragglers
     split = _proposal(state, slow) if known.trial is None else None
@@ -111,6 +112,16 @@ def _shortest_wait(state: CoordinatorState) -> float:
 
 
 # whether a split pays
+
+
+def _forget_other_schedules(turn: Turn) -> None:
+    """By another schedule steps take other times with the same split, so nothing that was measured can be compared."""
+    known, schedule = turn.state.stragglers, turn.state.current_plan.target.schedule
+    if known.schedule is schedule:
+        return
+    if known.schedule is not None:
+        known = replace(known, trial=None, tried=(), unpaid=False, uneven=None, better=None)
+    turn.set(stragglers=replace(known, schedule=schedule))
 
 
 def _judge(turn: Turn) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bamboo.job.spec import PipelineSchedule
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo.planning.splits.backoff import Backoff
 from bamboo.planning.splits.resplit import Grid
@@ -82,7 +83,7 @@ class StragglerState:
     that covers all layers. uneven: since when, and since which step, another split of them is expected to be faster;
     better: that split, once it is for long enough. trial: the newest split for the sake of speed, until it is known
     whether it pays; unpaid: it did not, and the one before it is to be taken again. tried: what steps took with the
-    splits that were measured.
+    splits that were measured. schedule: by which steps ran that these and the trial were measured with.
     replaced: what workers took that were replaced, by their layers. backoff, acted_step: of replacements and splits for
     the sake of speed. replacements: of these. asked_at: since when one worker more than the job has is asked for, to
     take the place of a slow one. pause: of the last split, in seconds.
@@ -96,6 +97,7 @@ class StragglerState:
     trial: Trial | None = None
     unpaid: bool = False
     tried: tuple[TriedSplit, ...] = ()
+    schedule: PipelineSchedule | None = None
     replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
     acted_step: int = 0
