@@ -21,6 +21,7 @@ from bamboo.planning.splits.resplit import Grid, grid_of
 from bamboo.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
 from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo.planning.steps.worker_memory import most_bytes
+from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Trace, make_trace
@@ -300,6 +301,19 @@ def test_a_job_that_cannot_begin_with_any_number_of_its_workers_ends() -> None:
     (end,) = (command for command in done if isinstance(command, Finish))
     told = "no grid of 8 workers has room in devices with 2.0 GB"
     assert (end.outcome, end.reason, end.message) == (Outcome.FAILED, "NoGridFits", told)
+
+
+def test_where_no_grid_of_all_workers_has_room_for_copies_a_chosen_grid_trains_without_from_the_beginning() -> None:
+    made = crammed(checkpoint={"storage": {"uri": "s3://a/b"}, "everySteps": 20})
+    spec = {**made.manifest["spec"], "elastic": {"maxWorkers": 3}}
+    del spec["topology"]["stages"], spec["topology"]["pipelines"]
+    document = {**made.manifest, "spec": spec}
+    auto = replace(made, spec=parse_manifest(document), manifest=document)
+    assert run(auto, nodes(3, duration=900.0)).figures.goodput > 0.9
+    del spec["checkpoint"]
+    without = replace(auto, spec=parse_manifest(document))
+    with pytest.raises(SimulationError, match="no grid that the job may have fits devices of"):
+        run(without, nodes(3, duration=900.0))
 
 
 # edits
