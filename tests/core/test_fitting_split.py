@@ -96,3 +96,17 @@ def test_thousands_of_layers_are_split_at_once() -> None:
     assert process_time() - began < 3
     assert found is not None
     assert (found[0][0], found[-1][1], len(found)) == (0, 3000, 64)
+
+
+def test_groups_of_gradients_count_as_the_longest_share_of_them() -> None:
+    """Three groups of 10 microbatches on two pipelines: 7 and 3. As of 14, the first stages keep more in flight."""
+
+    def split(microbatches: int, memory: int, **training: int) -> Ranges | None:
+        document = manifest(8, 2, microbatches)
+        document["spec"]["training"] |= training
+        return fitting_split(figures([(1.0, 10, 100)] * 24), parse_manifest(document), memory)
+
+    memories = range(4000, 9000, 250)
+    grouped = [split(10, memory, gradientGroups=3) for memory in memories]
+    assert grouped == [split(14, memory) for memory in memories]
+    assert grouped != [split(10, memory) for memory in memories]

@@ -49,6 +49,11 @@ def longest_share(microbatches: int, groups: int, pipelines: int) -> int:
     return share_sizes(microbatches, groups, pipelines)[0]
 
 
+def most_microbatches(training: TrainingSpec, pipelines: int) -> int:
+    """The most microbatches of a step that one of so many pipelines runs: with groups more than an even share."""
+    return longest_share(training.microbatches, training.groups or training.microbatches, pipelines)
+
+
 def halves(node: SumNode) -> tuple[SumNode, SumNode]:
     """The two nodes whose sum a node of several groups is."""
     middle = (node.first + node.end) // 2

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo.control.memory import Memory
 from bamboo.job.spec import JobSpec
-from bamboo.planning.gradient_groups import gradient_bytes
+from bamboo.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo.planning.grid import Roles, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
@@ -246,7 +246,7 @@ def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec
     """Of a worker's device at its highest: the kinds are those of its account while it runs (`memory.account`)."""
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
-    microbatches = -(-spec.training.microbatches // pipelines)
+    microbatches = most_microbatches(spec.training, pipelines)
     ahead = mode_in_force(spec.redundancy.mode, spec.worker.devices) in EAGER
     eager = [roles.shadowed] if ahead and roles.shadowed is not None else []
 

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Final, Self
 
 from bamboo.job.spec import JobSpec, ReplicaPlacement
+from bamboo.planning.gradient_groups import most_microbatches
 from bamboo.planning.grid import layer_ranges
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.uneven_split import Ranges
@@ -72,7 +73,7 @@ class _Loads:
             for layer in figures.layers
         ]
         flying = [layer.activations + layer.boundary for layer in figures.layers]
-        depth, microbatches = spec.topology.stages, -(-spec.training.microbatches // spec.topology.pipelines)
+        depth, microbatches = spec.topology.stages, most_microbatches(spec.training, spec.topology.pipelines)
         order = StageOrder.of(spec.topology)
         counts = [order.in_flight(stage, depth, microbatches) for stage in range(depth)]
         summed = [list(accumulate(each, initial=0.0)) for each in (figures.costs, fixed, flying)]

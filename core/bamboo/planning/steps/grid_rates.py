@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ScheduleChoice, schedules
-from bamboo.planning.gradient_groups import longest_share, most_sums, share_sizes
+from bamboo.planning.gradient_groups import most_microbatches, most_sums, share_sizes
 from bamboo.planning.grid import assignments, layer_ranges
 from bamboo.planning.plan import Layout, Plan
 from bamboo.planning.schedule import StageOrder
@@ -48,7 +48,7 @@ def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = N
             return
         if only not in (None, stages):
             continue
-        shares = {d: _longest_share(spec, d) for d in range(fewest - 1 or 1, most + 1)}
+        shares = {d: most_microbatches(training, d) for d in range(fewest - 1 or 1, most + 1)}
         for d in range(most, fewest - 1, -1):
             if d in (fewest, most) or shares[d] < shares[d - 1]:
                 for schedule in schedules(spec)[: 1 if stages == 1 else None]:
@@ -64,11 +64,6 @@ def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
         and grid.cells <= elastic.most_workers(spec.topology)
         and grid.schedule in schedules(spec)
     )
-
-
-def _longest_share(spec: JobSpec, pipelines: int) -> int:
-    """Microbatches."""
-    return longest_share(spec.training.microbatches, spec.training.groups or spec.training.microbatches, pipelines)
 
 
 def may_do_without(spec: JobSpec) -> bool:
@@ -286,7 +281,7 @@ class GridRates:
         """
         whole = sum(layer.forward + layer.backward for layer in self.figures.layers)
         longest = max(layer.forward + layer.backward for layer in self.figures.layers)
-        return _longest_share(self.spec, grid.pipelines) * max(
+        return most_microbatches(self.spec.training, grid.pipelines) * max(
             whole / (grid.stages * self.spec.worker.devices), longest
         )
 

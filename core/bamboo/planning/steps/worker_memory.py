@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
-from bamboo.planning.gradient_groups import gradient_bytes
+from bamboo.planning.gradient_groups import gradient_bytes, most_microbatches
 from bamboo.planning.grid import Roles, layer_ranges, worker_roles
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
@@ -45,7 +45,7 @@ def most_bytes(figures: ModelFigures, spec: JobSpec, split: Ranges | None = None
 
 def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
     depth, owned, kept = len(ranges), roles.owned, roles.kept
-    microbatches = -(-spec.training.microbatches // spec.topology.pipelines)
+    microbatches = most_microbatches(spec.training, spec.topology.pipelines)
     on_host = spec.redundancy.placement is ReplicaPlacement.HOST
 
     def each(stages: Iterable[int], *names: str) -> int:
