@@ -90,3 +90,13 @@ def test_of_many_refused_fields_some_are_named() -> None:
     many = refusal_message(tuple(f"spec.f{i}" for i in range(MOST_NAMED + 3)))
     assert "spec.f9 and 3 more: are fixed" in many
     assert "spec.f10" not in many
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+def test_a_number_of_stages_in_place_of_auto_is_refused_by_its_name(stages: int) -> None:
+    """And the other way round. One is what Auto begins with."""
+    auto, fixed = (
+        parse_manifest(edited(topology={"stages": number}, elastic={"objective": "Throughput", "maxWorkers": 8}))
+        for number in ("Auto", stages)
+    )
+    assert refused_fields(auto, fixed) == refused_fields(fixed, auto) == ("spec.topology.stages",)

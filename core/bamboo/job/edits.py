@@ -25,7 +25,11 @@ _NO_NUMBERS = (
     "reproducible", "gradient_groups",
 )  # fmt: skip
 MOST_NAMED = 10  # fields in one sentence
-_SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClaim.claimName"}
+_SPELLED = {
+    "transfer_mbps": "transferMBps",
+    "claim_name": "persistentVolumeClaim.claimName",
+    "chooses_stages": "stages",  # Auto
+}
 
 
 def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
@@ -58,7 +62,7 @@ def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 
 def refused_fields(old: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
     """The fields of the edited spec that a running job does not take over, as a manifest names them."""
-    return tuple(_differences(apply_edit(old, wanted), wanted, "spec"))
+    return tuple(dict.fromkeys(_differences(apply_edit(old, wanted), wanted, "spec")))
 
 
 def refusal_message(names: tuple[str, ...]) -> str:
