@@ -32,6 +32,7 @@ def test_the_summary_as_text_and_json() -> None:
     assert document["takeovers"][0]["pause_steps"] == pytest.approx(0.5)
     assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)
     assert document["metrics"] == {"accuracy": 0.123456, "balance": 2e-7, "nothing": None, "x" * 64: 1.0}
+    assert document["grid"] == {"stages": 2, "pipelines": 1}
     memory = document["memory"]
     assert (memory["worker"], memory["total"], memory["optimizer"]) == ("w1", (3 << 20) + 1536, 1536)
     assert json.loads(to_json(replace(summary, memory=None)))["memory"] is None

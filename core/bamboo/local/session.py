@@ -60,7 +60,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
             summary = _run(spec, manifest, options, report)
         check = None
         if verify and summary.outcome is Outcome.COMPLETE:
-            spec, manifest = undisturbed_job(spec, manifest)
+            spec, manifest = undisturbed_job(spec, manifest, summary)
             if not report.json:
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
             calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
@@ -77,16 +77,19 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
     return _conclude(summary, check, json=report.json)
 
 
-def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any]) -> tuple[JobSpec, dict[str, Any]]:
+def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) -> tuple[JobSpec, dict[str, Any]]:
     """The job to compare with: on another grid where the bits do not depend on it, without replicas or standby.
 
-    A pipeline less, or else a stage less, so that it takes no more memory on a worker than the job with its replicas.
+    A pipeline less than the manifest says, or if the coordinator chose the grid, than the job `ran` at last; or else a
+    stage less, so that it takes no more memory on a worker than the job with its replicas. A job that had no room for
+    those has none for longer stages either: it is compared on the same grid. It costs nothing and has no date.
     """
-    topology = spec.topology
-    stages, pipelines, split = topology.stages, topology.pipelines, topology.split
+    topology, chosen = spec.topology, spec.elastic.chooses_grid
+    stages, pipelines = ran.grid if chosen and ran.grid else (topology.stages, topology.pipelines)
+    split = topology.split
     if spec.training.reproducible and pipelines > 1:
         pipelines -= 1
-    elif spec.training.reproducible and stages > 1:
+    elif spec.training.reproducible and stages > 1 and not ran.lacks_room:
         stages, split = stages - 1, None
     changed = deepcopy(dict(manifest))
     part = changed["spec"]
@@ -94,7 +97,7 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any]) -> tuple[JobSpec
     if split is not None:
         part["topology"]["split"] = list(split)
     part["redundancy"] = {"mode": RedundancyMode.NONE.value}
-    for name in ("elastic", "standby", "checkpoint"):
+    for name in ("elastic", "standby", "checkpoint", "budget"):
         part.pop(name, None)
     return parse_manifest(changed), changed
 

@@ -40,7 +40,9 @@ class Summary:
     steps: as many as were wanted; stopped_early: why there are fewer, if evaluations have ended the job.
     evaluations: after which step, and the metrics. skipped_steps: those that left the model as it was, because their
     loss or gradient was not finite. metrics: of the last step, by name; None: no finite number.
-    log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
+    grid: stages and pipelines at the end, None if training never began; lacks_room: without replicas, for which no grid
+    had room. log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been
+    shown.
     """
 
     job: str
@@ -76,6 +78,8 @@ class Summary:
     skipped_steps: int = 0
     evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()
     metrics: tuple[tuple[str, float | None], ...] = ()
+    grid: tuple[int, int] | None = None
+    lacks_room: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -129,13 +133,17 @@ def summarize(
         skipped_steps=status.skipped_steps,
         evaluations=tuple((step, dict(found)) for step, found in status.evaluations),
         metrics=status.metrics,
+        grid=(len(status.grid[0]), len(status.grid)) if status.grid else None,
+        lacks_room=status.lacks_room,
     )
 
 
 def to_json(summary: Summary, **extra: Any) -> str:
     """One JSON object; `extra` is added to it."""
     document = dataclasses.asdict(summary) | {"metrics": dict(summary.metrics)}
-    del document["log_shown"]
+    del document["log_shown"], document["lacks_room"]
+    if summary.grid is not None:
+        document["grid"] = dict(zip(("stages", "pipelines"), summary.grid, strict=True))
     for shown, takeover in zip(document["takeovers"], summary.takeovers, strict=True):
         shown |= {"pause_ms": takeover.pause_ms, "pause_steps": summary.pause_in_steps(takeover)}
     if summary.memory:
