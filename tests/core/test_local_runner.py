@@ -134,6 +134,31 @@ async def test_workers_are_started_as_there_are_nodes_for_them(tmp_path: Path, m
     monkeypatch.setattr(Pool, "alive", property(lambda pool: started))
     run._handle(Tick())
     assert started == ["w0"]
-    run._training_since = run._now() - 11.0
+    run._recorded_since = run._now() - 11.0
+    run._handle(Tick())
+    assert started == ["w0", "w1"]
+
+
+async def test_nodes_come_while_a_job_cannot_begin_for_want_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not while those workers start for which there are nodes, which may take a while."""
+    rooms = (Room(at=0.0, nodes=1, notice=False), Room(at=10.0, nodes=2, notice=False))
+    run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms))
+    started: list[str] = []
+    monkeypatch.setattr(Pool, "start", lambda pool, worker, *_, **__: started.append(worker))
+    monkeypatch.setattr(Pool, "alive", property(lambda pool: started))
+    clock = run._now()
+    run._now = lambda: clock  # type: ignore[assignment]
+    run._handle(Tick())
+    clock += 60.0
+    run._handle(Tick())
+    assert started == ["w0"], "it has yet to start"
+    run._handle(WorkerJoined(protocol.Hello(worker="w0", host="h", port=1)))
+    run.hear("w0", protocol.WorkerReady())
+    clock += 9.0
+    run._handle(Tick())
+    assert started == ["w0"]
+    clock += 2.0
     run._handle(Tick())
     assert started == ["w0", "w1"]

@@ -8,6 +8,9 @@ from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.manifest import parse_manifest
 from bamboo.preemption.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
 from job_simulation_kit import manifest
+from manifest_kit import bamboojob, training
+
+JOB = {"task": {"entrypoint": "m:build"}, "training": training(10, 8, 2)}
 
 STATUS = Status(
     phase="Running", epoch=2, step=3, steps=10, first_loss=None, loss=None, losses=(), lost_samples=0,
@@ -122,6 +125,31 @@ def test_there_is_room_for_as_many_workers_as_there_are_nodes_without_notice() -
 
 def test_a_node_that_is_first_named_when_it_goes_was_there() -> None:
     assert parse(["nodes:t.csv"], read=lambda path: "1000,remove,a\n").rooms[0].nodes == 1
+
+
+def test_recorded_nodes_come_from_the_first_one_on() -> None:
+    late = """{"format":"bamboo-trace","version":1}
+{"at":7200,"add":"a"}
+{"at":7260,"add":"b"}
+{"at":7290,"remove":"a","notice":20}
+"""
+    schedule = parse(["nodes:t.jsonl:2"], read=lambda path: late)
+    assert [(room.at, room.nodes) for room in schedule.rooms] == [(0.0, 1), (30.0, 2), (35.0, 1)]
+
+
+def test_a_recording_without_nodes_has_room_for_nobody() -> None:
+    prices = '{"format":"bamboo-trace","version":1}\n{"at":0,"zone":"a","price":0.5}\n'
+    with pytest.raises(ValueError, match=r"--preempt nodes:t\.jsonl: t\.jsonl contains no node that comes or goes"):
+        parse(["nodes:t.jsonl"], read=lambda path: prices)
+
+
+def test_a_job_that_never_has_enough_nodes_to_begin_is_refused() -> None:
+    schedule = parse(["nodes:t.jsonl"], read=lambda path: COMING_AND_GOING)
+    said = r"--preempt nodes: expected 4 nodes at a time, as the job begins with no fewer than 4 workers; .* has 2"
+    with pytest.raises(ValueError, match=said):
+        check(schedule, parse_manifest(bamboojob(topology={"stages": 4}, **JOB)))
+    check(schedule, parse_manifest(bamboojob(topology={"stages": 4}, spread={"workersPerNode": 2}, **JOB)))
+    check(schedule, parse_manifest(bamboojob(elastic={"maxWorkers": 4}, **JOB)))
 
 
 def test_nodes_of_one_recording_come_and_go() -> None:

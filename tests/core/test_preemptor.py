@@ -9,7 +9,7 @@ ALIVE = {"w0", "w1"}
 
 
 def due(preemptor: Preemptor, step: int, alive: set[str] = ALIVE, shown: Status | None = None) -> list[object]:
-    return list(preemptor.due(step, step, 1.0, alive, lambda: shown or said()))
+    return list(preemptor.due(step, step, 1.0, 1.0, alive, lambda: shown or said()))
 
 
 def test_an_owner_is_taken_after_half_of_its_instructions_of_the_step() -> None:
@@ -70,7 +70,7 @@ def test_workers_without_a_node_are_taken_once_they_have_joined() -> None:
     preemptor = Preemptor(parse(["nodes:t.jsonl"], read=lambda path: NODES), microbatches=4)
 
     def taken(seconds: float, alive: set[str]) -> list[object]:
-        return list(preemptor.due(0, 0, seconds, alive, said))
+        return list(preemptor.due(0, 0, 0.0, seconds, alive, said))
 
     assert (taken(4.0, ALIVE), preemptor.room(4.0, ALIVE)) == ([], 0)
     [notice] = taken(5.0, ALIVE)

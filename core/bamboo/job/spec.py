@@ -316,6 +316,12 @@ def whole_workers(spec: JobSpec) -> int:
     return spec.elastic.most_workers(topology) if topology.chooses_stages else topology.stages * topology.pipelines
 
 
+def fewest_workers(spec: JobSpec) -> int:
+    """With fewer a job that has trained nothing never begins."""
+    stages = spec.elastic.min_stages if spec.elastic.chooses_grid else spec.topology.stages
+    return stages * spec.elastic.min_pipelines
+
+
 def wanted_workers(spec: JobSpec) -> int:
     """Those on standby included."""
     if spec.elastic.chooses_grid:

@@ -45,11 +45,11 @@ class Preemptor:
     def was_taken(self, worker: WorkerId) -> bool:
         return worker in self._taken
 
-    def room(self, seconds: float, alive: Collection[WorkerId]) -> int | None:
-        """How many more workers there is room for after so many seconds of training, beside those that are not taken.
-        Below 0 if there are too many; None if there is no limit.
+    def room(self, recorded: float, alive: Collection[WorkerId]) -> int | None:
+        """How many more workers there is room for after so many seconds of the recorded nodes, beside those that are
+        not taken. Below 0 if there are too many; None if there is no limit.
         """
-        room = room_at(self._schedule, seconds)
+        room = room_at(self._schedule, recorded)
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
 
     def begins(self, worker: WorkerId, step: int) -> None:
@@ -64,11 +64,18 @@ class Preemptor:
                 yield Strike(worker=one, notice=notice, where=where if one == worker else f", with {worker}'s node")
 
     def due(
-        self, step: int, in_progress: int, seconds: float, alive: Collection[WorkerId], shown: Callable[[], Status]
+        self,
+        step: int,
+        in_progress: int,
+        seconds: float,
+        recorded: float,
+        alive: Collection[WorkerId],
+        shown: Callable[[], Status],
     ) -> Iterator[Strike | NobodyToTake]:
         """What is due now.
 
-        step: the newest that anybody is known to be in. in_progress: the job's. seconds: of training. shown: the job.
+        step: the newest that anybody is known to be in. in_progress: the job's. seconds: of training. recorded: seconds
+        of the recorded nodes. shown: the job.
         """
         actions, self._schedule = due(self._schedule, step, seconds)
         for action in actions:
@@ -78,14 +85,14 @@ class Preemptor:
                 yield from self.take(planned.worker, notice=planned.action.notice, where=planned.where)
             else:
                 yield from self._plan_or_take(replace(planned.action, step=None), shown())
-        yield from self._take_those_without_room(seconds, alive, shown)
+        yield from self._take_those_without_room(recorded, alive, shown)
 
     def _take_those_without_room(
-        self, seconds: float, alive: Collection[WorkerId], shown: Callable[[], Status]
+        self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
         """At random, of those that have joined; the others have to wait for that."""
-        room = room_at(self._schedule, seconds)
-        while room is not None and (self.room(seconds, alive) or 0) < 0:
+        room = room_at(self._schedule, recorded)
+        while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()
             worker = victim(Preemption(pick=pick), shown(), self._taken)
             if worker is None:

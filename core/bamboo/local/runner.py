@@ -35,6 +35,7 @@ from bamboo.coordinator.events import (
     PricesTold,
     RemoveWorker,
     Send,
+    Status,
     Tick,
 )
 from bamboo.coordinator.grids.dates import time_told
@@ -59,7 +60,7 @@ from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.serving.descriptors import raise_limit
 from bamboo.storage.errors import StorageError
 from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
-from bamboo.text import one_line
+from bamboo.text import count, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ class _LocalRun:
         self._ending = Closing()
         self._finish: Finish | None = None
         self._training_since: float | None = None  # by the clock of events
+        self._recorded_since: float | None = None  # the recorded nodes come and go, by the same clock
         self._began = self._ended = 0.0  # training, by the wall's
         self._timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[Any] | None = None
@@ -258,6 +260,7 @@ class _LocalRun:
             self._execute(command)
         if self._state.phase == "Running" and self._training_since is None:
             self._training_since, self._began = now, time.monotonic()
+        self._play(now)
         committed = event.message if isinstance(event, Received) else None
         if isinstance(committed, StepCommitted):
             self._ended = time.monotonic()
@@ -292,11 +295,11 @@ class _LocalRun:
         match command:
             case Send(worker, message):
                 self._server.send(worker, message)
-            case AddWorkers(count):
-                first = min(count, max(0, wanted_workers(self._spec) - self._asked_for))
-                self._asked_for += count
+            case AddWorkers(number):
+                first = min(number, max(0, wanted_workers(self._spec) - self._asked_for))
+                self._asked_for += number
                 self._add(first)
-                self._replace(count - first)
+                self._replace(number - first)
             case RemoveWorker(worker):
                 self._workers.remove(worker)
             case Emit():
@@ -304,20 +307,20 @@ class _LocalRun:
             case Finish():
                 self._finish = self._finish or command
 
-    def _replace(self, count: int) -> None:
+    def _replace(self, number: int) -> None:
         """Of those that have been there, or were to be: whether training has begun or not."""
-        if not count or self._options.replace_after <= 0:
-            self._add(count)
+        if not number or self._options.replace_after <= 0:
+            self._add(number)
         else:
             loop = asyncio.get_running_loop()
-            self._timers.append(loop.call_later(self._options.replace_after, self._add, count))
+            self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
-    def _add(self, count: int) -> None:
+    def _add(self, number: int) -> None:
         """As many of these, and of those before, as there is room for."""
         if self._finish or self._closing:
             return
-        wanted = self._without_room + count
-        room = self._preemptor.room(self._seconds(self._now()), self._workers.alive)
+        wanted = self._without_room + number
+        room = self._preemptor.room(self._recorded(self._now()), self._workers.alive)
         starting = wanted if room is None else min(wanted, max(0, room))
         self._without_room = wanted - starting
         for _ in range(starting):
@@ -330,9 +333,26 @@ class _LocalRun:
 
     # disturbance
 
-    def _seconds(self, now: float) -> float:
-        """Of training."""
-        return 0.0 if self._training_since is None else now - self._training_since
+    def _play(self, now: float) -> None:
+        """Recorded nodes come and go while the job trains, and while it cannot begin for want of them; until then their
+        clock stands still, as workers take their time to start.
+        """
+        if self._recorded_since is not None:
+            return
+        lacks = self._without_room and all(self._is_ready(worker) for worker in self._workers.alive)
+        if self._training_since is None and lacks:
+            text = f"{count(self._without_room, 'worker')} more when the recording has nodes for them"
+            self._tell(Emit("NodesAwaited", text))
+        if self._training_since is not None or lacks:
+            self._recorded_since = now
+
+    def _is_ready(self, worker: WorkerId) -> bool:
+        record = self._state.workers.get(worker)
+        return record is not None and record.ready
+
+    def _recorded(self, now: float) -> float:
+        """Seconds of the recorded nodes."""
+        return 0.0 if self._recorded_since is None else now - self._recorded_since
 
     def _asked(self, worker: WorkerId, step: int) -> None:
         """A worker is about to begin a forward or backward of a step in which something is planned, and waits."""
@@ -345,8 +365,12 @@ class _LocalRun:
         """step: the newest that anybody is known to be in."""
         if self._training_since is None or self._state.phase != "Running":
             return
-        seconds, alive = self._seconds(now), self._workers.alive
-        for due in self._preemptor.due(step, self._state.step, seconds, alive, lambda: status(self._state, now)):
+        seconds, recorded, alive = now - self._training_since, self._recorded(now), self._workers.alive
+
+        def shown() -> Status:
+            return status(self._state, now)
+
+        for due in self._preemptor.due(step, self._state.step, seconds, recorded, alive, shown):
             match due:
                 case Strike():
                     self._strike(due)

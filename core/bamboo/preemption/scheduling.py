@@ -4,7 +4,7 @@
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
     at:STEP[:STAGE][:notice]    once, in the middle of that step, the first one being 1 (see bamboo.preemption.mid_step)
     trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); a removal takes a random worker
-    nodes:FILE[:SPEEDUP]        workers come and go with recorded nodes: there are never more than nodes
+    nodes:FILE[:SPEEDUP]        workers come and go with recorded nodes, from the first one on: never more than nodes
 
 Random choices are functions of the seed and of a running number, so that a run can be repeated.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bamboo.complaints import system_reason
 from bamboo.coordinator.events import Status, WorkerState
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, fewest_workers
 from bamboo.planning.plan import WorkerId
 from bamboo.traces.files import parse_trace
 from bamboo.traces.trace import Change, Trace, removal_times
@@ -67,7 +67,7 @@ Entry = AtStep | AtRandom | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """From that second of training on there are so many nodes. notice: who has none any more is told before."""
+    """From that second of the recording on there are so many nodes. notice: who has none any more is told before."""
 
     at: float
     nodes: int
@@ -107,7 +107,7 @@ def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = r
                 case "nodes" if rooms:
                     raise ValueError("nodes: may be given once")
                 case "nodes":
-                    rooms = _rooms(*_recorded(rest, read))
+                    rooms = _rooms(rest, *_recorded(rest, read))
                 case _:
                     raise ValueError(
                         "expected none, random:RATE, at:STEP[:STAGE][:notice], trace:FILE[:SPEEDUP] or"
@@ -119,8 +119,16 @@ def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = r
 
 
 def check(schedule: Schedule, spec: JobSpec) -> None:
-    """Raises ValueError for what can never happen in that job, on none of the grids that it may come to."""
+    """Raises ValueError for what can never happen in that job, on none of the grids that it may come to, and for too
+    few nodes for it to begin.
+    """
     steps, stages = spec.training.steps, spec.elastic.most_stages(spec.topology)
+    if schedule.rooms:
+        most, fewest = max(room.nodes for room in schedule.rooms), fewest_workers(spec)
+        if most * spec.spread.workers_per_node < fewest:
+            needed = math.ceil(fewest / spec.spread.workers_per_node)
+            why = f"the job begins with no fewer than {fewest} workers"
+            raise ValueError(f"--preempt nodes: expected {needed} nodes at a time, as {why}; the recording has {most}")
     for entry in schedule.entries:
         if isinstance(entry, AtStep):
             if entry.stage is not None and entry.stage >= stages:
@@ -228,12 +236,17 @@ def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
     return AtTimes(seconds=tuple(seconds / speedup for seconds in removed))
 
 
-def _rooms(trace: Trace, speedup: float) -> tuple[Room, ...]:
-    """A node that goes with notice has no room for anybody from the notice on."""
+def _rooms(text: str, trace: Trace, speedup: float) -> tuple[Room, ...]:
+    """A node that goes with notice has no room for anybody from the notice on. It begins with the first node, as
+    nothing happens before.
+    """
+    if not trace.changes:
+        raise ValueError(f"{text} contains no node that comes or goes, only prices")
+    begin = trace.changes[0].at
     changes = []
     for change in trace.changes:
         notice = change.notice or 0.0 if change.change is Change.REMOVE else 0.0
-        at = max(0.0, change.at - notice) / speedup
+        at = max(0.0, change.at - notice - begin) / speedup
         changes.append((at, 1 if change.change is Change.ADD else -1, notice > 0))
     found, nodes = [Room(at=0.0, nodes=0, notice=False)], 0
     for at, difference, notice in sorted(changes):
@@ -244,7 +257,7 @@ def _rooms(trace: Trace, speedup: float) -> tuple[Room, ...]:
 
 
 def room_at(schedule: Schedule, now: float) -> Room | None:
-    """What there is after so many seconds of training; None if there is no limit."""
+    """What there is after so many seconds of the recording; None if there is no limit."""
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 
