@@ -18,6 +18,8 @@ BIN = Path(sys.executable).parent
 OVER = job(state="Failed", conditions=[condition("Failed", True, "StageLost", "stage 1 is lost")])
 
 
+BUDGET = condition("Suspended", True, "BudgetSpent", "the budget of 5 is spent; a larger one helps")
+SPENT = job(state="Suspended", conditions=[condition("Running", False), BUDGET])
 PENDING = job(conditions=[condition("Running", False)], plan=None)
 
 
@@ -42,6 +44,14 @@ PENDING = job(conditions=[condition("Running", False)], plan=None)
         (job(), ["delete", "story"], 2, "story is not over (Running, step 100/1000"),
         (OVER, ["suspend", "story"], 1, "story is over (Failed); it cannot be suspended"),
         (OVER, ["resume", "story"], 1, "story is over (Failed); submit it again"),
+        (SPENT, ["resume", "story"], 1, "story cannot be resumed: the budget of 5 is spent; a larger one helps"),
+        (SPENT, ["preempt", "story", "--random"], 1, "is not training (Suspended: the budget of 5 is spent; a larger"),
+        (
+            SPENT,
+            ["rollout", "restart", "story"],
+            1,
+            "story is suspended (the budget of 5 is spent; a larger one helps);",
+        ),
         (OVER, ["preempt", "story", "--random"], 1, "is not training (Failed: stage 1 is lost)"),
         (PENDING, ["preempt", "story", "--random"], 1, "story is not training"),
         (job(), ["preempt", "story"], 2, "expected one of --worker, --stage and --random"),

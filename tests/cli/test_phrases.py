@@ -54,6 +54,21 @@ def test_who_suspends_is_told_which_steps_are_lost(spec: Json, status: Json, sai
     assert (said or "") in (found or "")
 
 
+SPENT = condition("Suspended", True, "BudgetSpent", "the budget of 5 is spent; with a larger one the job goes on")
+IDLE = [condition("Accepted", True), condition("WorkersReady", False, "Suspended", "idle"), WAITING, SPENT]
+
+
+def test_a_job_whose_budget_is_spent_says_what_helps() -> None:
+    """It is suspended, though its manifest does not say so."""
+    rollout = {"revision": "abc", "state": "Progressing", "updated": 1, "total": 4}
+    found = job_of(job(conditions=IDLE, rollout=rollout, state="Suspended"))
+    assert phrases.why_waiting(found) == "the budget of 5 is spent; with a larger one the job goes on"
+    assert phrases.outcome(found) == "Suspended: the budget of 5 is spent; with a larger one the job goes on"
+    assert (phrases.suspending(found), phrases.rollout(found), phrases.stale(found, NOW)) == (None, "", None)
+    just_resumed = job_of(job(conditions=[condition("Suspended", True, "Suspended", "the job is suspended")]))
+    assert not just_resumed.suspended
+
+
 def test_the_line_of_checkpoints_says_where_without_credentials_how_old_and_what_going_back_cost() -> None:
     at = datetime(2026, 3, 1, 12, tzinfo=UTC)
     known = {"checkpoint": {"lastStep": 99, "lastTime": "2026-03-01T12:00:00Z"}, "restores": 2, "repeatedSteps": 12}

@@ -1,13 +1,14 @@
 """Commands that change a job."""
 
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.pod_fields import NEWEST_MINOR
 from remote_command_kit import MANIFEST, Fake, type_in
-from remote_kit import job
+from remote_kit import SPEC, Asked, condition, job
 
 
 def test_a_manifests_mistakes_are_those_of_validate(tmp_path: Path) -> None:
@@ -43,6 +44,23 @@ def test_a_job_is_applied_without_what_is_the_servers(tmp_path: Path) -> None:
     assert patch.headers["Content-Type"] == "application/apply-patch+yaml"
     assert patch.body["metadata"] == {"name": "story", "namespace": "team"}
     assert "status" not in patch.body
+
+
+def test_who_resumes_a_job_without_money_need_not_wait(tmp_path: Path) -> None:
+    class Spent(Fake):
+        """When its manifest does not suspend it any more, its budget does."""
+
+        def __call__(self, asked: Asked) -> tuple[int, Any]:
+            answer = super().__call__(asked)
+            if asked.method == "PATCH":
+                spent = condition("Suspended", True, "BudgetSpent", "the budget of 5 is spent; a larger one helps")
+                self.body = job(state="Suspended", conditions=[spent])
+            return answer
+
+    suspended = job(spec={**SPEC, "suspend": True}, conditions=[condition("Suspended", True, "Suspended")])
+    code, _, complained, _ = type_in(tmp_path, Spent(suspended), "resume", "story", "--wait", "--timeout", "9s")
+    said = "bamboo: story does not start to train: the budget of 5 is spent; a larger one helps\n"
+    assert (code, complained) == (1, said)
 
 
 def test_a_manifests_namespace_is_its_own(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ def rolling(state: str, updated: int = 1, message: str = "", **more: Any) -> Jso
     return job(rollout=rollout, observedGeneration=1, **more)
 
 
+SPENT = condition("Suspended", True, "BudgetSpent", "all 5 spent")
+
+
 def patches(asked: list[Asked]) -> list[Any]:
     return [one.body for one in asked if one.method == "PATCH"]
 
@@ -61,6 +64,12 @@ def patches(asked: list[Asked]) -> list[Any]:
         (job(), 0, "waiting for the operator to see the newest change of story"),
         (job(state="Failed", conditions=[condition("Failed", True)]), 1, "story is over (Failed)"),
         (job(spec={**SPEC, "suspend": True}), 0, "story is suspended; all its workers are made anew"),
+        (rolling("Progressing", conditions=[SPENT]), 0, "story is suspended (all 5 spent); all its workers are made"),
+        (
+            job(conditions=[SPENT], rollout={"revision": "abc", "state": "Progressing"}),
+            0,
+            "waiting for the operator to see the newest change of story",
+        ),
     ],
 )
 def test_rollout_status_says_how_far_it_is_and_exits_accordingly(

@@ -155,6 +155,8 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
     job = await job_reader.job()
     if job.ended:
         raise RemoteError(f"{job.name} is over ({job.state}); submit it again under another name, or delete it first")
+    if job.held_back:
+        raise RemoteError(f"{job.name} cannot be resumed: {job.held_back}")
     if not job.suspend:
         session.say(f"{job.name} is not suspended")
         return EXIT_OK
@@ -163,9 +165,15 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
     start = f"from its checkpoint at step {from_step}" if from_step else "from step 0"
     session.say(f"{job.name} is resumed {start}")
     if wait:
-        now = await until(session, job_reader, lambda now: now.holds("Running"), "did not start to train", timeout)
+        now = await until(session, job_reader, _trains_or_will_not, "did not start to train", timeout)
+        if now.held_back:
+            raise RemoteError(f"{job.name} does not start to train: {now.held_back}")
         session.say(f"{now.name} trains: {phrases.counts(now)}")
     return EXIT_OK
+
+
+def _trains_or_will_not(job: RemoteJob) -> bool:
+    return job.holds("Running") or bool(job.held_back)
 
 
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:

@@ -55,15 +55,22 @@ def progress(job: RemoteJob) -> tuple[int | None, str]:
     if job.ended:
         return (EXIT_OK if job.ended.kind == "Complete" else EXIT_FAILED), f"{job.name} is over ({job.state})"
     if job.suspend:
-        return EXIT_OK, f"{job.name} is suspended; all its workers are made anew when it is resumed"
+        return EXIT_OK, f"{job.name} {_suspended(job)}"
     if rollout is None or job.observed < job.generation:
         return None, f"waiting for the operator to see the newest change of {job.name}"
+    if job.held_back:
+        return EXIT_OK, f"{job.name} {_suspended(job)}"
     done = f"{rollout.updated} of {rollout.total} workers of {job.name} are of revision {rollout.revision}"
     if rollout.state == "Complete":
         return EXIT_OK, f"all workers of {job.name} are of revision {rollout.revision}"
     if rollout.state == "Stalled":
         return EXIT_FAILED, f"{done}; the rollout has stalled: {rollout.message}"
     return None, f"{done}; the rollout is paused" if rollout.state == "Paused" else done
+
+
+def _suspended(job: RemoteJob) -> str:
+    why = f" ({job.held_back})" if job.held_back else ""
+    return f"is suspended{why}; all its workers are made anew when it {'goes on' if why else 'is resumed'}"
 
 
 async def set_paused(session: Session, name: Target, *, paused: bool) -> int:
@@ -81,8 +88,8 @@ async def set_paused(session: Session, name: Target, *, paused: bool) -> int:
 async def restart(session: Session, name: Target, now: datetime) -> int:
     """Have all workers replaced, one after the other. Raises RemoteError if that could not begin now."""
     job = await _living(session, name)
-    if job.suspend:
-        raise RemoteError(f"{job.name} is suspended; all its workers are made anew when it is resumed")
+    if job.suspended:
+        raise RemoteError(f"{job.name} {_suspended(job)}")
     if job.rollout_paused:
         raise RemoteError(f"the rollout of {job.name} is paused; run `bamboo rollout resume {job.name}` first")
     mark = {ANNOTATION_RESTARTED: now.isoformat(timespec="seconds")}

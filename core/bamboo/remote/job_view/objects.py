@@ -114,6 +114,20 @@ class RemoteJob:
         return next((c for c in self.conditions if c.kind in ("Complete", "Failed") and c.holds), None)
 
     @property
+    def held_back(self) -> str:
+        """Why the operator keeps it suspended though its manifest does not say so, as when its budget is spent, and
+        what helps; "" if it does not.
+        """
+        told = self.condition("Suspended")
+        if self.suspend or self.ended or told is None or not told.holds or told.reason == "Suspended":
+            return ""
+        return told.message
+
+    @property
+    def suspended(self) -> bool:
+        return self.suspend or bool(self.held_back)
+
+    @property
     def exit_code(self) -> int | None:
         """As `bamboo run` would have ended; None while the job is not over."""
         end = self.ended

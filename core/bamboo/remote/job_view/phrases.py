@@ -112,7 +112,7 @@ def protection(job: RemoteJob) -> str:
 def rollout(job: RemoteJob) -> str:
     """How far the replacement of its workers is; empty if none is due."""
     found = job.rollout
-    if found is None or found.state == "Complete" or job.ended or job.suspend:
+    if found is None or found.state == "Complete" or job.ended or job.suspended:
         return ""
     why = f": {found.message}" if found.message else ""
     return f"rollout {found.state.lower()}, {found.updated} of {found.total} workers of revision {found.revision}{why}"
@@ -142,7 +142,7 @@ def places(cells: Sequence[CellIndex]) -> str:
 
 def suspending(job: RemoteJob) -> str | None:
     """What is lost by suspending the job now; None if nothing is."""
-    if job.ended or job.suspend or not job.step:
+    if job.ended or job.suspended or not job.step:
         return None
     if not job.checkpoints:
         return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(job.step, 'step')}"
@@ -171,12 +171,12 @@ def outcome(job: RemoteJob) -> str:
     accepted = job.condition("Accepted")
     if accepted is not None and not accepted.holds:
         return f"not accepted: {accepted.message}"
-    return job.state
+    return f"{job.state}: {job.held_back}" if job.held_back else job.state
 
 
 def stale(job: RemoteJob, now: datetime) -> str | None:
     """Says so if there has been no unseen of a running job for a while."""
-    if job.ended or job.suspend or not job.holds("Running") or job.reported is None:
+    if job.ended or job.suspended or not job.holds("Running") or job.reported is None:
         return None
     if (now - job.reported).total_seconds() < STALE_SECONDS:
         return None
@@ -187,8 +187,8 @@ def stale(job: RemoteJob, now: datetime) -> str | None:
 
 def why_waiting(job: RemoteJob) -> str | None:
     """Why it does not train, if it is meant to; None if all is well."""
-    if job.ended or job.suspend:
-        return None
+    if job.ended or job.suspended:
+        return job.held_back or None
     for kind in ("Accepted", "WorkersReady"):
         found = job.condition(kind)
         if found is not None and not found.holds:
