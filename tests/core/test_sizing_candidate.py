@@ -97,6 +97,14 @@ def test_bounds_that_the_user_has_said_follow_the_grid() -> None:
     assert ("spec", "elastic", "minPipelines") not in found
 
 
+def test_bounds_of_a_choice_follow_a_grid_that_is_larger() -> None:
+    """As when the command line names it."""
+    document = manifest(2, 1, 8, elastic={"objective": "Throughput", "maxStages": 3, "maxWorkers": 4})
+    found = changes(document, stages=4, pipelines=2)
+    assert (found["spec", "elastic", "maxStages"], found["spec", "elastic", "maxWorkers"]) == (4, 8)
+    parse_manifest(edited(document, found))
+
+
 def test_a_share_on_demand_is_made_by_the_limits_of_both_pools() -> None:
     document = manifest(2, 2, 6, nodePools=[SPOT, SURE])
     spec = parse_manifest(document)

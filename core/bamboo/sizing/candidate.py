@@ -83,8 +83,8 @@ def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
 def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> dict[Path, Any]:
     """What of the job's manifest is to be changed: nothing that has the candidate's value already.
 
-    Bounds of `elastic` that the manifest has follow the grid: the planner's is the largest that is wanted, and how far
-    it may shrink is the user's to say.
+    Bounds of `elastic` that the manifest has and the grid does not keep follow it: the planner's is the largest that is
+    wanted, and how far it may shrink is the user's to say.
     """
     chosen = spec.topology.chooses_stages
     wanted: dict[Path, tuple[Any, Any]] = {
@@ -105,15 +105,21 @@ def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> d
     said, elastic = (document["spec"].get("elastic") or {}), spec.elastic
     if said.get("maxPipelines") is not None:
         wanted["elastic", "maxPipelines"] = candidate.pipelines, elastic.max_pipelines
-    # Without a bound of its own a manifest means all pipelines.
-    bound = elastic.min_pipelines if said.get("minPipelines") is not None else candidate.pipelines
+    # Without a bound of its own a manifest with a fixed grid means all pipelines.
+    bounded = elastic.chooses_grid or said.get("minPipelines") is not None
+    bound = elastic.min_pipelines if bounded else candidate.pipelines
     wanted["elastic", "minPipelines"] = candidate.fewest, bound
+    cells = candidate.stages * candidate.pipelines
     if chosen:  # it still is, from this grid on, and with as many workers as that has
         wanted["elastic", "objective"] = elastic.objective.value, said.get("objective")
-        cells = candidate.stages * candidate.pipelines
         wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
         most = max(elastic.max_stages or min(cells, MOST_STAGES), candidate.stages)
         wanted["elastic", "maxStages"] = most, elastic.max_stages
+    else:
+        if elastic.max_workers is not None:
+            wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
+        if elastic.max_stages is not None:
+            wanted["elastic", "maxStages"] = max(elastic.max_stages, candidate.stages), elastic.max_stages
     wanted["elastic", "minStages"] = min(elastic.min_stages, candidate.stages), elastic.min_stages
     found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
     return found | _pools(candidate, spec)

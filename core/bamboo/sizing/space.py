@@ -1,11 +1,11 @@
 """Which candidates there are: grids, and the ways to protect one. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode
+from bamboo.job.spec import MOST_REPLICAS, MOST_STAGES, JobSpec, RedundancyMode
 from bamboo.planning.grid import make_layout
 from bamboo.sizing.candidate import PROTECTION, Candidate, has_pools_for_a_share
 from bamboo.sizing.world import World
@@ -13,6 +13,7 @@ from bamboo.sizing.world import World
 SHARES: Final = (0.25, 0.5)  # of workers, on demand
 INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
 MOST_ZONES: Final = 4  # of a recording, in each of which a job of a single zone is tried, or a first pipeline
+MOST_PIPELINES: Final = 1024
 MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
 # From the one that protects most to the one that needs least memory; EagerBackward needs as much as EagerForward.
 SMALLER_MODES: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.LAZY_FORWARD, RedundancyMode.NONE)
@@ -37,13 +38,15 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
 
     What crosses zones may cost more than all nodes, so that no grid can be judged without that.
     Of the numbers of pipelines whose largest share of a step is the same only the least: more are not faster.
+    Where the coordinator chooses the grid, those within the job's bounds, unless `limits` names others.
     """
+    bounds = grid_bounds(world.spec, world.document)
     for name, machine in world.machines.items():
         layers = len(machine.profile.layers)
         for micro_batch in _micro_batches(world.spec, machine.profile.samples, limits):
             training = replace(world.spec.training, micro_batch_size=micro_batch)
-            for stages in _stages(world.spec, layers // world.spec.worker.devices, limits):
-                for pipelines in _pipelines(training.microbatches, training.groups, limits, stages):
+            for stages in _stages(world.spec, layers // world.spec.worker.devices, limits, bounds):
+                for pipelines in _pipelines(training.microbatches, training.groups, limits, stages, bounds):
                     standby = min(like.standby, limits.nodes - stages * pipelines)
                     if standby >= min(limits.standby, default=0):
                         one = replace(
@@ -51,6 +54,32 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
                             standby=standby, fewest=_fewest(world.spec, pipelines),
                         )  # fmt: skip
                         yield from (_placed(world, one, spread) for spread in _spreads(world, one))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridBounds:
+    min_stages: int = 1
+    max_stages: int = MOST_STAGES
+    min_pipelines: int = 1
+    max_pipelines: int = MOST_PIPELINES
+
+
+def grid_bounds(spec: JobSpec, document: Mapping[str, Any]) -> GridBounds:
+    """Those of a manifest whose grid the coordinator chooses; a fixed grid is the one that the plan replaces.
+
+    Pipelines are at most so many only if the manifest says so; else that follows from its workers, of which a plan may
+    have more.
+    """
+    elastic = spec.elastic
+    if not elastic.chooses_grid:
+        return GridBounds()
+    said = (document["spec"].get("elastic") or {}).get("maxPipelines") is not None
+    return GridBounds(
+        min_stages=elastic.min_stages,
+        max_stages=elastic.max_stages or MOST_STAGES,
+        min_pipelines=elastic.min_pipelines,
+        max_pipelines=elastic.max_pipelines if said else MOST_PIPELINES,
+    )
 
 
 def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
@@ -71,7 +100,7 @@ def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candid
         ordered, size = world.zones_for(one.machine, one.together), len(one.zones)
         for first in range(min(MOST_ZONES, len(ordered) - size + 1)):
             yield replace(one, zones=tuple(ordered[first : first + size]))
-    for fewest in sorted({1, one.pipelines}):
+    for fewest in () if world.spec.elastic.chooses_grid else sorted({1, one.pipelines}):
         yield replace(one, fewest=fewest)
     if one.every_steps is not None:
         for every in _intervals(one.every_steps):
@@ -123,8 +152,8 @@ def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
 
 
 def _fewest(spec: JobSpec, pipelines: int) -> int:
-    """All of them, unless the job says that it may shrink; then as far as it says."""
-    shrinks = spec.elastic.min_pipelines < spec.topology.pipelines
+    """All of them, unless the job says that it may shrink, or chooses its grid; then as far as it says."""
+    shrinks = spec.elastic.chooses_grid or spec.elastic.min_pipelines < spec.topology.pipelines
     return min(spec.elastic.min_pipelines, pipelines) if shrinks else pipelines
 
 
@@ -144,18 +173,19 @@ def _micro_batches(spec: JobSpec, measured: int, limits: Limits) -> list[int]:
     return sorted(size for size in wanted if size > 0 and batch % size == 0)
 
 
-def _stages(spec: JobSpec, layers: int, limits: Limits) -> Sequence[int]:
+def _stages(spec: JobSpec, layers: int, limits: Limits, bounds: GridBounds) -> Sequence[int]:
     if spec.topology.split is not None:
         return (len(spec.topology.split),)
-    return [stages for stages in limits.stages or range(1, layers + 1) if stages <= min(layers, limits.nodes, 1024)]
+    wanted = limits.stages or range(bounds.min_stages, min(layers, bounds.max_stages) + 1)
+    return [stages for stages in wanted if stages <= min(layers, limits.nodes, MOST_STAGES)]
 
 
-def _pipelines(microbatches: int, groups: int | None, limits: Limits, stages: int) -> list[int]:
-    most = min(limits.nodes // stages, groups or microbatches, 1024)
+def _pipelines(microbatches: int, groups: int | None, limits: Limits, stages: int, bounds: GridBounds) -> list[int]:
+    most = min(limits.nodes // stages, groups or microbatches, MOST_PIPELINES)
     if limits.pipelines:
         return [count for count in limits.pipelines if count <= most]
     least: dict[int, int] = {}
-    for count in range(1, most + 1):
+    for count in range(bounds.min_pipelines, min(most, bounds.max_pipelines) + 1):
         largest = max(map(len, make_layout(0, microbatches, count, groups).split))
         least.setdefault(largest, count)
     return sorted(least.values())
