@@ -1,6 +1,7 @@
 """Where things go at the start: layers to stages, microbatches to pipelines, workers to cells."""
 
 import itertools
+import re
 import time
 from random import Random
 
@@ -31,6 +32,35 @@ def test_layers_are_split_evenly_by_cost(costs: list[float], stages: int, expect
 def test_more_stages_than_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="at most the model's 2 layers, got 3"):
         split_layers([1, 1], 3)
+
+
+@pytest.mark.parametrize(
+    ("topology", "devices", "told"),
+    [
+        (TopologySpec(stages=10), 1, "spec.topology.stages: expected at most the model's 4 layers, got 10"),
+        (
+            TopologySpec(stages=10, chooses_stages=True),
+            1,
+            "spec.elastic.minStages: expected at most the model's 4 layers, got 10",
+        ),
+        (
+            TopologySpec(stages=3, chooses_stages=True),
+            2,
+            "spec.elastic.minStages: expected with spec.worker.devices (2) at most the model's 4 layers, "
+            "got 6 (3 times 2)",
+        ),
+        (
+            TopologySpec(stages=1, chooses_stages=True),
+            5,
+            "spec.worker.devices: expected at most the model's 4 layers, got 5",
+        ),
+    ],
+)
+def test_more_layers_than_there_are_is_a_problem_of_the_field_that_asks_for_them(
+    topology: TopologySpec, devices: int, told: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        layer_ranges([1.0] * 4, topology, devices=devices)
 
 
 def test_a_split_that_the_manifest_gives_is_kept_whatever_the_layers_cost() -> None:

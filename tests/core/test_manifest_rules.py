@@ -1,5 +1,7 @@
 """Rules between fields of a manifest."""
 
+import pytest
+
 from manifest_case_kit import changed
 from manifest_kit import problems
 
@@ -13,3 +15,30 @@ def test_a_rule_is_silent_where_its_field_is_wrong() -> None:
     assert problems(changed({"spec.training.microBatchSize": "x"})) == [
         'spec.training.microBatchSize: expected an integer >= 1, got "x"'
     ]
+
+
+@pytest.mark.parametrize("stages", ["auto", 0, "4", True, 2.5])
+@pytest.mark.parametrize(
+    "elastic",
+    [
+        {"maxWorkers": 8},
+        {"maxWorkers": 8, "maxStages": 4, "minStages": 2, "minPipelines": 2, "maxPipelines": 3},
+        {"maxWorkers": 8, "objective": "Value"},
+    ],
+)
+def test_a_wrong_number_of_stages_makes_nothing_else_wrong(stages: object, elastic: dict[str, object]) -> None:
+    document = changed({"spec.topology": {"stages": stages}, "spec.elastic": elastic})
+    assert [problem.split(":")[0] for problem in problems(document)] == ["spec.topology.stages"]
+
+
+@pytest.mark.parametrize("amount", [0, "", 5, "free"])
+@pytest.mark.parametrize("kind", ["money", "moneyPerHour", "doneBy"])
+def test_a_wrong_budget_is_not_one_that_is_missing(kind: str, amount: object) -> None:
+    pools = [{"name": "spot", "pricePerHour": "1"}]
+    document = changed({"spec.nodePools": pools, "spec.budget": {kind: amount}})
+    assert [problem.split(":")[0] for problem in problems(document)] == [f"spec.budget.{kind}"]
+
+
+def test_a_budget_of_nothing_is_none() -> None:
+    told = "spec.budget: expected money, moneyPerHour or doneBy, got none of them"
+    assert [problems(changed({"spec.budget": budget})) for budget in ({}, {"money": None})] == [[told], [told]]

@@ -407,7 +407,7 @@ def _budget(f: Fields) -> s.BudgetSpec:
     """Of no kind it would be none."""
     money, per_hour = (f.optional_text(name, DECIMAL) for name in ("money", "moneyPerHour"))
     done_by = f.optional_text("doneBy", DATE_TIME)
-    if not (f.get("money") or f.get("moneyPerHour") or f.get("doneBy")):
+    if not any(f.has(name) for name in ("money", "moneyPerHour", "doneBy")):
         f.problem("", "expected money, moneyPerHour or doneBy, got none of them")
     return f.closed(
         s.BudgetSpec(

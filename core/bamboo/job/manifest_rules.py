@@ -136,7 +136,7 @@ def _check_size(job: JobSpec, rule: Rule) -> None:
         "spec.topology.stages",
     )
     count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
-    rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
+    rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count, "spec.topology.stages")
     rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
     _check_objective(job, rule)
 
@@ -159,14 +159,14 @@ def _check_chosen(job: JobSpec, rule: Rule) -> None:
 
 
 def _check_objective(job: JobSpec, rule: Rule) -> None:
-    """Bounds of grids that only a choice among them has."""
+    """Bounds of grids that only a choice among them has; one without a number of stages has a choice, too."""
     topology, elastic = job.topology, job.elastic
     objective, stages, workers = "spec.elastic.objective", "spec.elastic.maxStages", "spec.elastic.maxWorkers"
     chosen, only = elastic.chooses_grid, "expected only with an objective"
     split = "expected only without spec.topology.split, which fixes the stages"
     rule(not chosen or topology.split is None, objective, split, "spec.topology.split")
-    rule(chosen or elastic.max_stages is None, stages, only, objective)
-    rule(chosen or elastic.max_workers is None, workers, only, objective)
+    rule(chosen or elastic.max_stages is None, stages, only, objective, "spec.topology.stages")
+    rule(chosen or elastic.max_workers is None, workers, only, objective, "spec.topology.stages")
     most = elastic.most_stages(topology)
     least = f"expected at least spec.topology.stages ({topology.stages}), got {most}"
     rule(most >= topology.stages, stages, least, "spec.topology.stages")

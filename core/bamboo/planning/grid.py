@@ -46,11 +46,8 @@ def layer_ranges(
     """
     if topology.split is None:
         count = stages or topology.stages
-        if devices > 1 and len(costs) < count * devices:
-            raise ValueError(
-                f"spec.topology.stages: expected with spec.worker.devices ({devices}) at most the model's {len(costs)} "
-                f"layers, got {count * devices} ({count} times {devices})"
-            )
+        if len(costs) < count * devices:
+            raise ValueError(_too_many(len(costs), topology, count, devices))
         return grouped(split_layers(costs, count * devices), devices)
     if min(topology.split) < devices:
         raise ValueError(
@@ -65,6 +62,17 @@ def layer_ranges(
             f"got {bounds[-1]} ({told})"
         )
     return tuple(pairwise(bounds))
+
+
+def _too_many(layers: int, topology: TopologySpec, stages: int, devices: int) -> str:
+    """Names the field that asks for more than the model's layers."""
+    if topology.chooses_stages and stages == 1:
+        return f"spec.worker.devices: expected at most the model's {layers} layers, got {devices}"
+    path = "spec.elastic.minStages" if topology.chooses_stages else "spec.topology.stages"
+    if devices == 1:
+        return f"{path}: expected at most the model's {layers} layers, got {stages}"
+    said = f"expected with spec.worker.devices ({devices}) at most the model's {layers} layers"
+    return f"{path}: {said}, got {stages * devices} ({stages} times {devices})"
 
 
 def grouped(ranges: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
