@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bamboo.traces import files, json_lines, tables
-from bamboo.traces.files import parse_trace, read_trace, read_traces
+from bamboo.traces.files import parse_trace, read_nodes, read_trace, read_traces
 from bamboo.traces.summary import summarize
 from bamboo.traces.trace import NodeTraceError
 
@@ -115,3 +115,14 @@ def test_a_trace_of_too_many_changes_is_refused_before_all_are_kept(monkeypatch:
     for text in (events, header + entries, "zone,tick,usd_per_hour\n" + prices, "seconds,nodes\n0,5\n"):
         with pytest.raises(NodeTraceError, match="a trace has at most 3 changes, and this one has more"):
             parse_trace("p", text)
+
+
+def test_nodes_that_are_there_for_no_time_are_refused_where_time_counts(tmp_path: Path) -> None:
+    """Whoever trains with them: in a job, a strategy, a plan or the published simulator."""
+    header, path = '{"format": "bamboo-trace", "version": 1}', tmp_path / "t.jsonl"
+    path.write_text(f'{header}\n{{"at": 0, "add": "a"}}\n')
+    with pytest.raises(NodeTraceError, match=r"t\.jsonl: no time passes in it, .* or a duration in its first line"):
+        read_nodes([str(path)])
+    assert len(read_traces([str(path)]).changes) == 1
+    path.write_text(f'{header[:-1]}, "duration": 60}}\n{{"at": 0, "add": "a"}}\n')
+    assert read_nodes([str(path)]).duration == 60

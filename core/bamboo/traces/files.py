@@ -96,8 +96,15 @@ def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
 
 
 def read_nodes(paths: Sequence[str]) -> Trace:
-    """The same for who needs nodes: also raises NodeTraceError if there are none, as in a file of prices."""
+    """The same for who needs nodes: also raises NodeTraceError if there are none, as in a file of prices, or none for
+    any time.
+    """
     trace = read_traces(paths)
     if not trace.changes:
         raise NodeTraceError(f"{paths[0]}: no node is in it; --trace needs a recording of nodes")
+    if not trace.duration:
+        raise NodeTraceError(
+            f"{paths[0]}: no time passes in it, as all its nodes come at second 0; expected changes after that, or a "
+            "duration in its first line"
+        )
     return trace
