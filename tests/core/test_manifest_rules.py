@@ -1,7 +1,10 @@
 """Rules between fields of a manifest."""
 
+from decimal import Decimal
+
 import pytest
 
+from bamboo.job.manifest import parse_manifest
 from manifest_case_kit import changed
 from manifest_kit import problems
 
@@ -37,6 +40,16 @@ def test_a_wrong_budget_is_not_one_that_is_missing(kind: str, amount: object) ->
     pools = [{"name": "spot", "pricePerHour": "1"}]
     document = changed({"spec.nodePools": pools, "spec.budget": {kind: amount}})
     assert [problem.split(":")[0] for problem in problems(document)] == [f"spec.budget.{kind}"]
+
+
+def test_money_is_as_exact_as_the_cost_that_is_kept() -> None:
+    document = changed({"spec.nodePools": [{"name": "spot", "pricePerHour": "0.123456"}]})
+    kept = parse_manifest(document | {"spec": document["spec"] | {"budget": {"money": "10.0001"}}})
+    assert kept.budget is not None
+    assert kept.budget.money == Decimal("10.0001")
+    finer = document | {"spec": document["spec"] | {"budget": {"money": "10.00003"}}}
+    expected = 'a decimal number in quotes with at most 4 decimals such as "99.95"'
+    assert problems(finer) == [f'spec.budget.money: expected {expected}, got "10.00003"']
 
 
 def test_a_budget_of_nothing_is_none() -> None:

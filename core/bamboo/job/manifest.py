@@ -30,6 +30,7 @@ from bamboo.job.text_patterns import (
     MACHINE,
     MANAGER,
     METRIC,
+    MONEY,
     URI,
     exactly,
 )
@@ -405,7 +406,7 @@ def _queue(f: Fields) -> s.QueueSpec:
 
 def _budget(f: Fields) -> s.BudgetSpec:
     """Of no kind it would be none."""
-    money, per_hour = (f.optional_text(name, DECIMAL) for name in ("money", "moneyPerHour"))
+    money, per_hour = f.optional_text("money", MONEY), f.optional_text("moneyPerHour", DECIMAL)
     done_by = f.optional_text("doneBy", DATE_TIME)
     if not any(f.has(name) for name in ("money", "moneyPerHour", "doneBy")):
         f.problem("", "expected money, moneyPerHour or doneBy, got none of them")

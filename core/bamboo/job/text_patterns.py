@@ -53,6 +53,8 @@ MACHINE = _form(
     63,
 )
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
+# As exact as the cost in the status, so that what is spent is spent after a restart of the operator, too.
+MONEY = _form('a decimal number in quotes with at most 4 decimals such as "99.95"', r"\d{1,9}(\.\d{1,4})?")
 _DAY = (
     r"20([0-9]{2}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|[0-9]{2}-(0[469]|11)-(0[1-9]|[12][0-9]|30)"
     r"|[0-9]{2}-02-(0[1-9]|1[0-9]|2[0-8])|([02468][048]|[13579][26])-02-29)"
