@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 CRD = ROOT / "crds" / "bamboojob.yaml"
 PAGE = ROOT / "docs" / "api.md"
 MAX_INT = 2**31 - 1
+INT_OR_STRING = "x-kubernetes-int-or-string"
 
 Schema = Mapping[str, Any]
 
@@ -91,6 +92,8 @@ def _type(field: Schema, section: str) -> str:
         return "time"
     if "properties" in field:
         return f"[object]({section})"
+    if word := re.fullmatch(r"\^(\w+)\$", field.get("pattern", "") if field.get(INT_OR_STRING) else ""):
+        return f"`{word[1]}`, or integer from {field['minimum']} to {field['maximum']}"
     return ("text" if kind == "string" else kind) + _bounds(field)
 
 
