@@ -5,24 +5,25 @@ on the objective, and nodes and zones are chosen by the same one.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.strategies.costs import NOTHING, Costs
 from bamboo.simulation.strategies.drive import StrategyResult, drive
+from bamboo.simulation.strategies.fixed_grids import kept_seconds, standings
 from bamboo.simulation.strategies.policies.memory_checkpoints import MemoryCheckpoints
 from bamboo.simulation.strategies.policies.on_demand import OnDemand
 from bamboo.simulation.strategies.policies.quorum import Quorum
 from bamboo.simulation.strategies.policies.rerouting import Rerouting
 from bamboo.simulation.strategies.policies.restarting import Restarting
 from bamboo.simulation.strategies.policies.templates import Templates
-from bamboo.simulation.strategies.policy import Policy
+from bamboo.simulation.strategies.policy import Policy, Saving
 from bamboo.simulation.strategies.saving import blocking, young_daly
 from bamboo.simulation.strategies.timeline import Timeline, steady, timeline
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
@@ -31,6 +32,8 @@ from bamboo.traces.trace import Trace, make_trace, unpriced
 MOST_STAGES_TRIED = 32
 MOST_TRIED = 4  # numbers of stages, for each of three numbers of nodes
 RARELY = (1.0, 10.0, 100.0)  # losses for each one that a strategy does not bear, tried for the interval of checkpoints
+ABOUT = 0.999  # of the most that a fixed grid trains: others that train so much are driven, too
+NO_NODES: Final = Timeline(duration=0.0, changes=(), node_seconds=0.0, usd=0.0, removed=0)
 TOLERATED = (1, 2, 3)  # f of pipeline templates; Oobleck's default is 3
 ON_DEMAND = "on-demand"
 SIZES = (1.0, 0.75, 0.625, 0.5)  # of the most nodes, tried where the value counts
@@ -62,13 +65,14 @@ R = TypeVar("R", bound=Comparable)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a strategy may know. nodes: the most that it holds. usual: how many it has on average. mtbf: seconds between
-    two instants of loss.
+    two instants of loss. spot: the nodes that it will see.
     """
 
     costs: Costs
     nodes: int
     usual: int
     mtbf: float
+    spot: Timeline = NO_NODES
 
     @property
     def choices(self) -> tuple[int, ...]:
@@ -100,16 +104,41 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
-    for stages in setting.tried:
-        saving = blocking(setting.costs, stages, setting.mtbf)
-        most = min(setting.nodes // stages, setting.costs.microbatches)
-        for grid in (Grid(stages, pipelines) for pipelines in range(1, most + 1)):
-            if not setting.costs.fits(grid):
-                continue
-            yield Restarting(
-                costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf,
-                fixed=grid,
-            )  # fmt: skip
+    """Of all grids that fit. Where nodes are in one zone, and cost the same whatever is done with them, only those that
+    train about as much as the best one, as far as restarts alone tell.
+    """
+    savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
+    grids = [
+        grid
+        for stages in savings
+        for grid in (Grid(stages, d) for d in range(1, min(setting.nodes // stages, setting.costs.microbatches) + 1))
+        if setting.costs.fits(grid)
+    ]
+    for grid in grids if setting.spot.zones else _most_trained(setting, grids, savings):
+        yield Restarting(
+            costs=setting.costs, choices=(grid.stages,), saving=savings[grid.stages], mtbf=setting.mtbf, fixed=grid
+        )
+
+
+def _most_trained(setting: Setting, grids: Sequence[Grid], savings: Mapping[int, Saving]) -> list[Grid]:
+    """In the same order. Steps are looked at of those alone that could train enough if they took the least that they
+    can take.
+    """
+    costs, stood = setting.costs, standings(setting.spot, {grid.cells for grid in grids})
+
+    def kept(grid: Grid) -> float:
+        stages = grid.stages
+        return kept_seconds(stood[grid.cells], savings[stages], costs.restart(stages), costs.detection)
+
+    seconds = {grid: kept(grid) for grid in grids}
+    found: dict[Grid, float] = {}  # samples
+    most = 0.0
+    for bound, grid in sorted(((seconds[grid] * costs.most_rate(grid), grid) for grid in grids), reverse=True):
+        if bound < ABOUT * most:
+            break
+        found[grid] = seconds[grid] * costs.rate(grid) if seconds[grid] else 0.0
+        most = max(most, found[grid])
+    return [grid for grid in grids if most and found.get(grid, 0.0) >= ABOUT * most]
 
 
 def _morphing(setting: Setting) -> Iterator[Policy]:
@@ -278,6 +307,7 @@ def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes
         nodes=nodes,
         usual=max(1, round(spot.node_seconds / spot.duration)),
         mtbf=spot.duration / max(1, losses),
+        spot=spot,
     )
     return (drive(policy, spot, place.zone_price) for policy in SPOT[name](setting))
 
