@@ -99,3 +99,9 @@ def test_the_line_of_evaluations_has_the_newest_and_the_best() -> None:
     assert line(bestStep=40, bestMetrics=newest["metrics"]) == f"{told} (the best so far)"
     assert line(bestStep=30, bestMetrics={"loss": 2.0}) == f"{told}; the best after step 30: loss 2"
     assert phrases.evaluation(job_of(job())) == "", "nothing was evaluated"
+
+
+def test_a_pool_whose_price_the_operator_reads_is_not_named_as_one_without() -> None:
+    pools = [{"name": "read", "machine": "g5.xlarge"}, {"name": "said", "pricePerHour": "1"}, {"name": "bare"}]
+    found = phrases.cost(job_of(job(spec={**SPEC, "nodePools": pools}, cost={"total": "1.00"})))
+    assert found == "1.00 so far, without pool bare, of which no price is given"

@@ -86,6 +86,7 @@ class JobRollout(Part, frozen=True):
 class JobPool(Part, frozen=True):
     name: str = ""
     price_per_hour: str | None = None
+    machine: str | None = None
 
 
 class BambooJobSpec(Part, frozen=True):

@@ -72,7 +72,7 @@ def job_of(body: Json) -> RemoteJob:
         cost_per_hour=cost.per_hour,
         budget=cost.budget,
         saved=cost.saved,
-        unpriced=tuple(pool.name for pool in spec.node_pools if pool.price_per_hour is None),
+        unpriced=tuple(pool.name for pool in spec.node_pools if pool.price_per_hour is None and pool.machine is None),
         rollout=status.rollout,
         rollout_paused=spec.rollout.paused,
         observed=status.observed_generation,
