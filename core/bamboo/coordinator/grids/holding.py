@@ -24,11 +24,10 @@ from bamboo.planning.steps.grid_rates import GridRates
 from bamboo.text import count
 
 LOOK_SECONDS: Final = 1.0  # from one choice to the next
-AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least,
-# unless a date says how fast
-TOO_LATE: Final = 0.95  # of what a date takes, where that is told: more are asked for again below it
-THE_FASTEST: Final = 1 - 1e-6  # of the same: what adds no more is not held for its speed
+AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least
 TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since estimates of grids are off by as much
+TOO_LATE: Final = 0.95  # of the speed that a date takes, which counts in place of both: the same
+THE_FASTEST: Final = 1 - 1e-6  # of what all would train: as fast, if a date takes more than that
 USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
 LEAST_CHANCE: Final = 1e-3  # of a number of missing workers that is looked at
 SPREAD: Final = 4.0  # standard deviations, within which numbers of missing workers are looked at
