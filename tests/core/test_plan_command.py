@@ -96,6 +96,17 @@ def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: s
     assert "Traceback" not in done.output
 
 
+def test_bounds_of_the_job_that_leave_no_grid_are_named(files: Path) -> None:
+    document = yaml.safe_load((files / "job.yaml").read_text())
+    elastic = {"maxWorkers": 9, "minStages": 3, "minPipelines": 2}
+    document["spec"] |= {"topology": {"stages": "Auto"}, "elastic": elastic}
+    (files / "job.yaml").write_text(yaml.safe_dump(document))
+    done = invoke(files, "--preempt-rate", "0.1", "--nodes", "5")
+    assert done.exit_code == 2
+    assert "none of 0 grids can be used; allow more --nodes" in done.output
+    assert "or wider bounds in spec.elastic" in done.output
+
+
 def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
     (files / "nodes.csv").write_text("seconds,nodes\n0,4\n3600,4\n")
     (files / "costs.csv").write_text("zone,tick,usd_per_hour\nx-a,0,0.5\n")

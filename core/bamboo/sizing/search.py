@@ -222,7 +222,7 @@ def fitting_grids(world: World, limits: Limits, like: Candidate, counts: Counts)
             counts.too_large += bool(ways)
             counts.smallest = min((bytes_ for bytes_ in (counts.smallest, *needed) if bytes_), default=None)
     if not fitting:
-        raise ValueError(why_none(counts))
+        raise ValueError(why_none(counts, bounded=world.spec.elastic.chooses_grid))
     fitting.sort(key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
     executed: list[tuple[Candidate, Calm]] = []
     for bound, one in fitting:
@@ -240,12 +240,13 @@ def allowed(world: World, one: Candidate) -> bool:
     return job_of(one, world.spec, world.document) is not None
 
 
-def why_none(counts: Counts) -> str:
-    """A sentence about why no grid is left."""
+def why_none(counts: Counts, *, bounded: bool) -> str:
+    """A sentence about why no grid is left. bounded: by the job's own bounds, too."""
     if counts.too_large and counts.smallest is not None:
         return (
             f"none of {counts.grids} grids fits in any redundancy mode: {counts.too_large} need more memory than the"
             f" machine has, at least {counts.smallest / 1e9:.1f} GB; allow more --nodes, or"
             " smaller microbatches with --micro-batch"
         )
-    return f"none of {counts.grids} grids can be used; allow more --nodes, or other --stages and --pipelines"
+    also = ", or wider bounds in spec.elastic" if bounded else ""
+    return f"none of {counts.grids} grids can be used; allow more --nodes, or other --stages and --pipelines{also}"
