@@ -97,3 +97,39 @@ def test_the_best_numbers_of_stages_are_those_of_the_fastest_grids() -> None:
         assert [stages for stages in rates if costs.fills(nodes, stages)] == sorted(ordered)
         for count in (1, 3, 10):
             assert costs.best_stages(nodes, range(1, 7), count) == ordered[:count]
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+@pytest.mark.parametrize("lengths", [(3, 2), (4, 4, 4), (3, 3, 2, 2, 2), (6, 1), (2,) * 9])
+def test_each_microbatch_is_for_the_pipeline_that_is_done_with_it_first(
+    lengths: tuple[int, ...], schedule: str
+) -> None:
+    """One after the other; with many of them nothing is the same but the result."""
+    costs = costs_of(profile(6, state=10, flow=100.0), batch=150, schedule=schedule)
+    rates = GridRates(costs.profile.figures, costs.spec, costs.profile.machine.memory)
+    order = StageOrder(PipelineSchedule(schedule), costs.spec.topology.lookahead)
+    shares = [1] * len(lengths)
+
+    def ends(d: int, more: int = 0) -> tuple[float, ...]:
+        return rates.pipeline_ends(lengths[d], shares[d] + more, order)
+
+    for _ in range(150 - len(lengths)):
+        first = min(range(len(lengths)), key=lambda d: (max(ends(d, 1)), d))
+        shares[first] += 1
+    grid = Grid(min(lengths), len(lengths), PipelineSchedule(schedule))
+    last = [max(ends(d)[s * lengths[d] // grid.stages] for d in range(len(lengths))) for s in range(grid.stages)]
+    assert costs.uneven(lengths) == pytest.approx(rates.completed(grid, last))
+
+
+@pytest.mark.parametrize("memory", [30, 1000])
+def test_the_best_lengths_are_those_of_the_shortest_step(memory: int) -> None:
+    costs = costs_of(profile(6, state=10, flow=100.0, memory=memory), batch=24)
+    for nodes in range(1, 25):
+        rates: dict[tuple[int, ...], float] = {(): 0.0}
+        for count in range(2, nodes // 2 + 1):
+            whole = min(nodes, 4 * count)
+            for used in (whole - whole % count, whole):
+                lengths = tuple(used // count + (place < used % count) for place in range(count))
+                if all(costs.fits(Grid(length, count)) for length in lengths):
+                    rates[lengths] = 1 / costs.uneven(lengths)
+        assert costs.best_lengths(nodes, 2, 4, 2) == max(rates, key=rates.__getitem__)

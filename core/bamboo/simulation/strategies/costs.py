@@ -4,15 +4,20 @@ Steps, the split of layers and the memory that workers need are those of `bamboo
 coordinator chooses its grid and by which jobs are simulated. Seconds, bytes, samples. Pure, but for what is remembered.
 """
 
-import heapq
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 
 from bamboo.job.spec import ElasticSpec, JobSpec, Objective, PipelineSchedule, RedundancyMode, schedules
 from bamboo.planning.schedule import StageOrder
 from bamboo.planning.splits.resplit import Grid
 from bamboo.planning.steps.grid_rates import GridRates
+from bamboo.planning.steps.pipelines import WEIGHT_SHARE
+from bamboo.planning.steps.step_times import ALMOST
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 
 SNAPSHOT_BYTES = 3e9  # a second, from a V100 to pageable host memory
@@ -42,6 +47,8 @@ class Costs:
         self._schedules = schedules(self.spec)
         self._stages: dict[int, StageCost] = {}
         self._uneven: dict[tuple[int, ...], float] = {}
+        self._lengths: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
+        self._paces: dict[int, tuple[float, float]] = {}
         self._pipelines: dict[tuple[int, int, StageOrder], tuple[float, ...]] = {}
         self._rerouted: dict[tuple[Grid, int], float] = {}
 
@@ -105,21 +112,90 @@ class Costs:
         """By the grid's schedule; it has as many pipelines, all as long as the shortest one."""
         order = self._order(grid.schedule)
         ends = [0.0] * grid.stages
-        for length, share in set(zip(lengths, self._shares(lengths, order), strict=True)):
+        for length, share in self._shares(lengths, order):
             done = self._ends(length, share, order)
             ends = [max(end, done[s * length // grid.stages]) for s, end in enumerate(ends)]
         return self._rates.completed(grid, ends)
 
-    def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> list[int]:
-        """Microbatches of each pipeline, at least one: the next one is for whoever is done with it first."""
-        shares = [1] * len(lengths)
-        until = [(max(self._ends(length, 2, order)), d) for d, length in enumerate(lengths)]
-        heapq.heapify(until)
-        for _ in range(self.microbatches - len(lengths)):
-            d = until[0][1]
-            shares[d] += 1
-            heapq.heapreplace(until, (max(self._ends(lengths[d], shares[d] + 1, order)), d))
-        return shares
+    def _shares(self, lengths: tuple[int, ...], order: StageOrder) -> set[tuple[int, int]]:
+        """The length and the microbatches of each pipeline, at least one: the next one is for whoever is done with it
+        first, of equals for the first of them. Those of one length side by side are served in turn.
+        """
+        runs = [(length, len(list(them))) for length, them in groupby(lengths)]
+
+        def done(length: int, microbatches: int) -> float:
+            return max(self._ends(length, microbatches, order))
+
+        def until(length: int, seconds: float) -> int:
+            """Microbatches that are done by then; 1 where each further one does not add the same time yet."""
+            settled = 2 * length + SETTLED
+            counts = range(settled + 1, self.microbatches + 1)
+            more = bisect_right(counts, seconds, key=partial(done, length))
+            return settled + more if more else 1
+
+        sooner = self._least_uneven(lengths)
+        shares = [until(length, sooner) for length, _ in runs]
+        left = self.microbatches - sum(share * number for share, (_, number) in zip(shares, runs, strict=True))
+        if left < 0:
+            shares, left = [1] * len(runs), self.microbatches - len(lengths)
+        found: set[tuple[int, int]] = set()
+        while left > 0:
+            ends = [done(length, shares[i] + 1) for i, (length, _) in enumerate(runs)]
+            first = ends.index(min(ends))
+            length, number = runs[first]
+            if left < number:
+                found.add((length, shares[first] + 1))
+            else:
+                shares[first] += 1
+            left -= number
+        return found | {(length, shares[i]) for i, (length, _) in enumerate(runs)}
+
+    def best_lengths(self, nodes: int, shortest: int, longest: int, fewest: int) -> tuple[int, ...]:
+        """Of the fastest pipelines of equal length, or of two lengths that use all nodes, at least so many; () if there
+        are none that fit. No step is looked at of those of whom it is clear that others are faster.
+        """
+        asked = nodes, shortest, longest, fewest
+        if asked not in self._lengths:
+            possible: dict[tuple[int, ...], None] = {}
+            for count in range(fewest, min(nodes // shortest, self.microbatches) + 1):
+                whole = min(nodes, count * longest)
+                for used in (whole - whole % count, whole):
+                    lengths = (used // count + 1,) * (used % count) + (used // count,) * (count - used % count)
+                    if all(self.fits(Grid(length, count)) for length in set(lengths)):
+                        possible[lengths] = None
+            best: tuple[float, int, tuple[int, ...]] = math.inf, 0, ()
+            ordered = sorted((self._least_uneven(lengths), place, lengths) for place, lengths in enumerate(possible))
+            for least, place, lengths in ordered:
+                if least > best[0]:
+                    break
+                best = min(best, (self.uneven(lengths), place, lengths))
+            self._lengths[asked] = best[2]
+        return self._lengths[asked]
+
+    def _least_uneven(self, lengths: tuple[int, ...]) -> float:
+        """Seconds in which no step on pipelines of these lengths can be done: all microbatches have to pass their
+        slowest stages, each after the stages before it, which then have a last backward to do.
+        """
+        passed = missed = (
+            0.0  # microbatches of all pipelines in a second, and while their slowest stages can do nothing
+        )
+        for length, number in Counter(lengths).items():
+            waits, pace = self._slowest(length)
+            if not pace:
+                return 0.0
+            passed += number / pace
+            missed += number * waits / pace
+        return ALMOST * (self.microbatches + missed) / passed
+
+    def _slowest(self, length: int) -> tuple[float, float]:
+        """Of a pipeline's slowest stage: seconds in a step in which it can do nothing, and of a microbatch."""
+        if length not in self._paces:
+            sums = self._rates.stages(length)
+            each = [forward + backward for forward, backward in zip(sums.forward, sums.backward, strict=True)]
+            at = each.index(max(each))
+            waits = sum(sums.forward[:at]) + (1 - WEIGHT_SHARE) * sum(sums.backward[:at])
+            self._paces[length] = waits, each[at]
+        return self._paces[length]
 
     def rerouted(self, grid: Grid, least: int) -> float:
         """A step in which some stage has only so many nodes for all microbatches.

@@ -9,7 +9,6 @@ no copy left, the job goes back to its checkpoint.
 from dataclasses import dataclass
 from itertools import accumulate
 
-from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View
 from bamboo.simulation.strategies.saving import pays
@@ -55,20 +54,8 @@ class Templates:
 
     def _instantiate(self, ready: tuple[str, ...]) -> Pipelines:
         """The fastest pipelines of equal length, or of two lengths that use all nodes."""
-        best: Pipelines = ()
-        fastest = 0.0
-        most = min(len(ready) // self.shortest, self.costs.microbatches)
-        for count in range(self.tolerated + 1, most + 1):
-            whole = min(len(ready), count * self.longest)
-            for used in (whole - whole % count, whole):
-                lengths = [used // count + (place < used % count) for place in range(count)]
-                if not all(self.costs.fits(Grid(length, count)) for length in set(lengths)):
-                    continue
-                rate = self.rate(tuple(lengths))
-                if rate > fastest:
-                    rows = zip(lengths, accumulate(lengths), strict=True)
-                    best, fastest = tuple(ready[end - length : end] for length, end in rows), rate
-        return best
+        lengths = self.costs.best_lengths(len(ready), self.shortest, self.longest, self.tolerated + 1)
+        return tuple(ready[end - length : end] for length, end in zip(lengths, accumulate(lengths), strict=True))
 
     def rate(self, lengths: tuple[int, ...]) -> float:
         """Samples a second, with microbatches given to the pipelines as these are fast."""
