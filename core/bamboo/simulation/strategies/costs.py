@@ -46,6 +46,7 @@ class Costs:
         self._rates = GridRates(self.profile.figures, self.spec, profile.machine.memory)
         self._schedules = schedules(self.spec)
         self._stages: dict[int, StageCost] = {}
+        self._steps: dict[Grid, float] = {}
         self._uneven: dict[tuple[int, ...], float] = {}
         self._lengths: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
         self._paces: dict[int, tuple[float, float]] = {}
@@ -79,7 +80,10 @@ class Costs:
 
     def step(self, grid: Grid) -> float:
         """Of the whole batch, with a node for each stage; by the best schedule, if the job leaves that open."""
-        return min(map(self._rates.seconds, self._fitting(grid)))
+        found = self._steps.get(grid)
+        if found is None:
+            found = self._steps[grid] = min(map(self._rates.seconds, self._fitting(grid)))
+        return found
 
     def _ways(self, grid: Grid) -> list[Grid]:
         """By each schedule that the job may run by. What strategies call a grid says nothing of that."""

@@ -33,7 +33,7 @@ class MemoryCheckpoints:
         costs, lost = self.costs, set(view.lost)
         if not state.grid.pipelines:
             return begun(costs, self.stages, view.ready, self._rate)
-        gone = [place for place, name in enumerate(state.cells) if name in lost]
+        gone = [place for place, name in enumerate(state.cells) if name in lost] if lost else []
         if not gone:
             return self._grown(state, view)
         if not all(self._safe(state, place, lost) for place in gone):
@@ -73,8 +73,8 @@ class MemoryCheckpoints:
 
     def _replaced(self, state: Places, view: View) -> Places:
         """With spare nodes in the places, else with the pipelines that are filled by who is left."""
-        there = set(view.ready)
-        spare = [name for name in view.ready if name not in set(state.cells)]
+        there, used = set(view.ready), set(state.cells)
+        spare = [name for name in view.ready if name not in used]
         missing = sum(1 for name in state.cells if name not in there)
         if missing <= len(spare):
             return replace(state, cells=tuple(name if name in there else spare.pop(0) for name in state.cells))
@@ -90,6 +90,7 @@ class MemoryCheckpoints:
             planned = state.planned or view.now + self.costs.copy(self.stages)
             wake = planned - view.now
             return replace(state, planned=planned), Reaction(rate=self._rate(state), wake=wake)
-        others = [name for name in view.ready if name not in set(state.cells)]
+        used = set(state.cells)
+        others = [name for name in view.ready if name not in used]
         after = Places.filled(self.costs, self.stages, (*state.cells, *others))
         return after, Reaction(rate=self._rate(after), stall=self.costs.profile.times.regroup)

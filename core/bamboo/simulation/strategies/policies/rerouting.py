@@ -30,8 +30,8 @@ class Rerouting:
         costs, lost = self.costs, set(view.lost)
         if not state.grid.pipelines:
             return begun(costs, self.stages, view.ready, self._rate)
-        left = replace(state, cells=tuple("" if name in lost else name for name in state.cells))
-        hit = left.cells != state.cells
+        hit = bool(lost) and not lost.isdisjoint(state.cells)
+        left = replace(state, cells=tuple("" if name in lost else name for name in state.cells)) if hit else state
         if not all(self._alive(left)):
             return begun_again(costs, self.stages, view.ready, self._rate)
         stall, redo = (costs.detection, costs.batch / 2) if hit else (0.0, 0.0)
@@ -55,10 +55,16 @@ class Rerouting:
 
     def _alive(self, state: Places) -> list[int]:
         """Of each stage."""
-        return [sum(1 for name in state.cells[stage :: self.stages] if name) for stage in range(self.stages)]
+        alive, place = [len(state.cells) // self.stages] * self.stages, -1
+        for _ in range(state.cells.count("")):
+            place = state.cells.index("", place + 1)
+            alive[place % self.stages] -= 1
+        return alive
 
     def _normalised(self, state: Places) -> Places:
         """Losses spread over the stages, or a pipeline less, if either makes the step faster."""
+        if "" not in state.cells:
+            return state
         names = [name for name in state.cells if name]
         pipelines = -(-len(names) // self.stages)
         fewer = len(names) // self.stages
@@ -77,7 +83,7 @@ class Rerouting:
 
     def _wanted(self, state: Places, view: View) -> bool:
         """Whether there are nodes that could fill a place, or make a pipeline."""
-        spare = len(view.ready) - sum(1 for name in state.cells if name)
+        spare = len(view.ready) - len(state.cells) + state.cells.count("")
         more = min(len(view.ready) // self.stages, self.costs.microbatches)
         return spare > 0 and ("" in state.cells or more > state.grid.pipelines)
 

@@ -32,7 +32,7 @@ class Templates:
 
     def react(self, state: Pipelines, view: View) -> tuple[Pipelines, Reaction | None]:
         lost = set(view.lost)
-        hit = any(not lost.isdisjoint(row) for row in state)
+        hit = bool(lost) and not all(map(lost.isdisjoint, state))
         after = self._instantiate(view.ready)
         new = self.rate(tuple(len(row) for row in after))
         if not state:
@@ -63,6 +63,8 @@ class Templates:
 
     def _all_layers(self, state: Pipelines, lost: set[str]) -> bool:
         """Whether every part of the model is on a node that is left; node i of n has the part from i/n to (i+1)/n."""
+        if any(map(lost.isdisjoint, state)):
+            return True
         kept = sorted(
             (place / len(row), (place + 1) / len(row))
             for row in state
