@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 from bamboo import names
 from bamboo.cli.commands import app
 from bamboo.kube.errors import ApiError
+from bamboo.sizing.prices import parse_prices
 from bamboo.traces.compressed import text_of
 from bamboo.traces.json_lines import parse_json_lines
 from bamboo.traces.trace import Change, make_trace
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import worker_pod
+from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.recording import node_record, recorder
 from bamboo_operator.recording.node_record import NodeRecord, SeenNode, bounded, observed, restored, stored
 from bamboo_operator.recording.recorder import NodeRecorder
@@ -75,7 +77,10 @@ class Recording:
         self.restart()
 
     def restart(self):
-        self.recorder = NodeRecorder(self.cache, self.api, PLACE, lambda key: self.spec, (), lambda: self.now)
+        self.prices = PriceSource()
+        self.recorder = NodeRecorder(
+            self.cache, self.api, PLACE, lambda key: self.spec, (), lambda: self.now, self.prices
+        )
 
     def passes(self, seconds):
         """With a look every five seconds."""
@@ -125,6 +130,20 @@ def test_nodes_of_workers_are_recorded_with_zone_pool_notice_and_price():
     (gone,) = seen.api.trace.changes[2:]
     assert (gone.change, gone.node, gone.zone, gone.pool) == (Change.REMOVE, "n1", "b", "spot")
     assert gone.notice == pytest.approx(100, abs=6)
+
+
+def test_prices_that_are_read_are_recorded_as_they_change_by_zone():
+    pool = {"name": "spot", "machine": "m", "pricePerHour": "0.91"}
+    seen = Recording(spec=job(nodePools=[pool]))
+    for number, zone in enumerate("ab"):
+        seen.node(f"n{number}", zone=zone)
+        seen.worker(number, f"n{number}")
+    for spot, dear in ((0.5, 0.7), (0.6, 0.7)):
+        machine = {"spot": spot, "onDemand": 2.0, "zones": {"b": {"spot": dear}}}
+        told = {"format": "bamboo-prices", "version": 1, "source": "", "machines": {"m": machine}}
+        seen.prices.current = parse_prices("p", told)
+        seen.passes(100)
+    assert [(p.zone, p.usd_per_hour) for p in seen.api.trace.prices] == [("a", 0.5), ("b", 0.7), ("a", 0.6)]
 
 
 def test_a_price_is_that_of_a_node_with_all_its_workers():

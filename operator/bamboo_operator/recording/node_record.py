@@ -7,6 +7,7 @@ that an operator that was away goes on with the record of the one before it.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from bamboo.traces.compressed import compressed, text_of
@@ -55,9 +56,14 @@ class NodeRecord:
 
 
 def observed(
-    record: NodeRecord, seen: Mapping[str, SeenNode], troubles: Mapping[str, Trouble], now: float
+    record: NodeRecord,
+    seen: Mapping[str, SeenNode],
+    troubles: Mapping[str, Trouble],
+    now: float,
+    before: Mapping[str, SeenNode] = MappingProxyType({}),
 ) -> NodeRecord:
-    """The record with what has changed. seen: all nodes to be recorded that there are. troubles: of the others, too.
+    """The record with what has changed. seen: all nodes to be recorded that there are; before: at the last look, if it
+    was this process's. troubles: of the others, too.
 
     A node that was not heard of before it was deleted went when it fell silent.
     """
@@ -72,7 +78,8 @@ def observed(
     changes += [
         NodeChange(at=at, change=Change.ADD, node=name, zone=node.zone, pool=node.pool) for name, node in new.items()
     ]
-    prices = tuple(_new_prices(record.trace, new, at))
+    dearer = {name: node for name, node in seen.items() if name in before and before[name].price != node.price}
+    prices = tuple(_new_prices(record.trace, new | dearer, at))
     there = {name: seen[name].uid for name in (*record.there, *new) if name in seen}
     if not changes and not prices and there == record.there:
         return record
@@ -186,7 +193,7 @@ def _removal(record: NodeRecord, name: str, trouble: Trouble | None, now: float)
 
 
 def _new_prices(trace: Trace, new: Mapping[str, SeenNode], at: float) -> Iterator[PriceChange]:
-    """Those of the new nodes' zones, if they are others than the last ones."""
+    """Those of the zones of nodes that are new, or cost something else now, if they are others than the last ones."""
     last = {price.zone: (price.usd_per_hour, price.on_demand) for price in trace.prices}
     for node in new.values():
         if node.price is not None and last.get(node.zone) != (node.price, node.on_demand):

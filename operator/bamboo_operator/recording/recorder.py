@@ -73,6 +73,7 @@ class NodeRecorder:
         self._record: NodeRecord | None = None
         self._kept: Object | None = None  # the ConfigMap as it was last read or written
         self._troubles: dict[str, Trouble] = {}
+        self._seen_before: Mapping[str, SeenNode] = {}
         self._looks, self._count = 0, -1  # with as many nodes
         self._changed, self._written = False, 0.0
         self._said: str | None = None  # what went wrong last
@@ -112,7 +113,8 @@ class NodeRecorder:
         now, nodes = self._clock(), self._cluster.nodes
         self._troubles = troubles_of(self._troubles, nodes, self._marks, now)
         seen = {name: self._seen(name, node) for name, node in nodes.items() if self._is_ours(record, name)}
-        after = bounded(observed(record, seen, self._troubles, now.timestamp()))
+        after = bounded(observed(record, seen, self._troubles, now.timestamp(), self._seen_before))
+        self._seen_before = seen
         self._troubles = {name: trouble for name, trouble in self._troubles.items() if name in nodes}
         self._changed = self._changed or after.trace != record.trace
         self._record = after

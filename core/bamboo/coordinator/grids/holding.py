@@ -159,6 +159,7 @@ class Worth:
     def __init__(self, state: CoordinatorState, rates: GridRates, now: float) -> None:
         self._state, self._rates = state, rates
         self._share = _missing_share(state, now)
+        self._speeds: dict[int, float] = {}  # of so many that are all there
         known, spec = state.grids.holding, state.spec
         there = sorted(known.prices[w] for w in known.there if w in known.prices)
         more = known.more or ((there[len(there) // 2] if there else UNPRICED, 1),)
@@ -184,8 +185,10 @@ class Worth:
         return sum(chance * self._undisturbed(held - lost) for lost, chance in chances.items()) / sum(chances.values())
 
     def _undisturbed(self, workers: int) -> float:
-        found = choosing.expected(self._state, self._rates, workers) if workers > 0 else ()
-        return self.batch / found[0].seconds if found else 0.0
+        if workers not in self._speeds:
+            found = choosing.expected(self._state, self._rates, workers) if workers > 0 else ()
+            self._speeds[workers] = self.batch / found[0].seconds if found else 0.0
+        return self._speeds[workers]
 
     def price(self, held: int) -> float:
         """Money an hour, with those on standby: of the cheapest that are there, and of others that would come."""
