@@ -42,6 +42,8 @@ def test_a_worker_costs_its_share_of_the_node() -> None:
 def test_without_prices_the_manifest_counts() -> None:
     spec = job(nodePools=[SPOT, OWN])
     assert priced_pools(spec, None, {"spot": ["z1"]}) == spec.node_pools
+    exact = job(nodePools=[OTHER | {"pricePerHour": "0.123456789"}])
+    assert priced_pools(exact, PRICES, {"other": ["z1", "z1"]}) == exact.node_pools
 
 
 def test_a_pool_costs_the_mean_of_the_zones_that_its_workers_are_in() -> None:

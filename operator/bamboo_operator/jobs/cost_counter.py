@@ -67,15 +67,16 @@ class CostCounter:
         """Of each worker that has a price, with a node or without, for an hour; and of more, by the pools' room."""
         if (spec := self._status.facts.spec) is None:
             return PricesTold({})
-        pools = {pool.name: pool for pool in spec.node_pools}
+        pools, prices = {pool.name: pool for pool in spec.node_pools}, self._prices.current
         placed = [(name, worker_pool(pod) or "", zone) for name, pod, zone in self._pods.with_zones()]
-        found = {
-            name: worker_price(pools[pool], spec, self._prices.current, zone)
-            for name, pool, zone in placed
-            if pool in pools
-        }
-        known = {name: float(price) for name, price in found.items() if price is not None}
-        return PricesTold(known, next_prices(self._status.facts.pools, Counter(pool for _, pool, _ in placed)))
+        places = {(pool, zone) for _, pool, zone in placed if pool in pools}  # few, however many workers there are
+        known = {(pool, zone): worker_price(pools[pool], spec, prices, zone) for pool, zone in places}
+        found = ((name, known.get((pool, zone))) for name, pool, zone in placed)
+        counts = Counter(pool for _, pool, _ in placed)
+        return PricesTold(
+            {name: float(price) for name, price in found if price is not None},
+            next_prices(self._status.facts.pools, counts),
+        )
 
     def _count_unwatched(self, now: datetime) -> None:
         """What the pods that are still there cost since another operator counted last."""

@@ -1,5 +1,6 @@
 """What a worker costs in a pool by the prices that are known now, in place of what the manifest says. Pure."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -44,9 +45,13 @@ def priced_pools(job: JobSpec, prices: PriceList | None, zones: Zones) -> tuple[
     """The job's pools with what a worker costs there now: where zones differ, in the mean over those that are there."""
 
     def price(pool: NodePool) -> Decimal | None:
-        found = [worker_price(pool, job, prices, zone) for zone in zones.get(pool.name, ()) or ("",)]
-        known = [one for one in found if one is not None]
-        return _exact(sum(known, Decimal(0)) / len(known)) if known else None
+        there = Counter(zones.get(pool.name, ()) or ("",))
+        found = [(worker_price(pool, job, prices, zone), workers) for zone, workers in there.items()]
+        known = [(one, workers) for one, workers in found if one is not None]
+        if len(known) < 2:
+            return known[0][0] if known else None
+        whole = sum((one * workers for one, workers in known), Decimal(0))
+        return _exact(whole / sum(workers for _, workers in known))
 
     return tuple(pool if pool.machine is None else replace(pool, price_per_hour=price(pool)) for pool in job.node_pools)
 
