@@ -17,7 +17,7 @@ from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWork
 from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.splits.record import Filling, Resplit, StragglerState
 from bamboo.coordinator.verification.record import VerificationState
-from bamboo.coordinator.workers.record import PASSING, Roster, WorkerEnd, WorkerRecord, Workers, roster_of
+from bamboo.coordinator.workers.record import PASSING, Roster, WorkerEnd, WorkerRecord, Workers, roster_of, said_by
 from bamboo.job.spec import JobSpec
 from bamboo.planning.desired import PlanningView
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
@@ -189,6 +189,11 @@ class CoordinatorState:
         return roster_of(self.workers)
 
     @property
+    def forward_share(self) -> float | None:
+        """Of what microbatches take there and back, as workers say; None if none has said."""
+        return said_by(self.workers).forward_share
+
+    @property
     def ready(self) -> dict[WorkerId, WorkerRecord]:
         """The workers that plans may count on."""
         return {w: self.workers[w] for w in self.roster.ready}
@@ -242,7 +247,8 @@ class Turn:
         if worker in self.state.workers:
             new = changed(self.state.workers[worker], changes)
             before = self.state.workers
-            workers = Workers.of(before, roster_of(before) if changes.keys() <= PASSING else None)
+            roster = roster_of(before) if changes.keys() <= PASSING else None
+            workers = Workers.of(before, roster, None if "times" in changes else said_by(before))
             workers[worker] = new
             self.set(workers=workers)
 

@@ -16,7 +16,6 @@ from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.splits.resplit import Grid, grid_of
-from bamboo.planning.splits.stage_times import forward_share
 from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.planning.steps.grid_rates import GridRate, GridRates, may_do_without
 from bamboo.planning.steps.layer_bytes import LayerBytes
@@ -114,7 +113,7 @@ def _figures(state: CoordinatorState) -> ModelFigures | None:
         return None
     costs = measured.costs if measured else tuple(cost * SECONDS_PER_OPERATION for cost in counted or ())
     sizes = state.grids.layers if len(state.grids.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
-    share = forward_share((one for record in state.workers.values() for one in record.times), FORWARD_SHARE)
+    share = FORWARD_SHARE if state.forward_share is None else state.forward_share
     return _figures_of(tuple(costs), tuple(sizes), share, state.grids.network)
 
 

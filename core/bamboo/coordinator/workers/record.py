@@ -1,5 +1,6 @@
 """What a coordinator knows of a worker, while it is there and when it has ended."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,7 +9,7 @@ from typing import Final
 from bamboo.control.memory import Memory, SentTraffic
 from bamboo.control.platform import Platform
 from bamboo.planning.plan import Peer, Plan, WorkerId
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo.planning.splits.stage_times import StageTimes, forward_share
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots, for `changed`
@@ -94,18 +95,39 @@ class Roster:
         return self._lost[1]
 
 
+class SaidTimes:
+    """What all workers say that their stages take, looked through once as long as nobody says anything else."""
+
+    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
+        self._workers = workers
+
+    @cached_property
+    def forward_share(self) -> float | None:
+        """Of what microbatches take there and back; None if nobody has said."""
+        share = forward_share((one for record in self._workers.values() for one in record.times), math.nan)
+        return None if math.isnan(share) else share
+
+
 class Workers(dict[WorkerId, WorkerRecord]):
-    """All that are there, in order of joining; replaced, never written. roster: of them."""
+    """All that are there, in order of joining; replaced, never written. roster, said: of them."""
 
     roster: Roster
+    said: SaidTimes
 
     @staticmethod
-    def of(workers: Mapping[WorkerId, WorkerRecord], roster: Roster | None = None) -> "Workers":
-        """roster: of workers that differ from these in PASSING fields alone."""
+    def of(
+        workers: Mapping[WorkerId, WorkerRecord], roster: Roster | None = None, said: SaidTimes | None = None
+    ) -> "Workers":
+        """roster: of workers that differ from these in PASSING fields alone. said: of workers with the same times."""
         found = Workers(workers)
         found.roster = roster or Roster(found)
+        found.said = said or SaidTimes(found)
         return found
 
 
 def roster_of(workers: Mapping[WorkerId, WorkerRecord]) -> Roster:
     return workers.roster if isinstance(workers, Workers) else Roster(workers)
+
+
+def said_by(workers: Mapping[WorkerId, WorkerRecord]) -> SaidTimes:
+    return workers.said if isinstance(workers, Workers) else SaidTimes(workers)
