@@ -129,8 +129,12 @@ def test_whatever_a_task_raises_is_its_error(agent: WorkerAgent, said: list[Mess
 def test_a_real_interrupt_is_none(agent: WorkerAgent, said: list[Message]) -> None:
     agent.inbox.put = lambda item: None  # type: ignore[method-assign]
     agent.inbox.take = lambda seconds: os.kill(os.getpid(), signal.SIGINT) or []  # type: ignore[func-returns-value, method-assign]
-    with pytest.raises(RealInterrupt):
-        agent.run()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start tests with it ignored
+    try:
+        with pytest.raises(RealInterrupt):
+            agent.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert said == []
 
 
