@@ -26,6 +26,7 @@ LAYERS, MICROBATCHES = 10, 12
 FORWARD_MS, BACKWARD_MS = 8.0, 16.0  # of a layer
 FEWEST_STAGES, MOST_STAGES = 2, 6
 NOTICE_SECONDS = 10.0
+APART_SECONDS = 4.0  # between two losses, so that copies are there again
 CHOSEN = re.compile(r"(\d+) pipelines? of (\d+) stages?(?: by \w+)? for \d+ workers?: (?:([\d.]+) samples/s expected)?")
 
 

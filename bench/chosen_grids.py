@@ -30,6 +30,7 @@ import typer
 
 from _common import machine, main, median, show, write_json
 from _grid_run import (
+    APART_SECONDS,
     BACKWARD_MS,
     FEWEST_STAGES,
     FORWARD_MS,
@@ -159,7 +160,7 @@ async def measure(folder: Path, seconds: float) -> dict[str, Any]:
     undisturbed = await bamboo_run(folder / "undisturbed", calm)
     runs = {}
     for what, notice in (("without notice", False), ("with notice", True)):
-        nodes = nodes_of(WORKERS, seconds, notice=notice)
+        nodes = nodes_of(WORKERS, seconds, notice=notice, apart=APART_SECONDS)
         runs[what] = await bamboo_run(folder / what.replace(" ", "-"), document, nodes)
     await fixed(folder, rates)
     batch = document["spec"]["training"]["globalBatchSize"]

@@ -27,7 +27,7 @@ import msgspec
 import typer
 
 from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
-from _grid_run import bamboo_run, grid_job, nodes_of
+from _grid_run import APART_SECONDS, bamboo_run, grid_job, nodes_of
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import WorkerReady
 from bamboo.coordinator.events import AddWorkers, Command, Event, WorkerLost
@@ -104,7 +104,6 @@ class GridCase:
 GRID_CASES = (GridCase((6, 5, 3, 2, 4, 6)), GridCase((4, 2, 3, 5)), GridCase((5, 6, 4, 3), notice=True))
 GRID_STEP_SECONDS = 1.0
 LATER_SECONDS = 0.5  # another node comes than the one that goes: of the same moment nobody would be taken
-APART_SECONDS = 4.0  # between two losses, so that copies are there again
 
 
 @dataclass(slots=True)
