@@ -132,3 +132,24 @@ def test_the_fastest_grid_of_some_stages_is_the_first_of_the_best(
         least = found.least_of(workers, stages)
         assert (least is None) == (not best)
         assert least is None or least <= best[0].seconds
+
+
+def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> None:
+    """Of 30 microbatches in 20 groups one of 16 pipelines runs up to 4, and each of 20 no more than 2; even shares of
+    both are 2, rounded up.
+    """
+    document = manifest(4, 1, 30, elastic={"objective": "Throughput", "maxWorkers": 80})
+    document["spec"]["training"]["gradientGroups"] = 20
+    spec, sizes = parse_manifest(document), (9, 2, 5, 7, 3, 8)
+    layers = tuple(
+        Layer(forward=1.0, backward=2.0, parameters=size, optimizer=size, gradients=size, activations=100 * size,
+              boundary=10)
+        for size in sizes
+    )  # fmt: skip
+    figures, grids, differ = ModelFigures(layers=layers, network=NETWORK), (Grid(4, 20), Grid(4, 16)), 0
+    for memory in range(1000, 12_000, 100):
+        together = GridRates(figures, spec, memory)
+        alone = [GridRates(figures, spec, memory).split(grid) for grid in grids]
+        assert [together.split(grid) for grid in grids] == alone, memory
+        differ += alone[0] != alone[1]
+    assert differ, "or nothing could be shared by mistake"

@@ -189,7 +189,7 @@ class GridRates:
         order = StageOrder(grid.schedule, self.spec.topology.lookahead)
         devices = grid.stages * self.spec.worker.devices
         most = max(one.in_flight(0, devices, MANY) for one in (order, order.taken_over()))
-        count = -(-self.spec.training.microbatches // grid.pipelines)
+        count = most_microbatches(self.spec.training, grid.pipelines)
         return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
