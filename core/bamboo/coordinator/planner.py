@@ -197,9 +197,10 @@ def _start(turn: Turn) -> None:
         return
     fit = fitting(state)
     ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
-    grid = _first_grid(state, len(ready), turn.now)
+    waited = _has_waited(state, len(ready), turn.now)
+    grid = _first_grid(state, len(ready), waited=waited)
     stages = _first_stages(state, grid) if grid else None
-    if grid is None and spec.elastic.chooses_grid and ready and _has_waited(state, len(ready), turn.now):
+    if grid is None and spec.elastic.chooses_grid and ready and waited:
         following.tell_why_none(turn, len(ready))
     if grid is None or stages is None:
         return
@@ -226,9 +227,9 @@ def _start(turn: Turn) -> None:
     refuse_misfits(turn)
 
 
-def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
+def _first_grid(state: CoordinatorState, ready: int, *, waited: bool) -> Grid | None:
     """What is asked for, or after a while fewer pipelines, and to go on from a checkpoint also fewer stages."""
-    spec, restoring, waited = state.spec, state.phase == "Restoring", _has_waited(state, ready, now)
+    spec, restoring = state.spec, state.phase == "Restoring"
     stages, wanted = spec.topology.stages, spec.topology.pipelines
     if spec.elastic.chooses_grid:
         return following.first_grid(state, ready) if waited else None

@@ -30,6 +30,11 @@ class Pace:
         """Steps until the last one is done."""
         return None if self.steps is None else max(0, self.steps - self.step)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last step is done; None if that is not known."""
+        return self.left * self.step_seconds if self.left is not None and self.step_seconds else None
+
     def within(self, seconds: float) -> int | None:
         """How many are done in that time, and no more than there are."""
         if not self.step_seconds:
@@ -127,8 +132,7 @@ def done_by(spec: JobSpec) -> datetime | None:
 
 def date_reach(done_by: datetime, now: datetime, pace: Pace) -> DateReach:
     seconds = (done_by - now).total_seconds()
-    known = pace.left is not None and pace.step_seconds is not None
-    late = pace.left * pace.step_seconds - seconds if known and pace.left is not None and pace.step_seconds else None
+    late = None if pace.seconds_left is None else pace.seconds_left - seconds
     if pace.left == 0:
         late = min(0.0, -seconds)
     done = pace.within(seconds)

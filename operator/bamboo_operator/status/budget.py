@@ -82,7 +82,7 @@ def _money_short(
     hours = money_reach(money, total, per_hour, pace).hours
     if hours is None:
         return
-    seconds = pace.left * pace.step_seconds if pace.left is not None and pace.step_seconds else None
+    seconds = pace.seconds_left
     if seconds is not None and hours * HOUR >= _margin(before) * seconds:
         return
     if hours * HOUR < LOW_SECONDS:

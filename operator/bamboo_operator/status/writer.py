@@ -118,8 +118,9 @@ class StatusWriter:
         before = self.written if self._possible is None else self._possible
         self._possible = either(before, new)
         await self._api.write_status(*self._key, self._uid, merge_patch(new, before))
-        found = rule_input(status, self.written, self.facts).shortfalls()
-        self._warnings += budget_warnings(new, self.written, found)
+        if new.get("budgetWarnings") != self.written.get("budgetWarnings"):
+            found = rule_input(status, self.written, self.facts).shortfalls()
+            self._warnings += budget_warnings(new, self.written, found)
         self.written, self._written_at, self._possible = new, time.monotonic(), None
 
     def take_warnings(self) -> list[Emit]:

@@ -151,9 +151,11 @@ def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
 
 
 def tell_why_none(turn: Turn, workers: int) -> None:
-    """Why the job does not begin with those that are there. It ends if it could not with as many as it may have."""
+    """Why the job does not begin with those that are there, for whom there is no first grid. It ends if it could not
+    with as many as it may have.
+    """
     state, rates = turn.state, choosing.rates_of(turn.state)
-    if rates is None or first_grid(state, workers) is not None:
+    if rates is None:
         return
     why, enough = _why_none(rates, workers)
     if enough is None:

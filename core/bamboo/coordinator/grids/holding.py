@@ -17,7 +17,7 @@ from bamboo.coordinator.grids import choosing, dates
 from bamboo.coordinator.grids.record import Exposure, Holding
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.budget_reach import done_by, shown_date
-from bamboo.job.spec import JobSpec, wanted_workers
+from bamboo.job.spec import JobSpec, fewest_workers, wanted_workers
 from bamboo.planning.plan import Peer, WorkerId
 from bamboo.planning.splits.resplit import Grid, grid_of
 from bamboo.planning.steps.grid_rates import GridRates
@@ -146,7 +146,7 @@ def to_have(state: CoordinatorState) -> int:
 def _fewest_to_begin(state: CoordinatorState) -> int:
     """Workers of the smallest grid that has room, as far as that is known."""
     spec = state.spec
-    fewest, rates = spec.elastic.min_stages * spec.elastic.min_pipelines, choosing.rates_of(state)
+    fewest, rates = fewest_workers(spec), choosing.rates_of(state)
     if rates is not None:
         most = spec.elastic.most_workers(spec.topology)
         fewest = next((n for n in range(fewest, most) if rates.best_at_all(n)), most)

@@ -180,9 +180,8 @@ class Costs:
         """Seconds in which no step on pipelines of these lengths can be done: all microbatches have to pass their
         slowest stages, each after the stages before it, which then have a last backward to do.
         """
-        passed = missed = (
-            0.0  # microbatches of all pipelines in a second, and while their slowest stages can do nothing
-        )
+        # microbatches of all pipelines in a second, and while their slowest stages can do nothing
+        passed = missed = 0.0
         for length, number in Counter(lengths).items():
             waits, pace = self._slowest(length)
             if not pace:
