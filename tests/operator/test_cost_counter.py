@@ -12,9 +12,9 @@ from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.client import ApiClient
-from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.kube.objects import ZONE, JobIdentity
 from bamboo_operator.manifests.worker_pod import JobMeta, worker_pod
-from bamboo_operator.pods.job_pods import ZONE, JobPods
+from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.writer import StatusWriter

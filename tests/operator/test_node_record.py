@@ -21,9 +21,10 @@ from bamboo.traces.json_lines import parse_json_lines
 from bamboo.traces.trace import Change, make_trace
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.lease import LeaseName
+from bamboo_operator.kube.objects import ZONE
 from bamboo_operator.manifests.worker_pod import worker_pod
 from bamboo_operator.prices.source import PriceSource
-from bamboo_operator.recording import node_record, recorder
+from bamboo_operator.recording import node_record
 from bamboo_operator.recording.node_record import NodeRecord, SeenNode, bounded, observed, restored, stored
 from bamboo_operator.recording.recorder import NodeRecorder
 from fake_api import FakeApi
@@ -94,7 +95,7 @@ class Recording:
         asyncio.run(turns())
 
     def node(self, name, *, zone="a", ready="True", taints=(), uid=None, kind="ADDED"):
-        metadata = {"name": name, "uid": uid or f"uid-{name}", "labels": {recorder.ZONE: zone}}
+        metadata = {"name": name, "uid": uid or f"uid-{name}", "labels": {ZONE: zone}}
         status = {"conditions": [{"type": "Ready", "status": ready}]}
         self.cache.node_event(kind, {"metadata": metadata, "spec": {"taints": list(taints)}, "status": status})
 

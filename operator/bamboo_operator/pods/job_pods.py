@@ -8,11 +8,10 @@ from typing import Any
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import lives
-from bamboo_operator.kube.objects import JobIdentity, utc_now
+from bamboo_operator.kube.objects import JobIdentity, utc_now, zone_of
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
 
-ZONE = "topology.kubernetes.io/zone"
 PodsByName = dict[WorkerId, dict[str, Any]]
 
 
@@ -56,8 +55,8 @@ class JobPods:
     def with_zones(self) -> Iterator[tuple[WorkerId, dict[str, Any], str]]:
         """Living ones with the zone of their node; "" if they have none, or it is in none."""
         for name, pod in self.living().items():
-            node = self._cluster.nodes.get(pod["spec"].get("nodeName") or "", {"metadata": {}})
-            yield name, pod, str((node["metadata"].get("labels") or {}).get(ZONE, ""))
+            node = self._cluster.node_of(pod)
+            yield name, pod, zone_of(node) if node else ""
 
     def zones_by_pool(self) -> dict[str, list[str]]:
         """The zones of those that are paid for, by the name of their pool."""

@@ -22,7 +22,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.lease import LeaseName
-from bamboo_operator.kube.objects import JobKey, utc_now
+from bamboo_operator.kube.objects import JobKey, utc_now, zone_of
 from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.prices.pool_prices import priced_pools, worker_price
 from bamboo_operator.prices.source import PriceSource
@@ -43,7 +43,6 @@ OBSERVE_SECONDS = 5.0
 SETTLED_LOOKS = 3  # at the beginning, with as many nodes each time: then all have been listed
 WRITE_SECONDS = 60.0
 UNCHANGED_SECONDS = 900.0  # after which it is written all the same, because it says until when was watched
-ZONE = "topology.kubernetes.io/zone"
 
 
 class ConfigMapApi(Protocol):
@@ -132,7 +131,7 @@ class NodeRecorder:
 
     def _seen(self, name: str, node: Mapping[str, Any]) -> SeenNode:
         metadata = node["metadata"]
-        zone = str((metadata.get("labels") or {}).get(ZONE, ""))
+        zone = zone_of(node)
         found = self._worker_on(name)
         if found is None:
             return SeenNode(uid=metadata["uid"], zone=zone)

@@ -297,7 +297,7 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
 
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
     from bamboo.cli.simulation.run_progress import RunProgress
-    from bamboo.cli.simulation.simulate_job import JobSimulation, budget_told, simulate
+    from bamboo.cli.simulation.simulate_job import JobSimulation, budget_told, job_run, simulate
     from bamboo.simulation.figures import SimulationError, spread
     from bamboo.terminal.simulation_table import over_time_document
 
@@ -319,7 +319,10 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
         begin=_begin(options.begin),
     )  # fmt: skip
     say = (lambda line: print(line, file=sys.stderr)) if options.events else None
-    results = simulate(wanted, say, lambda runs, about: RunProgress(runs, about, shown=runs > 0 and not options.quiet))
+    run = job_run(wanted)
+    results = simulate(
+        wanted, run, say, lambda runs, about: RunProgress(runs, about, shown=runs > 0 and not options.quiet)
+    )
     if options.plot is not None:
         from bamboo.simulation.plots import draw
 
@@ -327,13 +330,13 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
             draw(results, f"{job.name} on {options.profile}", options.plot)
         except SimulationError as error:
             usage(str(error))
-    cases = [(name, spread([run.figures for run in runs])) for name, runs in results]
-    over_time = [over_time_document([run.series for run in runs]) for _, runs in results]
+    cases = [(name, spread([one.figures for one in runs])) for name, runs in results]
+    over_time = [over_time_document([one.series for one in runs]) for _, runs in results]
     _print(cases, options.output, over_time)
     for name, runs in results:
-        for text in sorted({run.message for run in runs if run.outcome not in ("cut", "Complete")}):
-            print(f"{name}: {sum(run.message == text for run in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
-        for text in budget_told(wanted, runs):
+        for text in sorted({one.message for one in runs if one.outcome not in ("cut", "Complete")}):
+            print(f"{name}: {sum(one.message == text for one in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
+        for text in budget_told(run.spec, wanted.begin, runs):
             print(f"{name}: {text}", file=sys.stderr)
 
 

@@ -16,7 +16,7 @@ from bamboo.job.budget_reach import Pace, done_by, outcome_told, shown_date
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import JobSpec
-from bamboo.job.yaml_file import ManifestSource, read_manifest_source
+from bamboo.job.yaml_file import read_manifest_source
 from bamboo.planning.steps.worker_memory import memory_warning
 from bamboo.profiles.profile import ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError
@@ -52,12 +52,26 @@ class JobSimulation:
     begin: datetime
 
 
-def simulate(
-    wanted: JobSimulation, say: Callable[[str], None] | None, progress: Callable[[int, str], RunProgress]
-) -> list[tuple[str, list[JobResult]]]:
-    """Each case with its runs. say: is told what happens, if there is one run. A mistake ends the command."""
+def job_run(wanted: JobSimulation) -> JobRun:
+    """What all runs have in common. A mistake ends the command."""
     try:
-        run = _run(wanted)
+        return _run(wanted)
+    except (SimulationError, ProfileError) as error:
+        usage(str(error))
+    except ValueError as error:
+        usage(f"{error} (of the profile {wanted.profile})")
+
+
+def simulate(
+    wanted: JobSimulation,
+    run: JobRun,
+    say: Callable[[str], None] | None,
+    progress: Callable[[int, str], RunProgress],
+) -> list[tuple[str, list[JobResult]]]:
+    """Each case with its runs. run: what these have in common. say: is told what happens, if there is one run. A
+    mistake ends the command.
+    """
+    try:
         if warning := memory_warning(for_microbatch(run.profile, run.spec.training.micro_batch_size), run.spec):
             print(f"warning: {warning}", file=sys.stderr)
         if wanted.traces:
@@ -87,7 +101,7 @@ def simulate(
     return [(f"{rate:g}", found[at * size : (at + 1) * size]) for at, rate in enumerate(wanted.rates)]
 
 
-def _manifest(wanted: JobSimulation) -> tuple[ManifestSource, JobSpec]:
+def _run(wanted: JobSimulation) -> JobRun:
     """With the steps that are asked for."""
     try:
         source = read_manifest_source(str(wanted.job))
@@ -96,11 +110,6 @@ def _manifest(wanted: JobSimulation) -> tuple[ManifestSource, JobSpec]:
         usage(*map(str, error.problems))
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
-    return source, spec
-
-
-def _run(wanted: JobSimulation) -> JobRun:
-    source, spec = _manifest(wanted)
     profile = JobProfiles(spec, dict(source.document), wanted.job).read(wanted.profile)
     check_profiles({wanted.profile: profile}, spec, dict(source.document), wanted.job)
     return JobRun(
@@ -110,12 +119,11 @@ def _run(wanted: JobSimulation) -> JobRun:
     )  # fmt: skip
 
 
-def budget_told(wanted: JobSimulation, runs: Sequence[JobResult]) -> list[str]:
+def budget_told(spec: JobSpec, begin: datetime, runs: Sequence[JobResult]) -> list[str]:
     """What became of the job's date and of its money: sentences without their ends."""
-    spec = _manifest(wanted)[1]
     date, told = done_by(spec), list[str]()
     if date is not None:
-        ends = sorted(_end(wanted, spec, run) for run in runs)
+        ends = sorted(_end(begin, spec, run) for run in runs)
         met = sum(left == 0 and end <= date for left, end, _ in ends)
         left, end, step_seconds = ends[-1]
         steps = spec.training.steps
@@ -129,11 +137,11 @@ def budget_told(wanted: JobSimulation, runs: Sequence[JobResult]) -> list[str]:
     return told
 
 
-def _end(wanted: JobSimulation, spec: JobSpec, run: JobResult) -> tuple[int, datetime, float | None]:
+def _end(begin: datetime, spec: JobSpec, run: JobResult) -> tuple[int, datetime, float | None]:
     """Steps that are left, when it ended, and seconds of a step, by all the time since it began to train."""
     found = run.figures
     seconds = (found.hours - found.begun) * 3600 / found.steps if found.steps else None
-    return max(0, spec.training.steps - found.steps), wanted.begin + timedelta(hours=found.hours), seconds
+    return max(0, spec.training.steps - found.steps), begin + timedelta(hours=found.hours), seconds
 
 
 def _generation(wanted: JobSimulation, spec: JobSpec, rate: float) -> Generation:
