@@ -35,9 +35,13 @@ def _stage(*, tracked: bool) -> Stage:
     if not tracked:
         task = replace(task, layers=tuple(partial(_untracked, factory) for factory in task.layers))
     config = TrainingConfig(
-        seed=0, precision="fp32", max_gradient_norm=None, microbatches=MICROBATCHES, micro_batch_size=SAMPLES,
+        seed=0,
+        precision="fp32",
+        max_gradient_norm=None,
+        microbatches=MICROBATCHES,
+        micro_batch_size=SAMPLES,
         deterministic=False,
-    )  # fmt: skip
+    )
     return Stage(task, 0, [(0, len(task.layers))], config)
 
 

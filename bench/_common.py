@@ -259,9 +259,13 @@ def say(text: str) -> None:
 
 def machine() -> dict[str, Any]:
     return {
-        "cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
-        "torch": torch.__version__, "load": round(os.getloadavg()[0], 2), "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": round(os.getloadavg()[0], 2),
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

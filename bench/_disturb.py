@@ -174,12 +174,18 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
     last = max((x.end for x in own if x.cell == d.cell), default=d.planned)
     phases = dict(zip(("detect", "decide", "reform", "recompute"), _gaps_ms(ends), strict=True))
     return {
-        **phases, "pause": 1e3 * (caught_up - d.at), "without_recompute": 1e3 * (d.applied - d.at),
-        "work": 1e3 * work, "idle": 1e3 * (last - d.planned - work), "tail": 1e3 * (committed_at - last),
+        **phases,
+        "pause": 1e3 * (caught_up - d.at),
+        "without_recompute": 1e3 * (d.applied - d.at),
+        "work": 1e3 * work,
+        "idle": 1e3 * (last - d.planned - work),
+        "tail": 1e3 * (committed_at - last),
         "closed": None if d.closed is None else 1e3 * (d.closed - d.at),
-        "forwards": sum(x.name == "Forward" for x in lost), "backwards": sum(x.name in BACKWARDS for x in lost),
-        **_steps(d, committed, at=d.at), **_told(d),
-    }  # fmt: skip
+        "forwards": sum(x.name == "Forward" for x in lost),
+        "backwards": sum(x.name in BACKWARDS for x in lost),
+        **_steps(d, committed, at=d.at),
+        **_told(d),
+    }
 
 
 def _work(done: Done) -> tuple[str, Cell, int, int]:
@@ -196,10 +202,14 @@ def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> di
     pause = _idle(d.cell, first, done) - median(calm)
     boundary = committed[first - 1]
     return {
-        "decide": 1e3 * (d.planned - d.at), "until_boundary": 1e3 * (boundary - d.planned), "pause": 1e3 * pause,
-        "usual": 1e3 * median(calm), "step_before": 1e3 * (boundary - committed[first - 2] - d.calm),
-        **_steps(d, committed, at=boundary), **_told(d),
-    }  # fmt: skip
+        "decide": 1e3 * (d.planned - d.at),
+        "until_boundary": 1e3 * (boundary - d.planned),
+        "pause": 1e3 * pause,
+        "usual": 1e3 * median(calm),
+        "step_before": 1e3 * (boundary - committed[first - 2] - d.calm),
+        **_steps(d, committed, at=boundary),
+        **_told(d),
+    }
 
 
 def _idle(cell: Cell, step: int, done: list[Done]) -> float:
@@ -212,10 +222,14 @@ def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, 
     k = min(step for step, time in committed.items() if time > at)
     affected, after = committed[k] - committed[k - 1], committed[k + 1] - committed[k]
     return {
-        "stage": d.cell.stage, "moment": (at - committed[k - 1]) / d.calm, "calm": 1e3 * d.calm,
-        "affected": 1e3 * affected, "ratio": affected / d.calm, "next_ratio": after / d.calm,
+        "stage": d.cell.stage,
+        "moment": (at - committed[k - 1]) / d.calm,
+        "calm": 1e3 * d.calm,
+        "affected": 1e3 * affected,
+        "ratio": affected / d.calm,
+        "next_ratio": after / d.calm,
         "delay": 1e3 * (affected - d.calm),
-    }  # fmt: skip
+    }
 
 
 def _told(d: Disturbance) -> dict[str, Any]:

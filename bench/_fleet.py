@@ -135,13 +135,20 @@ class Fleet:
         """state: of its container. The API server drops a first one that is to replace what is there."""
         running = str(phase == "Running")
         container = {
-            "name": TRAINER_CONTAINER, "image": "none", "imageID": "none", "ready": phase == "Running",
-            "restartCount": 0, "state": state,
-        }  # fmt: skip
+            "name": TRAINER_CONTAINER,
+            "image": "none",
+            "imageID": "none",
+            "ready": phase == "Running",
+            "restartCount": 0,
+            "state": state,
+        }
         status: dict[str, Any] = {
-            "phase": phase, "podIP": address, "podIPs": [{"ip": address}], "containerStatuses": [container],
+            "phase": phase,
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "containerStatuses": [container],
             "conditions": [{"type": kind, "status": running} for kind in ("Initialized", "Ready", "ContainersReady")],
-        }  # fmt: skip
+        }
         await self._api.request("PATCH", f"{_path(pod)}/status", {"status": status}, content=STRATEGIC)
 
     async def _remove(self, pod: Json) -> None:

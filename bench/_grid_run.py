@@ -133,9 +133,12 @@ async def bamboo_run(folder: Path, document: Mapping[str, Any], nodes: Trace | N
         flags += ["--preempt", f"nodes:{folder / 'nodes.jsonl'}"]
     began, busy, own = time.monotonic(), busy_seconds(), ended_seconds()
     process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("bamboo")), *flags, cwd=HERE,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        str(Path(sys.executable).with_name("bamboo")),
+        *flags,
+        cwd=HERE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     try:
         told, complaints = await process.communicate()
     finally:
@@ -174,6 +177,8 @@ def _read(output: Path, summary: Mapping[str, Any], others: float) -> GridRun:
     return GridRun(
         ends=[step.time - began for step in sorted(steps, key=lambda step: step.step)],
         events=[(r.time - began, r.reason, r.message) for r in records if isinstance(r, EventRecord)],
-        summary=summary, weights=weights, attempts=max(step.attempt for step in steps),
+        summary=summary,
+        weights=weights,
+        attempts=max(step.attempt for step in steps),
         others=round(others, 2),
-    )  # fmt: skip
+    )

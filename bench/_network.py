@@ -57,8 +57,10 @@ def enter(address: str) -> socket.socket:
         device = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(device, SET_INTERFACE, struct.pack("16sH22x", b"bamboo0", TUN | NO_INFORMATION))
         for command in (
-            "link set lo up", f"link set bamboo0 mtu {MTU} txqueuelen 2000 up", f"addr add {address}/24 dev bamboo0",
-        ):  # fmt: skip
+            "link set lo up",
+            f"link set bamboo0 mtu {MTU} txqueuelen 2000 up",
+            f"addr add {address}/24 dev bamboo0",
+        ):
             subprocess.run(["ip", *command.split()], check=True, capture_output=True, timeout=START_SECONDS)
     except FileNotFoundError as error:
         raise RuntimeError(f"network namespaces: {error.filename} is missing; `ip` is in iproute2") from None

@@ -106,8 +106,13 @@ def run(
     dist.destroy_process_group()
     in_flight = _in_flight(mine.schedule.pipeline_order[rank]) / len(mine.stages)
     return {
-        "losses": losses, "ends": ends, "cpu": cpu, "saving": saving, "norms": norms, "in_flight": in_flight,
-    }  # fmt: skip
+        "losses": losses,
+        "ends": ends,
+        "cpu": cpu,
+        "saving": saving,
+        "norms": norms,
+        "in_flight": in_flight,
+    }
 
 
 def _in_flight(order: Sequence[Any]) -> int:

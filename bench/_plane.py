@@ -54,14 +54,18 @@ class Plane(ControlPlane):  # type: ignore[misc]
     def _more(self) -> dict[str, list[str]]:
         return {
             "kube-apiserver": [
-                f"--audit-log-path={self.audit}", f"--audit-policy-file={self.policy}",
-                "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
+                f"--audit-log-path={self.audit}",
+                f"--audit-policy-file={self.policy}",
+                "--max-requests-inflight=2000",
+                "--max-mutating-requests-inflight=1000",
             ],
             "kube-controller-manager": [
-                "--node-monitor-grace-period=24h", "--kube-api-qps=300", "--kube-api-burst=300"
+                "--node-monitor-grace-period=24h",
+                "--kube-api-qps=300",
+                "--kube-api-burst=300",
             ],
             "kube-scheduler": ["--kube-api-qps=300", "--kube-api-burst=300"],
-        }  # fmt: skip
+        }
 
     @property
     def audit(self) -> Path:
@@ -137,9 +141,12 @@ def node_name(index: int) -> str:
 async def _add_node(api: Api, index: int) -> None:
     name = node_name(index)
     labels = {
-        "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
-        ZONE: f"zone-{'abc'[index % 3]}", "karpenter.sh/capacity-type": "spot",
-    }  # fmt: skip
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        ZONE: f"zone-{'abc'[index % 3]}",
+        "karpenter.sh/capacity-type": "spot",
+    }
     await api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
     status = {"capacity": CAPACITY, "allocatable": CAPACITY, "conditions": [ready()]}
     await api.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content=STRATEGIC)

@@ -56,9 +56,12 @@ class RestartedRun:
     def __init__(self, place: Lab, document: Any, folder: Path, number: int, every: int) -> None:
         self.progress = Progress(folder, number, document["spec"]["topology"]["stages"])
         arguments = {
-            "manifest": document, "steps": document["spec"]["training"]["steps"], "folder": str(folder),
-            "attempt": number, "every": every,
-        }  # fmt: skip
+            "manifest": document,
+            "steps": document["spec"]["training"]["steps"],
+            "folder": str(folder),
+            "attempt": number,
+            "every": every,
+        }
         self.ranks = [
             asyncio.ensure_future(place.pool.call("_pipelining:run", {**arguments, "rank": r}, seconds=600.0))
             for r in range(self.progress.world)
@@ -110,9 +113,14 @@ async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> 
     ready, resumed = second.progress.ready(), second.progress.resumed()
     await second.kill()
     found = {
-        "step": step, "resumed": resumed, "redone": step - resumed, "calm": 1e3 * calm,
-        "end": 1e3 * (gone - killed), "start": 1e3 * (ready - gone), "redo": 1e3 * (end - ready),
+        "step": step,
+        "resumed": resumed,
+        "redone": step - resumed,
+        "calm": 1e3 * calm,
+        "end": 1e3 * (gone - killed),
+        "start": 1e3 * (ready - gone),
+        "redo": 1e3 * (end - ready),
         "delay": 1e3 * (end - began - calm),
-    }  # fmt: skip
+    }
     say(f"restart at step {step} from {resumed}: {found['delay']:.0f} ms later than undisturbed")
     return found

@@ -122,11 +122,15 @@ class Scene:
         for (who, what), count in self._plane.calls(clock, time.time()).items():
             calls[f"{who}: {what}"] += count
         window = Window(
-            seconds=seconds, cores={name: (after[name] - before[name]) / seconds for name in after},
-            calls=dict(calls), memory_mib=rss, peak_memory_mib=peak, late=self.fleet.late,
+            seconds=seconds,
+            cores={name: (after[name] - before[name]) / seconds for name in after},
+            calls=dict(calls),
+            memory_mib=rss,
+            peak_memory_mib=peak,
+            late=self.fleet.late,
             cuts=self._cuts() - cuts,
             ended=[text for name, play in self.plays.items() for text in play.ended[told[name] :]],
-        )  # fmt: skip
+        )
         found.update(asdict(window))
 
     def _cuts(self) -> int:
@@ -162,9 +166,11 @@ class Scene:
             heard = {name: at for name, at in play.heard.get(epoch, {}).items() if name in survivors}
             if len(heard) == len(survivors):
                 return {
-                    "job": play.name, "written": written, "first": min(heard.values()) - began,
+                    "job": play.name,
+                    "written": written,
+                    "first": min(heard.values()) - began,
                     "last": max(heard.values()) - began,
-                }  # fmt: skip
+                }
             await asyncio.sleep(POLL_SECONDS)
         say(f"{play.name}: {len(heard)} of {len(survivors)} have heard of a plan after {HEAR_SECONDS:g} s")
         return {"job": play.name, "written": written, "first": None, "last": None}

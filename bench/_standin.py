@@ -73,9 +73,13 @@ class Play:
 
     def _commit(self, plan: Plan) -> StepCommitted:
         return StepCommitted(
-            step=self.step, generation=plan.target.generation, loss=5 / (1 + self.step), gradient_norm=1.0,
-            microbatches=self.microbatches, seconds=self.step_seconds if self.step else 0.0,
-        )  # fmt: skip
+            step=self.step,
+            generation=plan.target.generation,
+            loss=5 / (1 + self.step),
+            gradient_norm=1.0,
+            microbatches=self.microbatches,
+            seconds=self.step_seconds if self.step else 0.0,
+        )
 
     def received(self, worker: WorkerId, plan: Plan, now: float) -> None:
         self.heard.setdefault(plan.epoch, {})[worker] = now
@@ -192,6 +196,12 @@ class Standin:
 
     def _taken_over(self, plan: Plan, cell: Cell) -> TakenOver:
         return TakenOver(
-            epoch=plan.epoch, cell=cell, step=self.play.step, reform_ms=1.0, recompute_ms=1.0, forwards=0,
-            backwards=0, reused=0,
-        )  # fmt: skip
+            epoch=plan.epoch,
+            cell=cell,
+            step=self.play.step,
+            reform_ms=1.0,
+            recompute_ms=1.0,
+            forwards=0,
+            backwards=0,
+            reused=0,
+        )

@@ -107,8 +107,10 @@ class Switch:
             self.flows.clear()
             usage = resource.getrusage(resource.RUSAGE_SELF)
             answer = {
-                "carried": self.carried, "dropped": self.dropped, "cpu": usage.ru_utime + usage.ru_stime,
-            }  # fmt: skip
+                "carried": self.carried,
+                "dropped": self.dropped,
+                "cpu": usage.ru_utime + usage.ru_stime,
+            }
         channel.send(json.dumps(answer).encode())
         return True
 

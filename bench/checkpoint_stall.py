@@ -68,8 +68,11 @@ def document(o: StallOptions, folder: Path | None) -> Any:
     each = o.forward_ms / 4
     ballast = (o.mebibytes << 20) // (12 * layers)
     result["spec"]["task"]["config"] = {
-        "layers": layers, "forwardMs": each, "backwardMs": 2 * each, "ballast": ballast,
-    }  # fmt: skip
+        "layers": layers,
+        "forwardMs": each,
+        "backwardMs": 2 * each,
+        "ballast": ballast,
+    }
     if folder:
         result["spec"]["checkpoint"] = {"storage": {"uri": folder.as_uri()}, "everySteps": o.every, "keepLatest": 1}
     return result

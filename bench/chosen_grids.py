@@ -105,12 +105,19 @@ def phases(run: GridRun, seconds: float, batch: int, rates: Mapping[Grid, Sequen
         best = min(possible(workers), key=lambda grid: median(rates[grid]))
         found.append(
             PhaseResult(
-                workers=workers, grid=name(choice.grid), expected=choice.expected, settled=batch / usual,
-                best=name(best), best_rate=batch / median(rates[best]), until=since - begin, lost=lost,
-                forwards=sum(t["forwards"] for t in takeovers), backwards=sum(t["backwards"] for t in takeovers),
+                workers=workers,
+                grid=name(choice.grid),
+                expected=choice.expected,
+                settled=batch / usual,
+                best=name(best),
+                best_rate=batch / median(rates[best]),
+                until=since - begin,
+                lost=lost,
+                forwards=sum(t["forwards"] for t in takeovers),
+                backwards=sum(t["backwards"] for t in takeovers),
                 told=choice.told,
             )
-        )  # fmt: skip
+        )
         before = usual
     return found
 
@@ -126,12 +133,18 @@ def report(what: str, run: GridRun, found: Sequence[PhaseResult], equal: bool) -
     columns = ["workers", "grid", "expected", "settled", "best fixed", "ratio", "until, s", "lost, s", "repeated"]
     rows = [
         [
-            str(one.workers), one.grid, f"{one.expected:.1f}" if one.expected else "-", f"{one.settled:.1f}",
-            f"{one.best}: {one.best_rate:.1f}", f"{one.ratio:.3f}", f"{one.until:.1f}", f"{one.lost:.2f}",
+            str(one.workers),
+            one.grid,
+            f"{one.expected:.1f}" if one.expected else "-",
+            f"{one.settled:.1f}",
+            f"{one.best}: {one.best_rate:.1f}",
+            f"{one.ratio:.3f}",
+            f"{one.until:.1f}",
+            f"{one.lost:.2f}",
             f"{one.forwards} + {one.backwards}",
         ]
         for one in found
-    ]  # fmt: skip
+    ]
     show(f"{what}: stages x pipelines, samples/s", columns, rows)
     bits = "the bits of an undisturbed job" if equal else "OTHER BITS than an undisturbed job"
     attempts = "no step twice" if run.attempts == 1 else f"{run.attempts} attempts"
@@ -170,9 +183,12 @@ async def measure(folder: Path, seconds: float) -> dict[str, Any]:
         equal = same_bits(run, undisturbed)
         report(what, run, rows, equal)
         found[what] = {
-            "phases": [{**asdict(row), "ratio": row.ratio} for row in rows], "equal": equal,
-            "others": run.others, "ends": run.ends, "events": run.events,
-        }  # fmt: skip
+            "phases": [{**asdict(row), "ratio": row.ratio} for row in rows],
+            "equal": equal,
+            "others": run.others,
+            "ends": run.ends,
+            "events": run.events,
+        }
     return found
 
 

@@ -78,9 +78,14 @@ def measure(model: str, size: str, precision: str, samples: int, *, deterministi
     use(device, deterministic=deterministic)
     task = settled(load_task(f"bamboo_trainer.models.{model}:build", {"size": size}), 0)
     config = TrainingConfig(
-        seed=0, precision=precision, max_gradient_norm=1.0, microbatches=MICROBATCHES, micro_batch_size=samples,
-        loss_scale=LossScaleSpec() if precision == "fp16" else None, deterministic=deterministic,
-    )  # fmt: skip
+        seed=0,
+        precision=precision,
+        max_gradient_norm=1.0,
+        microbatches=MICROBATCHES,
+        micro_batch_size=samples,
+        loss_scale=LossScaleSpec() if precision == "fp16" else None,
+        deterministic=deterministic,
+    )
     stage = Stage(task, 0, [(0, len(task.layers))], config, device)
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()

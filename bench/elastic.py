@@ -91,9 +91,13 @@ class GridChange:
         calm, later = median(gaps(before)), median(gaps(after))
         lost = (self.ended - self.began) - (len(between) - 1) * max(calm, later)
         return {
-            "calm": 1e3 * calm, "after": 1e3 * later, "lost": 1e3 * lost, "steps": len(between) - 1,
-            "lost_steps": lost / calm, "worst": max(gaps(between)) / calm,
-        }  # fmt: skip
+            "calm": 1e3 * calm,
+            "after": 1e3 * later,
+            "lost": 1e3 * lost,
+            "steps": len(between) - 1,
+            "lost_steps": lost / calm,
+            "worst": max(gaps(between)) / calm,
+        }
 
 
 def settled(job: Job) -> bool:
@@ -180,13 +184,11 @@ async def change(place: Lab, what: str, task: TaskName, stages: int) -> dict[str
         "resplit": GridChange(
             job, always, lambda j: kill(j, owner(j, 1), machines=stages - 1), lambda j: grid(j) == (stages - 1, 1)
         ),
-        "regain": GridChange(
-            job, lambda j: short(j, stages), more(stages), lambda j: grid(j) == (stages, 1)
-        ),
+        "regain": GridChange(job, lambda j: short(j, stages), more(stages), lambda j: grid(j) == (stages, 1)),
         "restore": GridChange(
             job, kept, lambda j: kill(j, *j.state.workers, machines=stages), lambda j: grid(j) == (stages, 1)
         ),
-    }  # fmt: skip
+    }
     job.machines = {"heal": stages + 1, "roll": stages + 2, "shrink": 2 * stages}.get(what, stages)
     wanted = scenes[what]
     job.look = wanted.look
@@ -237,9 +239,12 @@ class Losses:
         seconds = after[-1] - after[0]
         predicted = 1 - self.count * lost_ms / 1e3 / seconds
         return {
-            "period": self.period, "losses": self.count, "goodput": (len(after) - 1) * calm / seconds,
-            "predicted": predicted, "every_600_s": 1 - lost_ms / 1e3 / 600,
-        }  # fmt: skip
+            "period": self.period,
+            "losses": self.count,
+            "goodput": (len(after) - 1) * calm / seconds,
+            "predicted": predicted,
+            "every_600_s": 1 - lost_ms / 1e3 / 600,
+        }
 
 
 async def losses(
@@ -302,10 +307,18 @@ def report(found: dict[str, Any], task: TaskName) -> None:
     for what in (what for what in WHAT if what in found):
         f = found[what]
         ratio = f"{stopped / f['lost']:.1f}" if delays and f["lost"] > 0 else "-"
-        rows.append([
-            what, f"{f['calm']:.0f}", f"{f['after']:.0f}", f"{f['lost']:.0f}", f"{f['lost_steps']:.2f}",
-            f"{f['worst']:.2f}", ratio, f"{f['others']:.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                what,
+                f"{f['calm']:.0f}",
+                f"{f['after']:.0f}",
+                f"{f['lost']:.0f}",
+                f"{f['lost_steps']:.2f}",
+                f"{f['worst']:.2f}",
+                ratio,
+                f"{f['others']:.2f}",
+            ]
+        )
     columns = ["", "step, ms", "after", "lost, ms", "in steps", "worst", "restart / lost", "others, cores"]
     show(f"{task}: what a change of the grid costs", columns, rows)
     if "losses" in found:

@@ -49,9 +49,17 @@ ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"
 TORCH_INTERLEAVED, TORCH_ZBV = "torch interleaved ZB", "torch ZBV"
 COMPILED, ON_DISK = "Bamboo, compiled", "Bamboo, compiled before"
 COMPARED = [
-    (PLAIN, TORCH), (LAZY, PLAIN), (LAZY, TORCH), (ZERO, TORCH), (ZERO, PLAIN), (ZERO, TORCH_ZERO),
-    (ZERO, TORCH_INTERLEAVED), (ZERO, TORCH_ZBV), (COMPILED, PLAIN), (ON_DISK, PLAIN),
-]  # fmt: skip
+    (PLAIN, TORCH),
+    (LAZY, PLAIN),
+    (LAZY, TORCH),
+    (ZERO, TORCH),
+    (ZERO, PLAIN),
+    (ZERO, TORCH_ZERO),
+    (ZERO, TORCH_INTERLEAVED),
+    (ZERO, TORCH_ZBV),
+    (COMPILED, PLAIN),
+    (ON_DISK, PLAIN),
+]
 WARMUP = 4  # steps that do not count
 MAX_NORM = 0.1  # of gradients that are clipped: those of both tasks are larger
 
@@ -139,10 +147,16 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
         told = ", ".join(f"{side} {1e3 * f['median']:.0f} ms (others {f['others']:.2f})" for side, f in facts.items())
         say(f"{task}, {stages} stages, {len(rounds)}/{options.repeat}{'' if quiet else ', noisy'}: {told}")
     return {
-        "task": task, "stages": stages, "microbatches": options.microbatches, "steps": options.steps,
-        "slower": options.slower, "clip": options.clip, "rounds": rounds, "noisy": noisy,
+        "task": task,
+        "stages": stages,
+        "microbatches": options.microbatches,
+        "steps": options.steps,
+        "slower": options.slower,
+        "clip": options.clip,
+        "rounds": rounds,
+        "noisy": noisy,
         "largest_difference": difference,
-    }  # fmt: skip
+    }
 
 
 def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
@@ -159,9 +173,10 @@ def _sides(options: "EngineOptions", task: TaskName, stages: int) -> dict[str, A
     if options.zero_bubble:
         split["spec"]["topology"]["schedule"] = "ZBH1"
         kinds = {
-            TORCH_ZERO: TorchSchedule.ZB1P, TORCH_INTERLEAVED: TorchSchedule.INTERLEAVED_ZERO_BUBBLE,
+            TORCH_ZERO: TorchSchedule.ZB1P,
+            TORCH_INTERLEAVED: TorchSchedule.INTERLEAVED_ZERO_BUBBLE,
             TORCH_ZBV: TorchSchedule.ZBV,
-        }  # fmt: skip
+        }
         sides |= {ZERO: (bamboo, split)}
         sides |= {side: (partial(pipelining, schedule=kind), plain) for side, kind in kinds.items()}
     if options.compiled and task is TaskName.GPT:
@@ -250,9 +265,15 @@ def command(
 ) -> None:
     """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
     options = EngineOptions(
-        microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble, clip=clip,
-        compiled=compiled, slower=times,
-    )  # fmt: skip
+        microbatches=microbatches,
+        steps=steps,
+        repeat=repeat,
+        quiet=quiet,
+        zero_bubble=zero_bubble,
+        clip=clip,
+        compiled=compiled,
+        slower=times,
+    )
     main(bench(task, stages, options, output, tolerance))
 
 

@@ -88,9 +88,13 @@ def _cost(act: Callable[[], Any], repeat: int) -> float:
 
 def _commit(worker: str, state: CoordinatorState) -> Event:
     message = protocol.StepCommitted(
-        step=state.step, generation=state.generation, loss=1.0, gradient_norm=1.0,
-        microbatches=state.spec.training.microbatches, seconds=1.0,
-    )  # fmt: skip
+        step=state.step,
+        generation=state.generation,
+        loss=1.0,
+        gradient_norm=1.0,
+        microbatches=state.spec.training.microbatches,
+        seconds=1.0,
+    )
     return Received(worker, message)
 
 
@@ -102,8 +106,9 @@ def _obeyed(state: CoordinatorState, now: float) -> CoordinatorState:
         said = [Received(w, protocol.PlanApplied(epoch=epoch)) for w in state.workers]
         said += [
             Received(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
-            for cell in plan.cells() for replica in plan.at(cell).replicas
-        ]  # fmt: skip
+            for cell in plan.cells()
+            for replica in plan.at(cell).replicas
+        ]
         for event in said:
             state, _ = coordinator.step(state, event, now)
     return state
@@ -114,19 +119,30 @@ async def _node_event(repeat: int) -> float:
     nowhere = Access(context="none", server=ClusterServer(url="http://127.0.0.1:1"), user=User())
     api = ApiClient(connect(nowhere, ApiCallCounts(), 1))  # is asked for nothing
     shared = SharedResources(
-        cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16, url="",
+        cluster=ClusterCache(),
+        gateway=WorkerGateway(),
+        api=api,
+        reviews=TokenReviewer(api),
+        key=b"k" * 16,
+        url="",
         settings=WorkerPodSettings(coordinator_url="", image=""),
-    )  # fmt: skip
+    )
     handlers, indexers = watch_handlers(JobController(shared), shared), OperatorIndexers()
     indexers.ensure(handlers._indexing.get_all_handlers())
     settings, memories, nodes = kopf_settings(), ResourceMemories(), kopf.Resource("", "v1", "nodes")
 
     async def told(number: int) -> None:
         await process_resource_event(
-            lifecycle=all_at_once, indexers=indexers, registry=handlers, settings=settings, memories=memories,
-            memobase=cast(Any, kopf.Memo()), resource=nodes, event_queue=asyncio.Queue(),
+            lifecycle=all_at_once,
+            indexers=indexers,
+            registry=handlers,
+            settings=settings,
+            memories=memories,
+            memobase=cast(Any, kopf.Memo()),
+            resource=nodes,
+            event_queue=asyncio.Queue(),
             raw_event={"type": "MODIFIED", "object": cast(Any, _node(number))},
-        )  # fmt: skip
+        )
 
     await told(0)
     assert shared.cluster.nodes
@@ -147,7 +163,10 @@ def _node(number: int) -> dict[str, Any]:
     managers = ("kubelet", "kube-controller-manager", "cloud-node-manager")
     return {
         "metadata": {
-            "name": f"node-{number % 50}", "uid": f"uid-{number % 50}", "labels": labels, "annotations": labels,
+            "name": f"node-{number % 50}",
+            "uid": f"uid-{number % 50}",
+            "labels": labels,
+            "annotations": labels,
             "managedFields": [{"manager": name, "operation": "Update", "fieldsV1": owned} for name in managers],
         },
         "spec": {"taints": [{"key": "example.com/going", "effect": "NoSchedule"}] * (number % 2)},
@@ -155,7 +174,7 @@ def _node(number: int) -> dict[str, Any]:
             "conditions": [{"type": kind, **condition} for kind in kinds],
             "images": [{"names": [f"registry.example/image-{index}:1"], "sizeBytes": 1} for index in range(30)],
         },
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -278,9 +278,17 @@ def _show_made_up(table: Table, cases: Sequence[str]) -> None:
 def _show_cases(table: Table, cases: Sequence[str]) -> None:
     """Means over the models for each case, then Bamboo's share of the bound and of the best other for each model."""
     heads = [
-        "", "Nodes", "Losses", "over the bound", "over checkpoint", "over the best other", "the same, " + UNEQUAL,
-        "value over on-demand", "the same, objective: Value", "best other's",
-    ]  # fmt: skip
+        "",
+        "Nodes",
+        "Losses",
+        "over the bound",
+        "over checkpoint",
+        "over the best other",
+        "the same, " + UNEQUAL,
+        "value over on-demand",
+        "the same, objective: Value",
+        "best other's",
+    ]
     lines = []
     for case in cases:
         held = table.of(case, table.models[-1], OURS)
@@ -290,13 +298,20 @@ def _show_cases(table: Table, cases: Sequence[str]) -> None:
         )
         values = {name: table.over(case, name, ON_DEMAND, Aim.VALUE) for name in SPOT}
         others = [max(values[name][at] for name in SPOT) for at in range(len(table.models))]
-        lines.append([
-            case, f"{held['nodes']:.1f}", f"{held['preemptions']:.0f}",
-            _mean([_share(table, case, model) for model in table.models]), _mean(table.over(case, OURS, "checkpoint")),
-            _mean(_ratios(ours, best)), _mean(_ratios(unequal, best)),
-            _mean(table.over(case, OURS, ON_DEMAND, Aim.VALUE)), _mean(table.over(case, VALUED, ON_DEMAND, Aim.VALUE)),
-            _mean(others),
-        ])  # fmt: skip
+        lines.append(
+            [
+                case,
+                f"{held['nodes']:.1f}",
+                f"{held['preemptions']:.0f}",
+                _mean([_share(table, case, model) for model in table.models]),
+                _mean(table.over(case, OURS, "checkpoint")),
+                _mean(_ratios(ours, best)),
+                _mean(_ratios(unequal, best)),
+                _mean(table.over(case, OURS, ON_DEMAND, Aim.VALUE)),
+                _mean(table.over(case, VALUED, ON_DEMAND, Aim.VALUE)),
+                _mean(others),
+            ]
+        )
     _markdown(heads, lines)
     heads = ["Bamboo over its bound; over checkpoint; over the best other", *table.models]
     lines = []

@@ -61,15 +61,20 @@ def counted(name: str, called: str, precision: str) -> TaskCounts:
 
 def _manifest(model: str, config: dict[str, Any], samples: int, precision: str) -> dict[str, Any]:
     return {
-        "apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "counts"},
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "counts"},
         "spec": {
             "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": config},
             "training": {
-                "steps": 1, "globalBatchSize": samples, "microBatchSize": samples, "precision": precision,
+                "steps": 1,
+                "globalBatchSize": samples,
+                "microBatchSize": samples,
+                "precision": precision,
             },
             "topology": {"stages": 1},
         },
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -104,10 +104,15 @@ def ideal(load: Load, shape: Shape, calm: float) -> float:
     rate = min(shape.rate or fastest, (shape.flow or fastest) * load.flows) / 8
     each = calm / (MICROBATCHES + STAGES - 1)
     group = Group(
-        forward=(each / 3,) * STAGES, backward=(each * 2 / 3,) * STAGES, boundary=(load.boundary,) * STAGES,
-        owners=(tuple(range(STAGES)),), microbatches=(MICROBATCHES,), order=StageOrder(lookahead=1),
-        network=ProfileNetwork(flow=rate, machine=rate, latency=shape.delay), busy=(0.0,) * STAGES,
-    )  # fmt: skip
+        forward=(each / 3,) * STAGES,
+        backward=(each * 2 / 3,) * STAGES,
+        boundary=(load.boundary,) * STAGES,
+        owners=(tuple(range(STAGES)),),
+        microbatches=(MICROBATCHES,),
+        order=StageOrder(lookahead=1),
+        network=ProfileNetwork(flow=rate, machine=rate, latency=shape.delay),
+        busy=(0.0,) * STAGES,
+    )
     return execute(group).end
 
 
@@ -164,10 +169,17 @@ async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
         before = net.shape(shape)
         taken, others = await steps_of(place, load)
         after = net.shape(Shape())
-        rows.append({
-            **asdict(shape), "flows": count, "step": median(taken), "ideal": ideal(load, shape, base), "calm": base,
-            "others": others, "dropped": after["dropped"] - before["dropped"],
-        })  # fmt: skip
+        rows.append(
+            {
+                **asdict(shape),
+                "flows": count,
+                "step": median(taken),
+                "ideal": ideal(load, shape, base),
+                "calm": base,
+                "others": others,
+                "dropped": after["dropped"] - before["dropped"],
+            }
+        )
     return rows
 
 
@@ -206,9 +218,15 @@ async def sync(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
             say(f"sync: {rate:g} Gb/s, {mode}")
             found[mode], others = await steps_of(place, Load(boundary=1 << 16, weights=WEIGHTS, mode=mode))
         plain, lazy = median(found["None"]), median(found["LazyForward"])
-        rows.append({
-            **asdict(shape), "none": plain, "lazy": lazy, "transfer": 32 * WEIGHTS / shape.rate, "others": others,
-        })  # fmt: skip
+        rows.append(
+            {
+                **asdict(shape),
+                "none": plain,
+                "lazy": lazy,
+                "transfer": 32 * WEIGHTS / shape.rate,
+                "others": others,
+            }
+        )
     return rows
 
 
@@ -235,16 +253,27 @@ async def reduction(place: Lab, net: Network, calm: dict[Load, float]) -> list[R
                 times, others = await steps_of(place, case)
                 found[name] += times
                 taken = max(taken, others)
-        rows.append({
-            **asdict(shape), **{name: median(times) for name, times in found.items()}, "stages": stages,
-            "backward": load.backward, "transfer": 32 * load.weights / shape.rate, "others": taken,
-        })  # fmt: skip
+        rows.append(
+            {
+                **asdict(shape),
+                **{name: median(times) for name, times in found.items()},
+                "stages": stages,
+                "backward": load.backward,
+                "transfer": 32 * load.weights / shape.rate,
+                "others": taken,
+            }
+        )
     return rows
 
 
 QUESTIONS = {
-    "capacity": capacity, "flows": flows, "steps": steps, "loss": loss, "sync": sync, "reduction": reduction,
-}  # fmt: skip
+    "capacity": capacity,
+    "flows": flows,
+    "steps": steps,
+    "loss": loss,
+    "sync": sync,
+    "reduction": reduction,
+}
 
 
 def ms(seconds: float) -> str:
@@ -258,13 +287,19 @@ def gigabits(rate: float) -> str:
 Table = tuple[str, list[str], Callable[[Row], list[str]]]
 TABLES: dict[str, Table] = {
     "capacity": (
-        "capacity: no limits", ["connections", "Gb/s"], lambda r: [str(r["flows"]), f"{r['found'] / GIGABIT:.1f}"],
+        "capacity: no limits",
+        ["connections", "Gb/s"],
+        lambda r: [str(r["flows"]), f"{r['found'] / GIGABIT:.1f}"],
     ),
     "flows": (
         f"flows: frames of {MEGABYTES:g} MB",
         ["Gb/s", "of a connection", "ms", "connections", "Gb/s found", "of those allowed"],
         lambda r: [
-            gigabits(r["rate"]), gigabits(r["flow"]), ms(r["delay"]), str(r["flows"]), f"{r['found'] / GIGABIT:.2f}",
+            gigabits(r["rate"]),
+            gigabits(r["flow"]),
+            ms(r["delay"]),
+            str(r["flows"]),
+            f"{r['found'] / GIGABIT:.2f}",
             f"{r['found'] / r['allowed']:.0%}",
         ],
     ),
@@ -272,15 +307,25 @@ TABLES: dict[str, Table] = {
         "steps: 4 MiB between two stages, 8 microbatches of 30 ms",
         ["Gb/s", "of a connection", "ms", "connections", "ms a step", "by arithmetic", "ratio", "cores others took"],
         lambda r: [
-            gigabits(r["rate"]), gigabits(r["flow"]), ms(r["delay"]), str(r["flows"]), ms(r["step"]), ms(r["ideal"]),
-            f"{r['step'] / r['ideal']:.2f}", f"{r['others']:.2f}",
+            gigabits(r["rate"]),
+            gigabits(r["flow"]),
+            ms(r["delay"]),
+            str(r["flows"]),
+            ms(r["step"]),
+            ms(r["ideal"]),
+            f"{r['step'] / r['ideal']:.2f}",
+            f"{r['others']:.2f}",
         ],
     ),
     "loss": (
         "loss: of one of 4 connections, within a boundary tensor",
         ["Gb/s", "ms", "median ms a step", "longest", "more", "cores others took"],
         lambda r: [
-            gigabits(r["rate"]), ms(r["delay"]), ms(r["median"]), ms(r["longest"]), ms(r["longest"] - r["median"]),
+            gigabits(r["rate"]),
+            ms(r["delay"]),
+            ms(r["median"]),
+            ms(r["longest"]),
+            ms(r["longest"] - r["median"]),
             f"{r['others']:.2f}",
         ],
     ),
@@ -288,21 +333,40 @@ TABLES: dict[str, Table] = {
         "sync: 16 MB of gradients of each stage go to its replica",
         ["Gb/s", "transfer ms", "None, ms a step", "LazyForward", "cost", "cores others took"],
         lambda r: [
-            gigabits(r["rate"]), ms(r["transfer"]), ms(r["none"]), ms(r["lazy"]), f"{r['lazy'] / r['none'] - 1:+.0%}",
+            gigabits(r["rate"]),
+            ms(r["transfer"]),
+            ms(r["none"]),
+            ms(r["lazy"]),
+            f"{r['lazy'] / r['none'] - 1:+.0%}",
             f"{r['others']:.2f}",
         ],
     ),
     "reduction": (
         "reduction: 1.6 MB of gradients of each stage, two pipelines of 4 microbatches; a backward takes 200 ms",
-        ["stages", "Gb/s", "transfer ms", "no gradients, ms a step", "one bucket", "buckets", "to one bucket",
-         "of the cost hidden", "cores others took"],
+        [
+            "stages",
+            "Gb/s",
+            "transfer ms",
+            "no gradients, ms a step",
+            "one bucket",
+            "buckets",
+            "to one bucket",
+            "of the cost hidden",
+            "cores others took",
+        ],
         lambda r: [
-            str(r["stages"]), gigabits(r["rate"]), ms(r["transfer"]), ms(r["none"]), ms(r["whole"]), ms(r["buckets"]),
-            f"{r['buckets'] / r['whole']:.2f}", f"{(r['whole'] - r['buckets']) / (r['whole'] - r['none']):.0%}",
+            str(r["stages"]),
+            gigabits(r["rate"]),
+            ms(r["transfer"]),
+            ms(r["none"]),
+            ms(r["whole"]),
+            ms(r["buckets"]),
+            f"{r['buckets'] / r['whole']:.2f}",
+            f"{(r['whole'] - r['buckets']) / (r['whole'] - r['none']):.0%}",
             f"{r['others']:.2f}",
         ],
     ),
-}  # fmt: skip
+}
 
 
 def plot(found: dict[str, list[Row]], path: Path) -> None:
@@ -319,8 +383,11 @@ def plot(found: dict[str, list[Row]], path: Path) -> None:
         left.plot(rates, [1e3 * row["step"] for row in rows], "o-", color=colour, label=f"{1e3 * delay:g} ms")
         left.plot(rates, [1e3 * row["ideal"] for row in rows], "--", color=colour)
     rows = found.get("flows", [])
-    names = [f"{gigabits(r['rate'])} Gb/s,\n{gigabits(r['flow'])} each,\n{ms(r['delay'])} ms"
-             for r in rows if r["flows"] == 1]  # fmt: skip
+    names = [
+        f"{gigabits(r['rate'])} Gb/s,\n{gigabits(r['flow'])} each,\n{ms(r['delay'])} ms"
+        for r in rows
+        if r["flows"] == 1
+    ]
     for place, (colour, count) in enumerate(zip(COLOURS, (1, 4), strict=False)):
         heights = [row["found"] / GIGABIT for row in rows if row["flows"] == count]
         middle.bar([n + (place - 0.5) * 0.4 for n in range(len(heights))], heights, 0.4, color=colour, label=f"{count}")

@@ -130,10 +130,21 @@ def command(
 ) -> None:
     """How long training pauses when a worker is taken away, against restarting the whole job."""
     options = PauseOptions(
-        task=task, stages=stages, microbatches=microbatches, mode=mode, schedule=schedule, standby=standby,
-        standby_stages=standby_stages, kills=kills, notices=notices, restarts=restarts, every=checkpoint_every,
-        seed=seed, network=network, slower=times,
-    )  # fmt: skip
+        task=task,
+        stages=stages,
+        microbatches=microbatches,
+        mode=mode,
+        schedule=schedule,
+        standby=standby,
+        standby_stages=standby_stages,
+        kills=kills,
+        notices=notices,
+        restarts=restarts,
+        every=checkpoint_every,
+        seed=seed,
+        network=network,
+        slower=times,
+    )
 
     async def body() -> None:
         async with lab() as place:

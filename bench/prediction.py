@@ -207,9 +207,11 @@ async def calibrated(place: Lab) -> ModelProfile:
     instructions = 2 * (8 + CALIBRATION.stages - 1)
     replacement = strikes.starts[CALIBRATION.stages :] or strikes.starts
     times = msgspec.structs.replace(
-        profile.times, instruction=max(0.0, (calm - step) / instructions), start=statistics.fmean(replacement),
+        profile.times,
+        instruction=max(0.0, (calm - step) / instructions),
+        start=statistics.fmean(replacement),
         detection=statistics.fmean(strikes.detections),
-    )  # fmt: skip
+    )
     say(
         f"calibration: a step {calm:.3f} s, predicted {step:.3f}; so {1000 * times.instruction:.2f} ms for each"
         f" instruction; a worker starts in {times.start:.2f} s; a loss is known after {1000 * times.detection:.0f} ms"
@@ -230,12 +232,14 @@ async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[s
     foretold -= (1 + FIRST) * foretold_step
     batch = 4 * 8 * point.pipelines
     return {
-        "point": point.name, "steps": point.steps, "losses": len(strikes.struck),
+        "point": point.name,
+        "steps": point.steps,
+        "losses": len(strikes.struck),
         "real": {"seconds": seconds, "step": calm, "lost": seconds - count * calm},
         "predicted": {"seconds": foretold, "step": foretold_step, "lost": foretold - count * foretold_step},
         "throughput": [count * batch / seconds, count * batch / foretold],
         "others": others[0],
-    }  # fmt: skip
+    }
 
 
 def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
@@ -315,11 +319,16 @@ async def compare_grids(place: Lab, case: GridCase, base: ModelProfile) -> dict[
     real, foretold = course(case, run.ends), course(case, ends)
     samples = batch * (len(ends) - FIRST)
     return {
-        "point": case.name, "steps": len(ends), "losses": len(nodes.changes),
-        "real": real, "predicted": foretold, "ends": [run.ends, ends],
-        "throughput": [samples / real["seconds"], samples / foretold["seconds"]], "others": run.others,
+        "point": case.name,
+        "steps": len(ends),
+        "losses": len(nodes.changes),
+        "real": real,
+        "predicted": foretold,
+        "ends": [run.ends, ends],
+        "throughput": [samples / real["seconds"], samples / foretold["seconds"]],
+        "others": run.others,
         "grids": [choice.told for choice in run.choices],
-    }  # fmt: skip
+    }
 
 
 def report(found: Sequence[dict[str, Any]]) -> None:
@@ -328,15 +337,32 @@ def report(found: Sequence[dict[str, Any]]) -> None:
         one, other = f["real"], f["predicted"]
         rate = 100 * (f["throughput"][1] / f["throughput"][0] - 1)
         lost = f"{100 * (other['lost'] / one['lost'] - 1):+.0f} %" if f["losses"] else "-"
-        rows.append([
-            f["point"], f"{one['step']:.3f}", f"{other['step']:.3f}", f"{f['throughput'][0]:.1f}",
-            f"{f['throughput'][1]:.1f}", f"{rate:+.1f} %", f"{one['lost']:.2f}", f"{other['lost']:.2f}", lost,
-            f"{f['others']:.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f["point"],
+                f"{one['step']:.3f}",
+                f"{other['step']:.3f}",
+                f"{f['throughput'][0]:.1f}",
+                f"{f['throughput'][1]:.1f}",
+                f"{rate:+.1f} %",
+                f"{one['lost']:.2f}",
+                f"{other['lost']:.2f}",
+                lost,
+                f"{f['others']:.2f}",
+            ]
+        )
     columns = [
-        "stages x pipelines, mode, losses", "step, s", "foretold", "samples/s", "foretold", "", "lost, s", "foretold",
-        "", "others, cores",
-    ]  # fmt: skip
+        "stages x pipelines, mode, losses",
+        "step, s",
+        "foretold",
+        "samples/s",
+        "foretold",
+        "",
+        "lost, s",
+        "foretold",
+        "",
+        "others, cores",
+    ]
     show("real local jobs, and what was foretold", columns, rows)
 
 

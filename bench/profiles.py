@@ -149,11 +149,15 @@ def profile_of(workload: Workload) -> ModelProfile:
             forward=_rounded(share * seconds * cost / sum(costs)),
             backward=_rounded((1 - share) * seconds * cost / sum(costs)),
             update=_rounded(UPDATE_BYTES * size.parameters / MEMORY_BANDWIDTH),
-            parameters=size.held, optimizer=size.remembered, gradients=size.gradients, activations=size.kept,
-            boundary=0 if index == len(sizes) - 1 else size.outputs, cost=cost,
+            parameters=size.held,
+            optimizer=size.remembered,
+            gradients=size.gradients,
+            activations=size.kept,
+            boundary=0 if index == len(sizes) - 1 else size.outputs,
+            cost=cost,
         )
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True))
-    )  # fmt: skip
+    )
     profile = ModelProfile(
         name=f"{workload.name}-v100",
         device="NVIDIA V100 16 GB (EC2 p3.2xlarge)",
@@ -162,7 +166,9 @@ def profile_of(workload: Workload) -> ModelProfile:
         network=Network(flow=FLOW, machine=MACHINE, latency=LATENCY),
         storage=Storage(write=FLOW, read=FLOW, latency=LATENCY),
         times=Times(
-            start=CREATION_MS / 1000, detection=HEARTBEAT_TIMEOUT_SECONDS, rendezvous=GLOBAL_RENDEZVOUS_MS / 1000,
+            start=CREATION_MS / 1000,
+            detection=HEARTBEAT_TIMEOUT_SECONDS,
+            rendezvous=GLOBAL_RENDEZVOUS_MS / 1000,
             regroup=workload.local_rendezvous_ms / 1000,
         ),
         machine=Machine(memory=16 * 10**9, host_memory=61 * 10**9),
@@ -170,7 +176,7 @@ def profile_of(workload: Workload) -> ModelProfile:
         published=_published(workload),
         task=ProfiledTask(entrypoint=f"bamboo_trainer.models.{model}:build", config=config),
         sources=_sources(workload, samples),
-    )  # fmt: skip
+    )
     return paced(profile)
 
 
@@ -181,11 +187,15 @@ def _repeated(layers: Sequence[T], blocks: int) -> tuple[T, ...]:
 
 def _published(workload: Workload) -> Published:
     return Published(
-        batch=workload.samples, stages=workload.stages, pipelines=PIPELINES,
-        on_demand_stages=workload.on_demand_gpus // PIPELINES, on_demand_pipelines=PIPELINES,
+        batch=workload.samples,
+        stages=workload.stages,
+        pipelines=PIPELINES,
+        on_demand_stages=workload.on_demand_gpus // PIPELINES,
+        on_demand_pipelines=PIPELINES,
         on_demand_seconds=workload.on_demand_seconds,
-        step_seconds={str(count): ms / 1000 for count, ms in sorted(workload.step_ms.items())}, steps=workload.steps,
-    )  # fmt: skip
+        step_seconds={str(count): ms / 1000 for count, ms in sorted(workload.step_ms.items())},
+        steps=workload.steps,
+    )
 
 
 def _sources(workload: Workload, samples: int) -> dict[str, Source]:

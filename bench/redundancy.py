@@ -83,9 +83,12 @@ def document(o: RedundancyOptions, case: Case, variant: Variant, steps: int, sta
     result["spec"]["redundancy"]["replicas"] = variant.replicas
     each = o.forward_ms / o.layers
     result["spec"]["task"]["config"] = {
-        "layers": o.layers * case.stages, "forwardMs": each, "backwardMs": 2 * each,
-        "slowed": [o.layers, 2 * o.layers, case.slow], "ballast": (o.mebibytes << 18) // o.layers,
-    }  # fmt: skip
+        "layers": o.layers * case.stages,
+        "forwardMs": each,
+        "backwardMs": 2 * each,
+        "slowed": [o.layers, 2 * o.layers, case.slow],
+        "ballast": (o.mebibytes << 18) // o.layers,
+    }
     return result
 
 
@@ -101,11 +104,15 @@ async def once(
     whole = o.steps * case.microbatches
     by_stage = [100 * sum(x.cell.stage == s for x in layers) / (whole * o.layers) for s in range(case.stages)]
     facts = {
-        "median": 1e3 * median(gaps), "mean": 1e3 * sum(gaps) / len(gaps), "steps": [1e3 * g for g in gaps],
-        "share": sum(by_stage) / case.stages, "share_by_stage": by_stage,
-        "backwards": 100 * len(backwards) / (whole * case.stages), "held": held_up(done) / o.steps,
+        "median": 1e3 * median(gaps),
+        "mean": 1e3 * sum(gaps) / len(gaps),
+        "steps": [1e3 * g for g in gaps],
+        "share": sum(by_stage) / case.stages,
+        "share_by_stage": by_stage,
+        "backwards": 100 * len(backwards) / (whole * case.stages),
+        "held": held_up(done) / o.steps,
         "others": others[0],
-    }  # fmt: skip
+    }
     return facts, job.losses
 
 
@@ -147,11 +154,19 @@ def report_cost(o: RedundancyOptions, found: dict[str, Any]) -> None:
         share, backwards, held, taken = (
             median([facts[mode][figure] for facts in rounds]) for figure in ("share", "backwards", "held", "others")
         )
-        rows.append([
-            mode, f"{median([facts[mode]['median'] for facts in rounds]):.1f}", f"{median(times):+.2f}",
-            f"{min(times):+.2f} to {max(times):+.2f}", f"{median(by_mean):+.2f}", f"{share:.0f}", f"{backwards:.0f}",
-            f"{held:.1f}", f"{taken:.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                mode,
+                f"{median([facts[mode]['median'] for facts in rounds]):.1f}",
+                f"{median(times):+.2f}",
+                f"{min(times):+.2f} to {max(times):+.2f}",
+                f"{median(by_mean):+.2f}",
+                f"{share:.0f}",
+                f"{backwards:.0f}",
+                f"{held:.1f}",
+                f"{taken:.2f}",
+            ]
+        )
     columns = ["", "step, ms", "cost, %", "min to max", "by mean step", "FRC, %", "BRC, %", "held up", "others' cores"]
     show(f"{case}; {len(rounds)} rounds of {o.steps} steps", columns, rows)
     for mode in map(str, o.modes):
@@ -173,15 +188,27 @@ def report_takeover(o: RedundancyOptions, found: dict[str, Any]) -> None:
         taken = result["takeovers"]
         told = [row["reported"] for row in taken]
         cells = [_spread([row[name] for row in taken], 0) for name in ("without_recompute", "pause")]
-        rows.append([
-            mode, *cells, f"{median([row['calm'] for row in taken]):.0f}", _spread([row["ratio"] for row in taken], 2),
-            *(_spread([t[name] for t in told], 0) for name in ("forwards", "backwards", "reused")),
-            f"{result['others']:.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                mode,
+                *cells,
+                f"{median([row['calm'] for row in taken]):.0f}",
+                _spread([row["ratio"] for row in taken], 2),
+                *(_spread([t[name] for t in told], 0) for name in ("forwards", "backwards", "reused")),
+                f"{result['others']:.2f}",
+            ]
+        )
     columns = [
-        "", "before recomputing, ms", "pause, ms", "undisturbed step", "affected / that", "forwards", "backwards",
-        "reused", "cores others took",
-    ]  # fmt: skip
+        "",
+        "before recomputing, ms",
+        "pause, ms",
+        "undisturbed step",
+        "affected / that",
+        "forwards",
+        "backwards",
+        "reused",
+        "cores others took",
+    ]
     show(f"{Case(**found['case'])}; {o.kills} kills in each mode: median (max)", columns, rows)
 
 
@@ -208,9 +235,15 @@ def command(
     """What each redundancy mode costs while nothing fails, and what it saves when a worker is killed."""
     modes = [OFF, *(Variant(m, n) for m in dict.fromkeys(mode) if m is not OFF.mode for n in replicas)]
     o = RedundancyOptions(
-        forward_ms=forward_ms, layers=layers, steps=steps, repeat=repeat, kills=kills, seed=seed, mebibytes=mebibytes,
+        forward_ms=forward_ms,
+        layers=layers,
+        steps=steps,
+        repeat=repeat,
+        kills=kills,
+        seed=seed,
+        mebibytes=mebibytes,
         modes=modes,
-    )  # fmt: skip
+    )
     cases = [Case(p, p * m, f) for p in stages for m in per_stage for f in slow]
 
     async def body() -> None:

@@ -59,10 +59,13 @@ def job_of(megabytes: int, stages: int) -> Any:
     document["spec"]["task"] = {
         "entrypoint": "_emulated:build_wide",
         "config": {
-            "layers": LAYERS, "forwardMs": config["forwardMs"], "backwardMs": config["backwardMs"], "width": 64,
+            "layers": LAYERS,
+            "forwardMs": config["forwardMs"],
+            "backwardMs": config["backwardMs"],
+            "width": 64,
             "weights": megabytes * 10**6 // (BYTES_EACH * LAYERS),
         },
-    }  # fmt: skip
+    }
     return document
 
 
@@ -71,11 +74,21 @@ async def under_torchrun(document: Any, folder: Path, rng: random.Random) -> dic
     config = folder / "config.json"
     config.write_text(json.dumps({"manifest": document, "folder": str(folder), "every": EVERY}))
     agent = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        "--max-restarts", "3", str(HERE / "_torchrun.py"), str(config),
-        cwd=HERE, env={**os.environ, **ENVIRONMENT},
-        stdout=asyncio.subprocess.DEVNULL, stderr=(folder / "errors").open("wb"),
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(world),
+        "--max-restarts",
+        "3",
+        str(HERE / "_torchrun.py"),
+        str(config),
+        cwd=HERE,
+        env={**os.environ, **ENVIRONMENT},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=(folder / "errors").open("wb"),
+    )
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             first = Attempt(Progress(folder, 0, world), agent)
@@ -95,9 +108,12 @@ async def under_torchrun(document: Any, folder: Path, rng: random.Random) -> dic
         await agent.wait()
     ready, resumed = second.progress.ready(), second.progress.resumed()
     found = {
-        "training": ready - killed, "new": end - killed, "step": calm, "redone": newest + 1 - resumed,
+        "training": ready - killed,
+        "new": end - killed,
+        "step": calm,
+        "redone": newest + 1 - resumed,
         "lost": end - first.progress.ends()[newest] - calm,
-    }  # fmt: skip
+    }
     say(f"torchrun: {found['new']:.2f} s until step {newest + 1}, from checkpoint {resumed}")
     return found
 
@@ -161,9 +177,10 @@ async def under_bamboo(place: Lab, document: Any, rng: random.Random) -> dict[st
     assert kill.killed is not None
     end = job.committed[kill.newest + 1]
     found = {
-        "new": end - kill.killed, "step": kill.calm,
+        "new": end - kill.killed,
+        "step": kill.calm,
         "lost": end - job.committed[kill.newest] - kill.calm,
-    }  # fmt: skip
+    }
     say(f"Bamboo: {found['new']:.2f} s until step {kill.newest + 1}")
     return found
 
@@ -189,15 +206,32 @@ def report(found: Sequence[dict[str, Any]]) -> None:
         def middle(runs: Sequence[dict[str, float]], name: str) -> float:
             return median([run[name] for run in runs])
 
-        rows.append([
-            str(row["megabytes"]), f"{middle(theirs, 'step'):.2f}", f"{middle(theirs, 'training'):.1f}",
-            f"{middle(theirs, 'new'):.1f}", f"{middle(theirs, 'redone'):.0f}", f"{middle(theirs, 'lost'):.1f}",
-            f"{middle(ours, 'step'):.2f}", f"{middle(ours, 'new'):.2f}", f"{middle(ours, 'lost'):.2f}",
-            f"{row['load']:.0f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(row["megabytes"]),
+                f"{middle(theirs, 'step'):.2f}",
+                f"{middle(theirs, 'training'):.1f}",
+                f"{middle(theirs, 'new'):.1f}",
+                f"{middle(theirs, 'redone'):.0f}",
+                f"{middle(theirs, 'lost'):.1f}",
+                f"{middle(ours, 'step'):.2f}",
+                f"{middle(ours, 'new'):.2f}",
+                f"{middle(ours, 'lost'):.2f}",
+                f"{row['load']:.0f}",
+            ]
+        )
     columns = [
-        "state, MB", "torchrun: step", "training", "new", "redone", "lost", "Bamboo: step", "new", "lost", "load",
-    ]  # fmt: skip
+        "state, MB",
+        "torchrun: step",
+        "training",
+        "new",
+        "redone",
+        "lost",
+        "Bamboo: step",
+        "new",
+        "lost",
+        "load",
+    ]
     show("a worker is killed; seconds, medians", columns, rows)
 
 

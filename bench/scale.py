@@ -97,8 +97,11 @@ def _show_without_image(size: Size, figures: Json) -> None:
     lags = [lag for lag in figures["lags"] if lag is not None]
     row = [f"{found:.1f}" for found in (median(lags), quantile(lags, 0.99), max(lags, default=0.0))]
     title = f"{size.jobs} jobs of {size.workers} workers at once, {size.nodes} nodes"
-    show(f"{title}: pod's status to job's status, s", ("median", "p99", "max", "untold"),
-         [[*row, str(size.jobs - len(lags))]])  # fmt: skip
+    show(
+        f"{title}: pod's status to job's status, s",
+        ("median", "p99", "max", "untold"),
+        [[*row, str(size.jobs - len(lags))]],
+    )
     windows = figures["windows"]
     rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
     for name in windows["start"]["cores"]:
@@ -116,9 +119,11 @@ def _show(size: Size, figures: Json) -> None:
     rows = [_latency("one notice", [n for one in figures["single"] for n in one], TARGET_NOTICE)]
     for index, burst in enumerate(figures["bursts"]):
         rows.append(_latency(f"burst {index + 1} of {len(burst)}", burst, TARGET_BURST))
-    show(f"{title}: taint's write to last survivor's plan, ms",
-         ("", "notices", "median", "p99", "max", "target p99", "first survivor, median", "write, median", "unheard"),
-         rows)  # fmt: skip
+    show(
+        f"{title}: taint's write to last survivor's plan, ms",
+        ("", "notices", "median", "p99", "max", "target p99", "first survivor, median", "write, median", "unheard"),
+        rows,
+    )
     windows = figures["windows"]
     rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
     for name in windows["start"]["cores"]:
@@ -163,10 +168,16 @@ def _latency(name: str, notices: list[Json], target: float) -> list[str]:
     written = median([1e3 * n["written"] for n in notices])
     verdict = "met" if last and len(last) == len(notices) and quantile(last, 0.99) <= 1e3 * target else "missed"
     return [
-        name, str(len(notices)), f"{median(last):.0f}", f"{quantile(last, 0.99):.0f}", f"{max(last, default=0):.0f}",
-        f"{1e3 * target:.0f}: {verdict}", f"{median(first):.0f}", f"{written:.0f}",
+        name,
+        str(len(notices)),
+        f"{median(last):.0f}",
+        f"{quantile(last, 0.99):.0f}",
+        f"{max(last, default=0):.0f}",
+        f"{1e3 * target:.0f}: {verdict}",
+        f"{median(first):.0f}",
+        f"{written:.0f}",
         str(len(notices) - len(last)),
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def document(workers: int, *, objective: bool) -> Json:
         "spec": {
             "task": {"entrypoint": "published:build"},
             "training": {
-                "steps": 10_000_000, "globalBatchSize": 4 * workers, "microBatchSize": 1,
+                "steps": 10_000_000,
+                "globalBatchSize": 4 * workers,
+                "microBatchSize": 1,
                 "gradientGroups": max(16, 2 * pipelines),
             },
             "topology": {"stages": STAGES, "pipelines": pipelines},
@@ -57,7 +59,7 @@ def document(workers: int, *, objective: bool) -> Json:
             "redundancy": {"mode": "LazyForward", "placement": "Host"},
             "checkpoint": {"storage": {"uri": "s3://bench/checkpoints"}, "everySteps": 50},
         },
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -107,10 +109,17 @@ class Job:
         if plans and self.state.plan is not before:
             plan = plans[0][1].plan
             whole = len(codec.encode(plans[0][1])) * len(plans)
-            self.made.append({
-                "reason": plan.reason, "workers": len(plans), "bytes": size, "whole": whole,
-                "decision": decided - began, "encoding": encoded - decided, "answers": 0.0,
-            })  # fmt: skip
+            self.made.append(
+                {
+                    "reason": plan.reason,
+                    "workers": len(plans),
+                    "bytes": size,
+                    "whole": whole,
+                    "decision": decided - began,
+                    "encoding": encoded - decided,
+                    "answers": 0.0,
+                }
+            )
         elif self.made:
             self.made[-1]["answers"] += decided - began
         for worker, message in plans:
@@ -162,11 +171,13 @@ def run(
         found.setdefault(one["reason"], []).append(one)
     rows = [
         [
-            reason, str(len(them)), *(f"{median([one[key] for one in them]) / 1e6:.2f}" for key in ("whole", "bytes")),
+            reason,
+            str(len(them)),
+            *(f"{median([one[key] for one in them]) / 1e6:.2f}" for key in ("whole", "bytes")),
             *(f"{1e3 * median([one[key] for one in them]):.1f}" for key in ("decision", "encoding", "answers")),
         ]
         for reason, them in found.items()
-    ]  # fmt: skip
+    ]
     show(
         f"a change with {workers} workers, medians",
         ("plan", "plans", "MB as whole plans", "MB sent", "decision, ms", "encoding, ms", "all answers, ms"),
@@ -178,9 +189,7 @@ def run(
 def _half_hour(workers: int, rate: float, *, objective: bool) -> Json:
     manifest = document(workers, objective=objective)
     trace = generate(Generation(nodes=workers + 2, hours=0.5, removal=rate, addition=0.5), 1)
-    job = JobRun(
-        spec=parse_manifest(manifest), manifest=manifest, profile=read_profile("gpt-2-v100"), trace=trace
-    )  # fmt: skip
+    job = JobRun(spec=parse_manifest(manifest), manifest=manifest, profile=read_profile("gpt-2-v100"), trace=trace)
     began = time.process_time()
     figures = simulate_job(job).figures
     seconds = time.process_time() - began
@@ -191,9 +200,14 @@ def _half_hour(workers: int, rate: float, *, objective: bool) -> Json:
         [[str(figures.steps), f"{figures.preemptions:g}", f"{seconds:.1f}"]],
     )
     return {
-        "machine": machine(), "workers": workers, "rate": rate, "objective": objective, "seconds": seconds,
-        "steps": figures.steps, "preemptions": figures.preemptions,
-    }  # fmt: skip
+        "machine": machine(),
+        "workers": workers,
+        "rate": rate,
+        "objective": objective,
+        "seconds": seconds,
+        "steps": figures.steps,
+        "preemptions": figures.preemptions,
+    }
 
 
 if __name__ == "__main__":

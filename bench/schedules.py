@@ -142,10 +142,13 @@ def run(
     }
     for together, by_name in found.items():
         rows = [
-            [f"{delay:g}", *(f"{steps[delay]:.2f}" for steps in by_name.values()),
-             f"{by_name[ZERO_BUBBLE][delay] / by_name[ZBV][delay]:.3f}"]
+            [
+                f"{delay:g}",
+                *(f"{steps[delay]:.2f}" for steps in by_name.values()),
+                f"{by_name[ZERO_BUBBLE][delay] / by_name[ZBV][delay]:.3f}",
+            ]
             for delay in DELAYS
-        ]  # fmt: skip
+        ]
         how = "all begin a step together" if together else "each worker goes on by itself"
         title = f"A step of {stages} stages and {microbatches} microbatches, in forwards of a stage; {how}"
         show(title, ["way of a boundary", *by_name, f"{ZERO_BUBBLE} / ZBV"], rows)

@@ -29,8 +29,11 @@ def document(pipelines: int, microbatches: int, mebibytes: int, *, shards: bool)
     result["spec"]["topology"] |= {"pipelines": pipelines, "shardOptimizer": shards}
     each = FORWARD_MS / LAYERS
     result["spec"]["task"]["config"] = {
-        "layers": LAYERS, "forwardMs": each, "backwardMs": 2 * each, "ballast": (mebibytes << 18) // LAYERS,
-    }  # fmt: skip
+        "layers": LAYERS,
+        "forwardMs": each,
+        "backwardMs": 2 * each,
+        "ballast": (mebibytes << 18) // LAYERS,
+    }
     return result
 
 
@@ -84,10 +87,15 @@ def report(found: dict[int, list[dict[str, dict[str, float]]]], microbatches: in
     for count, rounds in found.items():
         ratios = sorted(facts["with"]["step"] / facts["without"]["step"] for facts in rounds)
         others = [fact["others"] for facts in rounds for fact in facts.values()]
-        rows.append([
-            str(count), *(f"{median([facts[name]['step'] for facts in rounds]):.0f}" for name in ("without", "with")),
-            f"{median(ratios):.3f}", f"{ratios[0]:.3f} to {ratios[-1]:.3f}", f"{min(others):.2f} to {max(others):.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(count),
+                *(f"{median([facts[name]['step'] for facts in rounds]):.0f}" for name in ("without", "with")),
+                f"{median(ratios):.3f}",
+                f"{ratios[0]:.3f} to {ratios[-1]:.3f}",
+                f"{min(others):.2f} to {max(others):.2f}",
+            ]
+        )
     columns = ["pipelines", "step without, ms", "with", "ratio", "min to max", "cores others took"]
     title = f"{microbatches} microbatches, {mebibytes} MiB of parameters; {len(next(iter(found.values())))} rounds"
     show(title, columns, rows)

@@ -49,14 +49,26 @@ def command(
             taken = result["takeovers"]
             ratios = sorted(row["ratio"] for row in taken)
             calm = f"{median([row['calm'] for row in taken]):.0f}"
-            rows.append([
-                str(count), calm, f"{median(ratios):.2f}", f"{ratios[-1]:.2f}",
-                f"{1 + 1 / (count - 1):.2f}", f"{median([row['next_ratio'] for row in taken]):.2f}",
-                f"{result['others']:.2f}",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    str(count),
+                    calm,
+                    f"{median(ratios):.2f}",
+                    f"{ratios[-1]:.2f}",
+                    f"{1 + 1 / (count - 1):.2f}",
+                    f"{median([row['next_ratio'] for row in taken]):.2f}",
+                    f"{result['others']:.2f}",
+                ]
+            )
         columns = [
-            "pipelines", "calm step, ms", "affected / that", "max", "1 + 1/(D-1)", "next / calm", "cores others took",
-        ]  # fmt: skip
+            "pipelines",
+            "calm step, ms",
+            "affected / that",
+            "max",
+            "1 + 1/(D-1)",
+            "next / calm",
+            "cores others took",
+        ]
         if str(output) != "-":
             show(f"{microbatches} microbatches in {groups} groups; {kills} kills in each case", columns, rows)
         write_json(output, {"machine": machine(), "found": {str(k): v for k, v in found.items()}})

@@ -87,9 +87,14 @@ class Slowdown:
         after = median(gaps(self.after)) if self.after else slow
         found = self.acted - self.later[0] if self.acted else float("nan")
         return {
-            "calm": 1e3 * calm, "slow": 1e3 * slow, "after": 1e3 * after, "slow_speed": calm / slow,
-            "speed": calm / after, "found": found, "layers": self.layers,
-        }  # fmt: skip
+            "calm": 1e3 * calm,
+            "slow": 1e3 * slow,
+            "after": 1e3 * after,
+            "slow_speed": calm / slow,
+            "speed": calm / after,
+            "found": found,
+            "layers": self.layers,
+        }
 
 
 async def slowdown(place: Lab, what: str, stages: int, factor: float) -> dict[str, Any]:
@@ -113,11 +118,18 @@ async def slowdown(place: Lab, what: str, stages: int, factor: float) -> dict[st
 def report(found: dict[str, Any]) -> None:
     rows = [
         [
-            what, f"{f['calm']:.0f}", f"{f['slow']:.0f}", f"{f['slow_speed']:.2f}", f"{f['after']:.0f}",
-            f"{f['speed']:.2f}", f"{f['found']:.1f}", " ".join(map(str, f["layers"])) or "-", f"{f['others']:.2f}",
+            what,
+            f"{f['calm']:.0f}",
+            f"{f['slow']:.0f}",
+            f"{f['slow_speed']:.2f}",
+            f"{f['after']:.0f}",
+            f"{f['speed']:.2f}",
+            f"{f['found']:.1f}",
+            " ".join(map(str, f["layers"])) or "-",
+            f"{f['others']:.2f}",
         ]
         for what, f in found.items()
-    ]  # fmt: skip
+    ]
     columns = ["", "step, ms", "slow, ms", "speed", "after, ms", "speed", "found, s", "layers", "others, cores"]
     show("One worker is slow", columns, rows)
 

@@ -171,10 +171,16 @@ def main(
         figures, idle = run(WAYS[name], megabytes or [1, 10, 30, 100, 300], repeat)
         document[name] = {"sizes": figures, "idle_cpu": idle}
         rows += [
-            [name, f"{f['megabytes']}", f"{f['frame_ms']:.1f}", f"{f['stream_gb_s']:.2f}", f"{f['cpu_s_per_gb']:.2f}",
-             f"{100 * idle:.2f} %"]
+            [
+                name,
+                f"{f['megabytes']}",
+                f"{f['frame_ms']:.1f}",
+                f"{f['stream_gb_s']:.2f}",
+                f"{f['cpu_s_per_gb']:.2f}",
+                f"{100 * idle:.2f} %",
+            ]
             for f in figures
-        ]  # fmt: skip
+        ]
     show("One way on this machine", ["way", "MB", "frame, ms", "stream, GB/s", "CPU s per GB", "idle CPU"], rows)
     write_json(json_file, {"machine": machine(), "ways": document})
 

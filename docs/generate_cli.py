@@ -10,12 +10,34 @@ PAGE = Path(__file__).parent / "cli.md"
 WIDTH = "100"
 
 HERE = (
-    "run", "validate", "plan", "simulate", "profile", "trace", "traces", "checkpoints", "export", "data", "history",
-    "completion", "version",
-)  # fmt: skip
+    "run",
+    "validate",
+    "plan",
+    "simulate",
+    "profile",
+    "trace",
+    "traces",
+    "checkpoints",
+    "export",
+    "data",
+    "history",
+    "completion",
+    "version",
+)
 CLUSTER = (
-    "submit", "list", "status", "top", "events", "logs", "rollout", "suspend", "resume", "delete", "preempt", "page",
-)  # fmt: skip
+    "submit",
+    "list",
+    "status",
+    "top",
+    "events",
+    "logs",
+    "rollout",
+    "suspend",
+    "resume",
+    "delete",
+    "preempt",
+    "page",
+)
 
 HEAD = """\
 # The command line
@@ -85,10 +107,16 @@ def page() -> str:
         parts += [f"### bamboo {name}\n\n```\n{help_of(name)}\n```\n" for name in names]
         if "trace" in names:
             inner = (
-                ("trace", "summary"), ("traces", "show"), ("traces", "convert"), ("traces", "generate"),
-                ("checkpoints", "list"), ("checkpoints", "verify"), ("checkpoints", "prune"),
-                ("data", "tokenize"), ("data", "show"),
-            )  # fmt: skip
+                ("trace", "summary"),
+                ("traces", "show"),
+                ("traces", "convert"),
+                ("traces", "generate"),
+                ("checkpoints", "list"),
+                ("checkpoints", "verify"),
+                ("checkpoints", "prune"),
+                ("data", "tokenize"),
+                ("data", "show"),
+            )
             parts += [f"### bamboo {' '.join(words)}\n\n```\n{help_of(*words)}\n```\n" for words in inner]
     return "\n".join(parts)
 

@@ -72,14 +72,23 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
             "task": {
                 "entrypoint": "bamboo_trainer.models.gpt2:build",
                 "config": {
-                    "vocabulary": WORDS, "positions": max(128, size.length), "width": 512, "heads": 8, "blocks": 9,
-                    "learningRate": 1e-3, "warmupSteps": size.twelfth, "weightDecay": 0.1,
+                    "vocabulary": WORDS,
+                    "positions": max(128, size.length),
+                    "width": 512,
+                    "heads": 8,
+                    "blocks": 9,
+                    "learningRate": 1e-3,
+                    "warmupSteps": size.twelfth,
+                    "weightDecay": 0.1,
                     "data": {"kind": "tokens", "path": str(folder / "train.tokens"), "length": size.length},
                     "evaluation": {"kind": "tokens", "path": str(folder / "validation.tokens")},
                 },
             },
             "training": {
-                "steps": size.steps, "globalBatchSize": size.batch, "microBatchSize": 1, "seed": 1,
+                "steps": size.steps,
+                "globalBatchSize": size.batch,
+                "microBatchSize": 1,
+                "seed": 1,
                 "maxGradientNorm": 1.0,
                 "evaluation": {"everySteps": size.twelfth, "batches": 8},
                 "loggers": [{"name": "tensorboard", "type": "TensorBoard"}],
@@ -89,7 +98,7 @@ def job(folder: Path, size: Size) -> dict[str, Any]:
             "redundancy": {"mode": "LazyForward"},
             "elastic": {"stragglerPolicy": "Ignore"},  # all workers share the cores of one machine
         },
-    }  # fmt: skip
+    }
 
 
 def documents() -> Iterator[tuple[str, str]]:

@@ -26,10 +26,20 @@ settings.load_profile("bamboo")
 ROOT = Path(__file__).parent.parent
 # What takes longest comes first, so that no process is left with a long file at the end.
 FIRST = (
-    "cluster", "test_engine", "test_faults", "test_operator_simulation", "test_cli_commands", "test_unused_parameters",
-    "test_protocol_simulation", "test_examples", "test_compiled_jobs", "test_operator_away", "test_history_run",
-    "test_late_workers", "test_transport",
-)  # fmt: skip
+    "cluster",
+    "test_engine",
+    "test_faults",
+    "test_operator_simulation",
+    "test_cli_commands",
+    "test_unused_parameters",
+    "test_protocol_simulation",
+    "test_examples",
+    "test_compiled_jobs",
+    "test_operator_away",
+    "test_history_run",
+    "test_late_workers",
+    "test_transport",
+)
 
 
 @pytest.hookimpl(trylast=True)

@@ -45,8 +45,11 @@ def prepare() -> None:
         unbuffered = stream.write_through  # as PYTHONUNBUFFERED has it
         sys.stdout = io.TextIOWrapper(
             output if unbuffered else io.BufferedWriter(output),
-            stream.encoding, SHOWN, line_buffering=stream.line_buffering, write_through=unbuffered,
-        )  # fmt: skip
+            stream.encoding,
+            SHOWN,
+            line_buffering=stream.line_buffering,
+            write_through=unbuffered,
+        )
 
 
 class OutputLost(OSError):

@@ -148,10 +148,14 @@ class WorkerFlags:
 
     def settings(self, authority: str) -> WorkerPodSettings:
         return WorkerPodSettings(
-            coordinator_url="", image=self.image, run_as_user=None if self.run_as_user < 0 else self.run_as_user,
-            metadata=self.metadata, network_policy=self.network_policy, disruption_budgets=self.disruption_budgets,
+            coordinator_url="",
+            image=self.image,
+            run_as_user=None if self.run_as_user < 0 else self.run_as_user,
+            metadata=self.metadata,
+            network_policy=self.network_policy,
+            disruption_budgets=self.disruption_budgets,
             authority=authority,
-        )  # fmt: skip
+        )
 
     def marks(self) -> tuple[NodeMark, ...]:
         try:
@@ -243,11 +247,20 @@ def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, leas
     ports.check_url(encrypted=certificate is not None)
     authority = _read("--tls-ca", certificate.trusted) if certificate else ""
     return OperatorOptions(
-        listen=listen, web_listen=web_listen, url=ports.url, namespaces=list(ports.namespace or ()),
-        certificate=certificate, lease=lease.name(), identity=lease.identity or socket.gethostname(),
-        label_active=lease.label_active, workers=workers.settings(authority), key=workers.key(), marks=workers.marks(),
-        node_record=workers.record_place(), prices=workers.price_place(),
-    )  # fmt: skip
+        listen=listen,
+        web_listen=web_listen,
+        url=ports.url,
+        namespaces=list(ports.namespace or ()),
+        certificate=certificate,
+        lease=lease.name(),
+        identity=lease.identity or socket.gethostname(),
+        label_active=lease.label_active,
+        workers=workers.settings(authority),
+        key=workers.key(),
+        marks=workers.marks(),
+        node_record=workers.record_place(),
+        prices=workers.price_place(),
+    )
 
 
 def _address(option: str, text: str) -> tuple[str, int]:

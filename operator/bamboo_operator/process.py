@@ -183,9 +183,16 @@ class _Operator:
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
         await self._prices.looked(FIRST_PRICES_SECONDS)
         shared = SharedResources(
-            cluster=ClusterCache(), gateway=self._gateway, api=self._api, reviews=TokenReviewer(self._reviewer),
-            key=options.key, url=options.url or own, settings=options.workers, marks=options.marks, prices=self._prices,
-        )  # fmt: skip
+            cluster=ClusterCache(),
+            gateway=self._gateway,
+            api=self._api,
+            reviews=TokenReviewer(self._reviewer),
+            key=options.key,
+            url=options.url or own,
+            settings=options.workers,
+            marks=options.marks,
+            prices=self._prices,
+        )
         jobs = self._jobs = JobController(shared)
         if options.node_record:
             self._recorder = NodeRecorder(

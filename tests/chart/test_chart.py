@@ -274,17 +274,20 @@ def test_all_that_selects_the_pod_finds_it(rendered: dict[str, list[Json]]) -> N
         assert ports == {"workers": names.WORKERS_PORT, "web": names.WEB_PORT}
         for document in documents:
             selector = {
-                "Deployment": ("selector", "matchLabels"), "PodDisruptionBudget": ("selector", "matchLabels"),
-                "NetworkPolicy": ("podSelector", "matchLabels"), "Service": ("selector",),
-            }.get(document["kind"])  # fmt: skip
+                "Deployment": ("selector", "matchLabels"),
+                "PodDisruptionBudget": ("selector", "matchLabels"),
+                "NetworkPolicy": ("podSelector", "matchLabels"),
+                "Service": ("selector",),
+            }.get(document["kind"])
             found = document["spec"] if selector else {}
             for key in selector or ():
                 found = found[key]
             assert found.items() <= {**labels, names.LABEL_ACTIVE: "true"}.items(), document["kind"]
         service = one(documents, "Service")["spec"]
         assert {(p["name"], p["port"], p["targetPort"]) for p in service["ports"]} == {
-            ("workers", names.WORKERS_PORT, "workers"), ("web", names.WEB_PORT, "web")
-        }  # fmt: skip
+            ("workers", names.WORKERS_PORT, "workers"),
+            ("web", names.WEB_PORT, "web"),
+        }
 
 
 def test_monitors_find_what_they_measure(rendered: dict[str, list[Json]]) -> None:

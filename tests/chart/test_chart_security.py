@@ -95,8 +95,10 @@ def test_the_pod_is_restricted(rendered: dict[str, list[Json]]) -> None:
         assert pod["securityContext"].get("runAsUser", 1) != 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert own == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys(), name
         assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "secret", "configMap"}
         assert not any("hostPort" in port for port in pod["containers"][0]["ports"])
@@ -123,8 +125,13 @@ def test_workers_and_who_is_named_reach_the_operator_and_nobody_else(rendered: d
 
 def test_secrets_are_in_secrets_only(rendered: dict[str, list[Json]]) -> None:
     documents = rendered["everything"]
-    private = [value for document in documents if document["kind"] == "Secret"
-               for name, value in document["data"].items() if name in ("key", "tls.key")]  # fmt: skip
+    private = [
+        value
+        for document in documents
+        if document["kind"] == "Secret"
+        for name, value in document["data"].items()
+        if name in ("key", "tls.key")
+    ]
     assert len(private) == 3
     shown = json.dumps([document for document in documents if document["kind"] != "Secret"])
     for value in private:
@@ -143,10 +150,16 @@ def test_the_key_is_long_and_another_one_each_time(chart: Helm, rendered: dict[s
 
 def test_what_running_jobs_need_outlives_the_release(rendered: dict[str, list[Json]]) -> None:
     """The certificate need not: another one is made with the authority."""
-    secrets = {document["metadata"]["name"]: document["metadata"]
-               for document in rendered["default"] if document["kind"] == "Secret"}  # fmt: skip
-    kept = [name for name, metadata in secrets.items()
-            if metadata.get("annotations", {}).get("helm.sh/resource-policy") == "keep"]  # fmt: skip
+    secrets = {
+        document["metadata"]["name"]: document["metadata"]
+        for document in rendered["default"]
+        if document["kind"] == "Secret"
+    }
+    kept = [
+        name
+        for name, metadata in secrets.items()
+        if metadata.get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+    ]
     assert sorted(kept) == ["bamboo-operator-ca", "bamboo-operator-key"]
     assert len(secrets) == 3
 
@@ -156,9 +169,15 @@ NAMES = ["bamboo-operator", "bamboo-operator.bamboo-system.svc", "bamboo-operato
 
 @pytest.mark.parametrize(
     ("name", "good"),
-    [*((name, True) for name in NAMES), ("bamboo.example", True), ("10.0.0.1", True), ("fd00::1", True),
-     ("elsewhere.bamboo-system.svc", False), ("10.0.0.2", False)],
-)  # fmt: skip
+    [
+        *((name, True) for name in NAMES),
+        ("bamboo.example", True),
+        ("10.0.0.1", True),
+        ("fd00::1", True),
+        ("elsewhere.bamboo-system.svc", False),
+        ("10.0.0.2", False),
+    ],
+)
 def test_workers_trust_the_certificate_under_its_names_only(
     rendered: dict[str, list[Json]], tmp_path: Path, name: str, good: bool
 ) -> None:

@@ -32,8 +32,10 @@ def test_every_value_is_documented() -> None:
     for path, properties in sections(SCHEMA):
         for name in properties:
             assert f"{path}.{name}".lstrip(".") in documented or (path, name) in UNDOCUMENTED
-    assert all(any(path == f"{at}.{name}".lstrip(".") for at, found in sections(SCHEMA) for name in found)
-               for path in documented)  # fmt: skip
+    assert all(
+        any(path == f"{at}.{name}".lstrip(".") for at, found in sections(SCHEMA) for name in found)
+        for path in documented
+    )
 
 
 UNDOCUMENTED = {

@@ -57,8 +57,11 @@ def test_panels_do_not_overlap(name: str) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard(name)["panels"]:
         place = panel["gridPos"]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
-                 for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken, panel["title"]
         assert place["x"] + place["w"] <= 24, panel["title"]
         taken |= cells

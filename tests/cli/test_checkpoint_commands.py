@@ -48,11 +48,20 @@ def test_a_list_shows_all_there_is(kept):
     listed = json.loads(bamboo("checkpoints", "list", f"file://{folder}", "-o", "json").stdout)
     assert [one["state"] for one in listed] == ["Unfinished", "Complete", "Complete", "Complete", "Damaged"]
     assert listed[1] | {"bytes": 0} == {
-        "folder": manifests[80].place.folder, "step": 80, "attempt": manifests[80].attempt, "state": "Complete",
-        "reason": "", "bytes": 0, "written": manifests[80].created.timestamp(), "job": "small", "layers": 2,
-        "samples": 640, "seed": 3, "digest": manifests[80].digest,
+        "folder": manifests[80].place.folder,
+        "step": 80,
+        "attempt": manifests[80].attempt,
+        "state": "Complete",
+        "reason": "",
+        "bytes": 0,
+        "written": manifests[80].created.timestamp(),
+        "job": "small",
+        "layers": 2,
+        "samples": 640,
+        "seed": 3,
+        "digest": manifests[80].digest,
         "versions": {"bamboo": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
-    }  # fmt: skip
+    }
 
 
 def test_verify_reads_every_file_and_names_the_bad_ones(kept):

@@ -315,10 +315,15 @@ def test_a_terminal_that_is_stopped_or_gone_costs_a_run_nothing(tmp_path: Path, 
     job = write(tmp_path, SPIRALS.replace("steps: 600", "steps: 150"))
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*BAMBOO, "run", job, "--output", "out"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path,
-        env={**os.environ, "TERM": "xterm-256color"}, start_new_session=True,
+        [*BAMBOO, "run", job, "--output", "out"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm-256color"},
+        start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) if not gone else None,
-    ) as run:  # fmt: skip
+    ) as run:
         os.close(theirs)
         assert os.read(ours, 1)
         if gone:

@@ -27,9 +27,12 @@ def completed(*words: str, **environment: str) -> list[str]:
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _bamboo_completion bamboo"
     ask += '; printf "%s\n" "${COMPREPLY[@]}"'
     done = subprocess.run(
-        [bash, "-c", f"{script.stdout}\n{ask}"], capture_output=True, text=True, timeout=60,
+        [bash, "-c", f"{script.stdout}\n{ask}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **environment},
-    )  # fmt: skip
+    )
     assert done.stderr == ""
     return done.stdout.split()
 

@@ -18,9 +18,10 @@ BIN = Path(sys.executable).parent
 def test_kubectl_finds_the_plugin_and_completes_it(tmp_path: Path) -> None:
     with server(Fake(job())) as (url, asked):
         environment = {
-            **os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "KUBECONFIG": str(kubeconfig(tmp_path / "config", url)),
-        }  # fmt: skip
+        }
         kubectl = shutil.which("kubectl", path=environment["PATH"])
         assert kubectl
         found = subprocess.run([kubectl, "bamboo", "list"], capture_output=True, text=True, timeout=60, env=environment)

@@ -131,8 +131,10 @@ def test_events_of_job_and_pods_are_told_in_order() -> None:
     ]
     found = events_of(job_of(job()), of_job, of_pods, ["story-w1"])
     assert [(h.about, h.reason, h.warning) for h in found] == [
-        ("story-w1", "Pulled", False), ("story", "Started", False), ("story-w9", "Killing", True),
-    ]  # fmt: skip
+        ("story-w1", "Pulled", False),
+        ("story", "Started", False),
+        ("story-w9", "Killing", True),
+    ]
 
 
 def test_an_events_time_is_found_in_all_forms() -> None:

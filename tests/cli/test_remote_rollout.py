@@ -91,8 +91,9 @@ def test_it_is_waited_for_until_it_is_over(tmp_path: Path) -> None:
 
     code, printed, _, _ = type_in(tmp_path, Moves(job()), "rollout", "status", "story")
     assert (code, printed.splitlines()) == (
-        0, ["2 of 4 workers of story are of revision abc", "all workers of story are of revision abc"],
-    )  # fmt: skip
+        0,
+        ["2 of 4 workers of story are of revision abc", "all workers of story are of revision abc"],
+    )
     stuck = type_in(tmp_path, Fake(rolling("Progressing")), "rollout", "status", "story", "--timeout", "0s")
     assert stuck[0] != 0
     assert "the rollout of story was not over within 0 s" in stuck[2]

@@ -41,10 +41,20 @@ def test_the_status_page_fits_80_columns_and_says_everything() -> None:
     }
     row = ["story-w0", "story-w1", "story-w1", "story-w3"]
     body = job(
-        state="Degraded", plan=plan(row), lastTakeover=taken, preemptions=1, takeovers=2, restarts=1,
-        conditions=[condition("Accepted", True), condition("WorkersReady", False, "Unschedulable", "2 find no node"),
-                    condition("Running", True), DEGRADED, condition("Failed", False, "NotFailed")],
-    )  # fmt: skip
+        state="Degraded",
+        plan=plan(row),
+        lastTakeover=taken,
+        preemptions=1,
+        takeovers=2,
+        restarts=1,
+        conditions=[
+            condition("Accepted", True),
+            condition("WorkersReady", False, "Unschedulable", "2 find no node"),
+            condition("Running", True),
+            DEGRADED,
+            condition("Failed", False, "NotFailed"),
+        ],
+    )
     told = tuple(events_of(job_of(body), [event("story", "TakenOver", "long " * 30, 9, type="Warning")], [], []))
     text = drawn(render.status(snapshot(body, events=told, missing=("events: permission denied",)), NOW, 80))
     for part in (
@@ -120,15 +130,32 @@ def test_a_list_of_jobs_has_a_line_for_each_and_more_columns_if_wide() -> None:
         "late   Complete  100/1000        1/1      5/5  -                    0  10m",
     ]
     wide = drawn(render.jobs(jobs, NOW, wide=True, namespaces=True), width=200).splitlines()
-    assert wide[1].split() == ["team", "story", "Running", "100/1000", "1/1", "5/5", "-", "0", "10m", "0", "130.1",
-                               "2.5000", "2:05", "0.1234", "2"]  # fmt: skip
+    assert wide[1].split() == [
+        "team",
+        "story",
+        "Running",
+        "100/1000",
+        "1/1",
+        "5/5",
+        "-",
+        "0",
+        "10m",
+        "0",
+        "130.1",
+        "2.5000",
+        "2:05",
+        "0.1234",
+        "2",
+    ]
     assert wide[2].split()[-5:] == ["-", "2.5000", "-", "0.1234", "2"]
 
 
 def test_a_job_that_is_over_says_how_and_complains_of_nothing_else() -> None:
-    over = [condition("WorkersReady", False, "JobOver", "the job is over"),
-            condition("Running", False, "JobOver", "the job is over"),
-            condition("Failed", True, "StageLost", "stage 1 is lost")]  # fmt: skip
+    over = [
+        condition("WorkersReady", False, "JobOver", "the job is over"),
+        condition("Running", False, "JobOver", "the job is over"),
+        condition("Failed", True, "StageLost", "stage 1 is lost"),
+    ]
     text = drawn(render.status(snapshot(job(state="Failed", conditions=over), pods=[]), NOW, 80))
     assert "Failed: stage 1 is lost" in text
     assert "the job is over" not in text

@@ -312,9 +312,11 @@ def prometheus_operator(cluster: Cluster) -> Iterator[None]:
         name = f"{plural}.monitoring.coreos.com"
         schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
         spec = {
-            "group": "monitoring.coreos.com", "scope": "Namespaced", "names": {"kind": kind, "plural": plural},
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural},
             "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-        }  # fmt: skip
+        }
         kept = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
         cluster.api.create({**kept, "metadata": {"name": name}})
         made.append(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")

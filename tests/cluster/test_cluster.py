@@ -102,9 +102,11 @@ def test_containers_get_their_environment_and_volumes(cluster: Cluster, namespac
     settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"colour": "green"}}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"key": "s3cret"}}
     claim = {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    }  # fmt: skip
+    }
     for made in (settings, secret, claim):
         cluster.api.create(made, namespace)
     env = [
@@ -142,18 +144,24 @@ def test_containers_get_their_environment_and_volumes(cluster: Cluster, namespac
 
 def test_a_projected_token_is_accepted_by_token_review(cluster: Cluster, namespace: str) -> None:
     token = {"serviceAccountToken": {"path": "token", "audience": "bamboo", "expirationSeconds": 600}}
-    manifest = pod("token", "cat /var/run/secrets/bamboo/token; sleep 60", {
-        "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/bamboo", "readOnly": True}],
-    })  # fmt: skip
+    manifest = pod(
+        "token",
+        "cat /var/run/secrets/bamboo/token; sleep 60",
+        {
+            "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/bamboo", "readOnly": True}],
+        },
+    )
     manifest["spec"]["volumes"] = [{"name": "token", "projected": {"sources": [token]}}]
     found = run(cluster, namespace, manifest)
     until(lambda: cluster.logs(namespace, "token"))
     verdicts = []
     for audience in ("bamboo", "other"):
         review = {
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "metadata": {},
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "metadata": {},
             "spec": {"token": cluster.logs(namespace, "token"), "audiences": [audience]},
-        }  # fmt: skip
+        }
         verdicts.append(cluster.api.create(review)["status"])
     assert verdicts[0]["authenticated"]
     assert not verdicts[1].get("authenticated")
@@ -204,9 +212,11 @@ def test_deletion_asks_then_kills(cluster: Cluster, namespace: str, script: str,
 def test_a_container_is_restarted_and_probed_and_its_message_is_kept(cluster: Cluster, namespace: str) -> None:
     probe = {"exec": {"command": ["test", "-e", "/bamboo-test/work/up"]}, "periodSeconds": 1}
     container = {
-        "readinessProbe": probe, "terminationMessagePolicy": "FallbackToLogsOnError", "workingDir": "/bamboo-test/work",
+        "readinessProbe": probe,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "workingDir": "/bamboo-test/work",
         "volumeMounts": [{"name": "work", "mountPath": "/bamboo-test/work"}],
-    }  # fmt: skip
+    }
     script = "test -e tried || { touch tried; echo no; exit 7; }; sleep 0.5; touch up; sleep 60"
     manifest = pod("again", script, container, restartPolicy="OnFailure", volumes=[{"name": "work", "emptyDir": {}}])
     cluster.api.create(manifest, namespace)
@@ -228,9 +238,7 @@ def test_a_container_is_restarted_and_probed_and_its_message_is_kept(cluster: Cl
         ({"envFrom": [{"configMapRef": {"name": "missing"}}]}, "CreateContainerConfigError", "Pending"),
     ],
 )
-def test_what_cannot_start_says_why(
-    cluster: Cluster, namespace: str, container: Json, reason: str, phase: str
-) -> None:  # fmt: skip
+def test_what_cannot_start_says_why(cluster: Cluster, namespace: str, container: Json, reason: str, phase: str) -> None:
     cluster.api.create(pod("wrong", "true", container), namespace)
 
     def told(found: Json) -> bool:
@@ -246,10 +254,11 @@ def test_custom_resources_are_stored_and_keep_to_their_schema(cluster: Cluster, 
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"plural": "trials", "singular": "trial", "kind": "Trial"}
     definition = {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
         "metadata": {"name": "trials.test.bamboo.dev"},
         "spec": {"group": "test.bamboo.dev", "scope": "Namespaced", "names": names, "versions": [version]},
-    }  # fmt: skip
+    }
     cluster.api.create(definition)
     path = f"/apis/test.bamboo.dev/v1/namespaces/{namespace}/trials"
     cluster.api.wait(path, lambda found: "items" in found)
@@ -351,9 +360,13 @@ def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
     """Whether it is stopped, or the process that started it dies."""
     mark = f"{end}-{os.getpid()}"
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, mark, end], cwd=Path(__file__).parent, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-    ) as owner:  # fmt: skip
+        [sys.executable, "-c", OWNER, mark, end],
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+    ) as owner:
         try:
             assert owner.stdout is not None
             folder, *pids = owner.stdout.readline().split()

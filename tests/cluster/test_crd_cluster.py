@@ -66,9 +66,11 @@ async def all_of(works: Iterable[Awaitable[str]]) -> list[str]:
 def users(document: Json, name: Any = None) -> Json:
     """What of it a user writes, and without the example's metadata, which are another server's."""
     return {
-        "apiVersion": document["apiVersion"], "kind": document["kind"],
-        "metadata": {"name": name or document["metadata"]["name"]}, "spec": document["spec"],
-    }  # fmt: skip
+        "apiVersion": document["apiVersion"],
+        "kind": document["kind"],
+        "metadata": {"name": name or document["metadata"]["name"]},
+        "spec": document["spec"],
+    }
 
 
 def difference(expected: list[str], server: str) -> str:

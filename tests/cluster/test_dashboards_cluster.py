@@ -196,9 +196,13 @@ def _check_pages(server: Prometheus, operator: Operator) -> None:
 def _check_panels(server: Prometheus, namespace: str, waiting: list[Asked]) -> None:
     """Each of these shows something in the end."""
     variables = {
-        "datasource": "prometheus", "namespace": namespace, "job": "watched", "__rate_interval": "30s",
-        "__range": "10m", "__interval": "5s",
-    }  # fmt: skip
+        "datasource": "prometheus",
+        "namespace": namespace,
+        "job": "watched",
+        "__rate_interval": "30s",
+        "__range": "10m",
+        "__interval": "5s",
+    }
     deadline = time.monotonic() + SECONDS
     while waiting:
         waiting = [asked for asked in waiting if not _finite(server.query(asked.filled(variables)))]

@@ -28,9 +28,18 @@ class Contained(Operator):
         for path in self._folder.iterdir():
             path.chmod(0o644)  # the image's user is neither root nor the one who runs the tests
         return self._built.store.podman(
-            "run", "--rm", "--name", self._name, *confined(tmp=False), "--env", f"KUBECONFIG={self._kubeconfig}",
-            "--volume", f"{self._folder}:{self._folder}:ro", self._built.operator, *arguments,
-        )  # fmt: skip
+            "run",
+            "--rm",
+            "--name",
+            self._name,
+            *confined(tmp=False),
+            "--env",
+            f"KUBECONFIG={self._kubeconfig}",
+            "--volume",
+            f"{self._folder}:{self._folder}:ro",
+            self._built.operator,
+            *arguments,
+        )
 
     def remove(self) -> None:
         call(self._built.store.podman("rm", "--force", "--time", "0", "--ignore", self._name), RUN_SECONDS)

@@ -17,9 +17,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 GATE = "test.dev/budget"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 SECURITY = {
-    "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
-}  # fmt: skip
+}
 
 
 def whole(job: Job) -> Json:
@@ -105,9 +108,11 @@ def more_important(cluster: Cluster, namespace: str, node: str) -> Iterator[None
     cluster.api.request("POST", PRIORITIES, {"metadata": {"name": name}, "value": 1000})
     container = {"image": "x", "command": ["sleep", "1000"], "resources": {"limits": {GPU: "8"}}}
     spec = {
-        "priorityClassName": name, "tolerations": TOLERATE, "nodeSelector": {"kubernetes.io/hostname": node},
+        "priorityClassName": name,
+        "tolerations": TOLERATE,
+        "nodeSelector": {"kubernetes.io/hostname": node},
         "containers": [{"name": "all", **container, "securityContext": SECURITY}],
-    }  # fmt: skip
+    }
     cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "all"}, "spec": spec}, namespace)
     try:
         yield

@@ -140,9 +140,13 @@ def _at_the_end(job: Job, cluster: Cluster) -> None:
     ],
 )
 def test_the_operator_may_die_at_any_time(
-    installed: Cluster, namespace: str, operator: Operator, undisturbed: list[str],
-    until: Callable[[Job, Cluster], None], away: float,
-) -> None:  # fmt: skip
+    installed: Cluster,
+    namespace: str,
+    operator: Operator,
+    undisturbed: list[str],
+    until: Callable[[Job, Cluster], None],
+    away: float,
+) -> None:
     job = Job(installed.api, namespace, disturbed_job("mortal"))
     until(job, installed)
     operator.kill()
@@ -316,9 +320,12 @@ def _hanging(cluster: Cluster) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("absence", [Cluster.without, _hanging])
 def test_the_api_server_may_be_away(
-    installed: Cluster, namespace: str, operator: Operator, undisturbed: list[str],
+    installed: Cluster,
+    namespace: str,
+    operator: Operator,
+    undisturbed: list[str],
     absence: Callable[[Cluster], AbstractContextManager[None]],
-) -> None:  # fmt: skip
+) -> None:
     document = disturbed_job("cut-off")
     job = Job(installed.api, namespace, document)
     job.until("WorkersReady")

@@ -147,9 +147,14 @@ def test_of_two_replicas_both_are_ready_and_the_one_that_works_has_the_label(
     version = "rbac.authorization.k8s.io/v1"
     for made in (
         {"apiVersion": version, "kind": "Role", "metadata": {"name": "label"}, "rules": rules},
-        {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "label"}, "roleRef": role,
-         "subjects": [account]},
-    ):  # fmt: skip
+        {
+            "apiVersion": version,
+            "kind": "RoleBinding",
+            "metadata": {"name": "label"},
+            "roleRef": role,
+            "subjects": [account],
+        },
+    ):
         installed.api.create(made, namespace)
     pods = {o.identity: stand_in(installed, namespace, o.identity) for o in (operator, second)}
 

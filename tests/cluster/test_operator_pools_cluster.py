@@ -17,9 +17,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 POOLS = [
     {"name": "spot", "preset": "Karpenter", "pricePerHour": "0.9"},
-    {"name": "fallback", "capacity": "OnDemand", "preset": "Karpenter", "pricePerHour": "3", "afterSeconds": 4,
-     "revert": True},
-]  # fmt: skip
+    {
+        "name": "fallback",
+        "capacity": "OnDemand",
+        "preset": "Karpenter",
+        "pricePerHour": "3",
+        "afterSeconds": 4,
+        "revert": True,
+    },
+]
 
 
 def test_a_fallback_is_used_and_left_again(installed: Cluster, namespace: str, operator: Operator) -> None:

@@ -43,9 +43,10 @@ def test_pipelines_keep_to_zones_and_their_nodes_are_recorded(
         pools = [{"name": "cheap", "preset": "Karpenter", "pricePerHour": "0.9"}]
         topology = {"stages": 2, "pipelines": 2}
         grid = Job(
-            installed.api, namespace,
+            installed.api,
+            namespace,
             small("grid", gpus=4, topology=topology, spread={"policy": "ZonePerPipeline"}, nodePools=pools),
-        )  # fmt: skip
+        )
         status = grid.until("Running")
         zones = zones_of(installed, grid)
         rows = [{zones[worker] for worker in row} for row in json.loads(status["plan"])["pipelines"]]
@@ -57,9 +58,10 @@ def test_pipelines_keep_to_zones_and_their_nodes_are_recorded(
         installed.delete(lost)
         grid.wait(lambda found: found["preemptions"] > 0)
         single = Job(
-            installed.api, namespace,
+            installed.api,
+            namespace,
             small("single", gpus=1, spread={"policy": "SingleZone"}, nodePools=pools, topology={"stages": 3}),
-        )  # fmt: skip
+        )
         single.until("Running")
         assert len(set(zones_of(installed, single).values())) == 1
     finally:

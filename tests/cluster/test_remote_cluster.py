@@ -55,9 +55,12 @@ class Shell:
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [*BAMBOO, *words, "-n", self.namespace], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*BAMBOO, *words, "-n", self.namespace],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=self.env,
-        )  # fmt: skip
+        )
 
     def file(self, manifest: Json) -> str:
         path = self.folder / f"{manifest['metadata']['name']}.yaml"
@@ -163,9 +166,12 @@ def test_a_watched_job_gives_its_outcome(installed: Cluster, namespace: str, ope
     assert any("Started: training begins: 1 pipeline" in line for line in lines)
     crash = wrapped(small("crash", failurePolicy={"backoffLimit": 0}), ["bash", "-c", "echo the last word; exit 7"])
     done = subprocess.run(
-        [*BAMBOO, "submit", shell.file(crash), "--watch", "--no-load", "-n", namespace], capture_output=True, text=True,
-        timeout=200, env=shell.env,
-    )  # fmt: skip
+        [*BAMBOO, "submit", shell.file(crash), "--watch", "--no-load", "-n", namespace],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=shell.env,
+    )
     assert (done.returncode, "Failed: " in done.stdout, complaints(done.stderr)) == (1, True, ""), done
     failed = Submitted(installed, namespace, "crash")  # with the first one the job has
     failed.until_pods(lambda pods: len(pods) == 2 and all(p["status"].get("phase") == "Failed" for p in pods.values()))
@@ -332,9 +338,12 @@ def operator_pod(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator
     address = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     command = ["python", "-m", "bamboo_operator", "--listen", "$(IP):8765", "--web-listen", "$(IP):8080"]
     container = {
-        "name": "operator", "image": "bamboo/operator", "ports": [{"name": "web", "containerPort": 8080}],
-        "command": [*command, "--namespace", namespace, "--key-file", str(tmp_path / "key")], "env": [address],
-    }  # fmt: skip
+        "name": "operator",
+        "image": "bamboo/operator",
+        "ports": [{"name": "web", "containerPort": 8080}],
+        "command": [*command, "--namespace", namespace, "--key-file", str(tmp_path / "key")],
+        "env": [address],
+    }
     meta = {
         "name": f"operator-{namespace}",
         "namespace": SYSTEM,
@@ -403,11 +412,13 @@ def _may_look(cluster: Cluster, namespace: str) -> None:
     cluster.api.create({"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": [READ]})
     cluster.api.create(
         {
-            "apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": meta,
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta,
             "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "bamboo-page"},
             "subjects": [{"kind": "ServiceAccount", **account}],
         }
-    )  # fmt: skip
+    )
 
 
 def _fetch(url: str, token: str | None) -> tuple[int, str]:

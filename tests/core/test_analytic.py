@@ -10,12 +10,16 @@ from bamboo.profiles.layer_counts import LayerCount, TaskCounts, folded, parse_c
 from bamboo.profiles.profile import ModelProfile, ProfiledTask, ProfileError, parse_profile, to_json
 
 LAYER = LayerCount(
-    forward=(("fp32", 2_000_000_000_000, 8, 3), ("bf16", 0, 9_000_000_000, 1)), backward=(("fp32", 1, 1, 10),),
-    parameters=400, optimizer=800, gradients=400, activations=5, boundary=7, cost=9.0,
-)  # fmt: skip
-COUNTS = TaskCounts(
-    name="x", samples=2, layers=(LAYER,), task=ProfiledTask(entrypoint="a:b"), source="made up"
-)  # fmt: skip
+    forward=(("fp32", 2_000_000_000_000, 8, 3), ("bf16", 0, 9_000_000_000, 1)),
+    backward=(("fp32", 1, 1, 10),),
+    parameters=400,
+    optimizer=800,
+    gradients=400,
+    activations=5,
+    boundary=7,
+    cost=9.0,
+)
+COUNTS = TaskCounts(name="x", samples=2, layers=(LAYER,), task=ProfiledTask(entrypoint="a:b"), source="made up")
 
 
 @pytest.fixture
@@ -48,8 +52,13 @@ def test_layers_have_the_counted_bytes_and_computed_seconds(table: DeviceTable) 
     assert one.backward == pytest.approx(10 * table.launch.seconds)
     assert one.update == pytest.approx((2 * (400 + 800) + 400) / memory, rel=1e-5)
     assert (one.parameters, one.optimizer, one.gradients, one.activations, one.boundary, one.cost) == (
-        400, 800, 400, 5, 7, 9.0,
-    )  # fmt: skip
+        400,
+        800,
+        400,
+        5,
+        7,
+        9.0,
+    )
     assert found.machine.memory == 80 * 10**9
     assert parse_profile("x", to_json(found)) == found, "it is a profile like any other"
     assert "layers.seconds" in found.estimated

@@ -177,9 +177,13 @@ def test_lost_samples_of_steps_that_are_repeated_are_not_lost() -> None:
     root = root_of(world)
     for step in range(world.state.step, 13):
         message = protocol.StepCommitted(
-            step=step, generation=plan_of(world).target.generation, loss=1.0, gradient_norm=1.0, microbatches=6,
+            step=step,
+            generation=plan_of(world).target.generation,
+            loss=1.0,
+            gradient_norm=1.0,
+            microbatches=6,
             seconds=0.1,
-        )  # fmt: skip
+        )
         world.tell(Received(root, message))
     shown = status(world.state, world.now)
     assert (shown.lost_samples, shown.trained_without) == (5 * 2, 5 * 2)

@@ -45,10 +45,19 @@ def test_every_torn_or_changed_manifest_is_found():
             decode(bytes(changed))
 
 
-@given(st.one_of(st.binary(max_size=200), st.recursive(
-    st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["format", "sha256", "manifest", "layers"]), inner, max_size=4), max_leaves=8,
-).map(lambda value: json.dumps(value).encode())))  # fmt: skip
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["format", "sha256", "manifest", "layers"]), inner, max_size=4)
+            ),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode()),
+    )
+)
 def test_anything_else_is_damaged_and_nothing_worse(data):
     with pytest.raises(CheckpointDamaged):
         decode(data)
@@ -84,8 +93,16 @@ def test_a_manifest_that_could_not_be_read_is_not_written():
 def test_a_folder_is_that_of_one_attempt():
     for attempt in (Attempt(0, "a"), Attempt(200, "5f0c2a9b71d4"), Attempt(10**12, "z" * 32), new_attempt(7)):
         assert attempt_of(attempt.folder) == attempt
-    for name in ("step-200-a", "step-000000200", "step-000000200-A", "step-0000000200-a", "xstep-000000200-a",
-                 "step-000000200-a/b", f"step-000000200-{'a' * 33}", "step-9999999999999-a"):  # fmt: skip
+    for name in (
+        "step-200-a",
+        "step-000000200",
+        "step-000000200-A",
+        "step-0000000200-a",
+        "xstep-000000200-a",
+        "step-000000200-a/b",
+        f"step-000000200-{'a' * 33}",
+        "step-9999999999999-a",
+    ):
         assert attempt_of(name) is None
     for step, id in ((-1, "a"), (1, ""), (1, "A"), (1, "a/b"), (10**12 + 1, "a")):
         with pytest.raises(ValueError, match="expected"):

@@ -56,10 +56,13 @@ _FOUND = st.lists(
     st.builds(
         lambda kind, step, id, age: kind(step, id) if kind is not unfinished else unfinished(step, id, NOW - age),
         st.sampled_from([complete, damaged, torn, unreadable, unfinished]),
-        st.integers(0, 6), st.sampled_from("abc"), st.floats(0, 2 * DEAD_AFTER_SECONDS),
+        st.integers(0, 6),
+        st.sampled_from("abc"),
+        st.floats(0, 2 * DEAD_AFTER_SECONDS),
     ),
-    max_size=12, unique_by=lambda one: one.attempt,
-)  # fmt: skip
+    max_size=12,
+    unique_by=lambda one: one.attempt,
+)
 
 
 @given(_FOUND, st.integers(-1, 4), st.sets(st.builds(Attempt, st.integers(0, 6), st.sampled_from("abc"))))

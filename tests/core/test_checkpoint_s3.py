@@ -38,10 +38,14 @@ def endpoint():
 def client(endpoint, monkeypatch, tmp_path):
     """Of an empty server. What this machine knows of AWS is not used."""
     for name, value in {
-        "AWS_ACCESS_KEY_ID": "anybody", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": endpoint, "AWS_CONFIG_FILE": str(tmp_path / "no"), "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ACCESS_KEY_ID": "anybody",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_CONFIG_FILE": str(tmp_path / "no"),
+        "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no"),
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3")
     client.create_bucket(Bucket="bucket")
@@ -125,8 +129,10 @@ def test_a_writer_killed_in_the_middle_of_s3_leaves_no_torn_checkpoint(client):
     client.put_object(Bucket="bucket", Key=f"run/{torn.place.part(1)}", Body=b"half")
     found = store.list()
     assert [(one.attempt.step, one.state) for one in found] == [
-        (60, FoundState.DAMAGED), (40, FoundState.UNFINISHED), (20, FoundState.COMPLETE),
-    ]  # fmt: skip
+        (60, FoundState.DAMAGED),
+        (40, FoundState.UNFINISHED),
+        (20, FoundState.COMPLETE),
+    ]
     with pytest.raises(CheckpointDamaged, match=rf"s3://bucket/run/{torn.place.part(1)} has 4 bytes, expected 340"):
         store.read_part(torn, 1)
     assert choose(found, DIGEST).manifest.step == 20

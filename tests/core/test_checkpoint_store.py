@@ -96,8 +96,13 @@ def test_each_kind_of_damage_is_found_and_named(place):
     files.write(manifests[50].place.manifest, [files.read(manifests[60].place.manifest, 0, 10**6)])
     found = {one.attempt.step: one for one in store.list()}
     assert {step: one.state.value for step, one in found.items()} == {
-        60: "Complete", 50: "Damaged", 40: "Damaged", 30: "Complete", 20: "Damaged", 10: "Damaged",
-    }  # fmt: skip
+        60: "Complete",
+        50: "Damaged",
+        40: "Damaged",
+        30: "Complete",
+        20: "Damaged",
+        10: "Damaged",
+    }
     assert found[10].reason == "layer-00001.safetensors is missing"
     assert (
         found[20].reason
@@ -162,8 +167,9 @@ def test_files_of_a_folder_are_durable_before_they_have_their_name(tmp_path, mon
     store.commit(make_manifest(attempt, [part]))
     assert steps == [("fsync", "manifest"), ("link", "manifest"), ("fsync", folder)]
     assert sorted(path.name for path in (tmp_path / "run" / folder).iterdir()) == [
-        "layer-00000.safetensors", "manifest.json",
-    ]  # fmt: skip
+        "layer-00000.safetensors",
+        "manifest.json",
+    ]
 
 
 def test_a_file_system_without_hard_links_keeps_manifests_too(tmp_path, monkeypatch):

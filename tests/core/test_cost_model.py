@@ -40,9 +40,12 @@ def test_a_run_agrees_with_the_published_program_to_the_last_digit(row: dict[str
         else ResearchOptions(steps=workload.steps)
     )
     made_up = ResearchRun(
-        workload=workload, seed=int(row["seed"]), rate=float(row["rate"]), start_hour=int(row["start_hour"]),
+        workload=workload,
+        seed=int(row["seed"]),
+        rate=float(row["rate"]),
+        start_hour=int(row["start_hour"]),
         options=options,
-    )  # fmt: skip
+    )
 
     def figures() -> dict[str, float]:
         if row["recording"]:

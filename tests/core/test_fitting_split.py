@@ -28,11 +28,16 @@ def figures(layers: list[tuple[float, int, int]]) -> ModelFigures:
     """Seconds, bytes of parameters and of what a microbatch in flight keeps."""
     made = tuple(
         Layer(
-            forward=seconds / 3, backward=2 * seconds / 3, parameters=state, optimizer=2 * state, gradients=state,
-            activations=kept, boundary=1,
+            forward=seconds / 3,
+            backward=2 * seconds / 3,
+            parameters=state,
+            optimizer=2 * state,
+            gradients=state,
+            activations=kept,
+            boundary=1,
         )
         for seconds, state, kept in layers
-    )  # fmt: skip
+    )
     return ModelFigures(layers=made, network=NETWORK)
 
 
@@ -67,9 +72,11 @@ def test_a_wide_layer_gets_a_stage_with_fewer_others(mode: str) -> None:
 
 @given(
     layers=st.lists(st.tuples(st.floats(0.01, 1.0), st.integers(1, 50), st.integers(0, 20)), min_size=4, max_size=8),
-    stages=st.integers(2, 4), mode=st.sampled_from(["None", "LazyForward", "EagerForward"]),
-    schedule=st.sampled_from(["1F1B", "ZBH1"]), share=st.floats(0.0, 1.0),
-)  # fmt: skip
+    stages=st.integers(2, 4),
+    mode=st.sampled_from(["None", "LazyForward", "EagerForward"]),
+    schedule=st.sampled_from(["1F1B", "ZBH1"]),
+    share=st.floats(0.0, 1.0),
+)
 def test_it_fits_and_is_about_as_fast_as_the_fastest_that_does(
     layers: list[tuple[float, int, int]], stages: int, mode: str, schedule: str, share: float
 ) -> None:

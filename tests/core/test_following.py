@@ -390,9 +390,15 @@ def wide_first_layer(wide: int, flying: int, memory: int, **options: Any) -> Slo
     costs = (0.05, *(1.0 for _ in range(7)))
     bounds = {"objective": "Throughput", "minStages": 3, "maxStages": 3, "maxWorkers": 6, "maxPipelines": 1}
     world = Slowed(
-        3, 1, 0, checkpoint={}, schedule="1F1B", elastic={**bounds, **options.pop("elastic", {})},
-        profile=protocol.Profile(costs=costs, sizes=costs, layers=layers, memory=memory), **options,
-    )  # fmt: skip
+        3,
+        1,
+        0,
+        checkpoint={},
+        schedule="1F1B",
+        elastic={**bounds, **options.pop("elastic", {})},
+        profile=protocol.Profile(costs=costs, sizes=costs, layers=layers, memory=memory),
+        **options,
+    )
     world.work[0] = 0.05
     world.train(40)
     return world

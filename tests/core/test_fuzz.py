@@ -80,9 +80,13 @@ CELLS = st.builds(Cell, NUMBERS, NUMBERS)
 CHECKPOINTS = st.builds(CheckpointId, step=NUMBERS, id=st.sampled_from(["a", "b", "", "A b"]))
 FILES = st.builds(CheckpointPart, layer=NUMBERS, file=st.text(max_size=3), bytes=NUMBERS, sha256=DIGESTS)
 TIMES = st.builds(
-    StageTimes, layers=st.tuples(NUMBERS, NUMBERS), forward=FLOATS, backward=FLOATS,
-    each=st.lists(FLOATS, max_size=3).map(tuple), microbatches=NUMBERS,
-)  # fmt: skip
+    StageTimes,
+    layers=st.tuples(NUMBERS, NUMBERS),
+    forward=FLOATS,
+    backward=FLOATS,
+    each=st.lists(FLOATS, max_size=3).map(tuple),
+    microbatches=NUMBERS,
+)
 SUMS = st.sampled_from(["0" * 16, "f" * 16, "", "0" * 17])
 PLACES = st.builds(verification.ForwardPlace, cell=CELLS, step=NUMBERS, microbatch=NUMBERS)
 SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
@@ -91,29 +95,41 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         protocol.Profile, costs=st.lists(FLOATS, max_size=9).map(tuple) | st.just((1.0,) * 20_000)
     ),
     protocol.Heartbeat: st.builds(
-        protocol.Heartbeat, step=NUMBERS, doing=st.text(), busy=FLOATS,
+        protocol.Heartbeat,
+        step=NUMBERS,
+        doing=st.text(),
+        busy=FLOATS,
         memory=st.none() | st.builds(Memory, log=NUMBERS),
-        times=st.none() | st.lists(TIMES, max_size=3).map(tuple), headroom=st.none() | FLOATS,
+        times=st.none() | st.lists(TIMES, max_size=3).map(tuple),
+        headroom=st.none() | FLOATS,
     ),
     protocol.PeerDown: st.builds(protocol.PeerDown, peer=WORKERS),
     protocol.PeerUp: st.builds(protocol.PeerUp, peer=WORKERS),
     protocol.PlanApplied: st.builds(protocol.PlanApplied, epoch=NUMBERS),
     protocol.ReplicaSynced: st.builds(protocol.ReplicaSynced, cell=CELLS, replica=WORKERS),
-    protocol.Report: st.builds(
-        protocol.Report, committed=NUMBERS, held=st.dictionaries(NUMBERS, NUMBERS, max_size=3)
-    ),
+    protocol.Report: st.builds(protocol.Report, committed=NUMBERS, held=st.dictionaries(NUMBERS, NUMBERS, max_size=3)),
     protocol.LeftBehind: st.builds(protocol.LeftBehind, cell=CELLS),
     protocol.StepCommitted: st.builds(
-        protocol.StepCommitted, step=NUMBERS, generation=NUMBERS, loss=st.none() | FLOATS, gradient_norm=FLOATS,
-        microbatches=NUMBERS, seconds=FLOATS, learning_rate=st.none() | FLOATS,
-        checkpoint=st.none() | st.tuples(NUMBERS, CHECKPOINTS), skipped=st.booleans(),
+        protocol.StepCommitted,
+        step=NUMBERS,
+        generation=NUMBERS,
+        loss=st.none() | FLOATS,
+        gradient_norm=FLOATS,
+        microbatches=NUMBERS,
+        seconds=FLOATS,
+        learning_rate=st.none() | FLOATS,
+        checkpoint=st.none() | st.tuples(NUMBERS, CHECKPOINTS),
+        skipped=st.booleans(),
         metrics=st.dictionaries(st.text(), st.none() | FLOATS, max_size=3),
     ),
     protocol.Evaluated: st.builds(
         protocol.Evaluated, step=NUMBERS, metrics=st.dictionaries(st.text(), st.none() | FLOATS, max_size=3)
     ),
     protocol.CheckpointFound: st.builds(
-        protocol.CheckpointFound, number=NUMBERS, checkpoint=st.none() | CHECKPOINTS, problem=st.just("") | st.text(),
+        protocol.CheckpointFound,
+        number=NUMBERS,
+        checkpoint=st.none() | CHECKPOINTS,
+        problem=st.just("") | st.text(),
         passed=st.lists(st.text(), max_size=2).map(tuple) | st.just(("newer",) * 101),
     ),
     protocol.CheckpointBegun: st.builds(protocol.CheckpointBegun, number=NUMBERS, checkpoint=CHECKPOINTS),
@@ -128,8 +144,15 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         protocol.RestoreFailed, origin=NUMBERS, checkpoint=CHECKPOINTS, message=st.text(), damaged=st.booleans()
     ),
     protocol.TakenOver: st.builds(
-        protocol.TakenOver, epoch=NUMBERS, cell=CELLS, step=NUMBERS, reform_ms=FLOATS, recompute_ms=FLOATS,
-        forwards=NUMBERS, backwards=NUMBERS, reused=NUMBERS,
+        protocol.TakenOver,
+        epoch=NUMBERS,
+        cell=CELLS,
+        step=NUMBERS,
+        reform_ms=FLOATS,
+        recompute_ms=FLOATS,
+        forwards=NUMBERS,
+        backwards=NUMBERS,
+        reused=NUMBERS,
     ),
     protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=DIGESTS),
     protocol.NoticeReceived: st.builds(protocol.NoticeReceived, seconds=FLOATS),
@@ -147,7 +170,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     ),
     verification.ForwardSum: st.builds(verification.ForwardSum, place=PLACES, sum=SUMS),
     protocol.Bye: st.just(protocol.Bye()),
-}  # fmt: skip
+}
 SAYING = st.builds(Received, WORKERS, st.one_of(*SAID.values()))
 
 # Plans: sound ones in which something has been put into another one's place, or left out, or doubled.
@@ -226,11 +249,15 @@ def hellos(draw: st.DrawFn) -> WorkerJoined:
         plan = msgspec.structs.replace(plan, **{name: draw(damaged(getattr(plan, name), name)) for name in changed})
     return WorkerJoined(
         protocol.Hello(
-            worker=draw(WORKERS | st.just("w9")), host=draw(st.text(max_size=3)), port=draw(NUMBERS),
-            zone=draw(st.text(max_size=3)), pid=draw(NUMBERS), plan=plan,
+            worker=draw(WORKERS | st.just("w9")),
+            host=draw(st.text(max_size=3)),
+            port=draw(NUMBERS),
+            zone=draw(st.text(max_size=3)),
+            pid=draw(NUMBERS),
+            plan=plan,
             platform=Platform(torch=draw(st.sampled_from(["", "2", "x" * 300])), data_plane=draw(st.just(0) | NUMBERS)),
         )
-    )  # fmt: skip
+    )
 
 
 def damaged(value: Any, part: str) -> st.SearchStrategy[Any]:

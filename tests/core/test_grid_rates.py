@@ -35,9 +35,12 @@ def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
 
 @example(seconds=[1.0, 1.0, 0.25], workers=9, microbatches=10, rate=1e3, fewest=1)  # what is reduced takes the time
 @given(
-    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6), workers=st.integers(0, 9),
-    microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), fewest=st.integers(1, 3),
-)  # fmt: skip
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6),
+    workers=st.integers(0, 9),
+    microbatches=st.integers(3, 20),
+    rate=st.sampled_from([1e3, 1e5, 1e12]),
+    fewest=st.integers(1, 3),
+)
 def test_no_grid_within_the_bounds_is_faster_by_a_tenth_than_the_first(
     seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int
 ) -> None:
@@ -83,20 +86,27 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["EagerForward", "EagerBackward", "LazyForward", "None"])
 @given(
-    seconds=st.lists(st.floats(0.001, 1.0), min_size=4, max_size=6), workers=st.integers(1, 20),
-    microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), devices=st.integers(1, 2),
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=4, max_size=6),
+    workers=st.integers(1, 20),
+    microbatches=st.integers(3, 20),
+    rate=st.sampled_from([1e3, 1e5, 1e12]),
+    devices=st.integers(1, 2),
     reproducible=st.booleans(),
-)  # fmt: skip
+)
 def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
     mode: str, seconds: list[float], workers: int, microbatches: int, rate: float, devices: int, reproducible: bool
 ) -> None:
     """Of pipelines that are all alike only one of each number of microbatches is looked at."""
     spec = parse_manifest(
         manifest(
-            2, 2, microbatches, mode, elastic={"objective": "Throughput", "minStages": 1, "maxStages": 6},
+            2,
+            2,
+            microbatches,
+            mode,
+            elastic={"objective": "Throughput", "minStages": 1, "maxStages": 6},
             worker={"devices": devices},
         )
-    )  # fmt: skip
+    )
     spec = replace(spec, training=replace(spec.training, reproducible=reproducible, gradient_groups=None))
     layers = tuple(
         Layer(forward=one, backward=2 * one, update=one / 8, parameters=400, optimizer=800, gradients=400, boundary=100)
@@ -114,9 +124,12 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
 
 
 @given(
-    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6), workers=st.integers(0, 20),
-    microbatches=st.integers(3, 20), rate=st.sampled_from([1e3, 1e5, 1e12]), memory=st.sampled_from([None, 4000]),
-)  # fmt: skip
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6),
+    workers=st.integers(0, 20),
+    microbatches=st.integers(3, 20),
+    rate=st.sampled_from([1e3, 1e5, 1e12]),
+    memory=st.sampled_from([None, 4000]),
+)
 def test_the_fastest_grid_of_some_stages_is_the_first_of_the_best(
     seconds: list[float], workers: int, microbatches: int, rate: float, memory: int | None
 ) -> None:
@@ -142,10 +155,17 @@ def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> Non
     document["spec"]["training"]["gradientGroups"] = 20
     spec, sizes = parse_manifest(document), (9, 2, 5, 7, 3, 8)
     layers = tuple(
-        Layer(forward=1.0, backward=2.0, parameters=size, optimizer=size, gradients=size, activations=100 * size,
-              boundary=10)
+        Layer(
+            forward=1.0,
+            backward=2.0,
+            parameters=size,
+            optimizer=size,
+            gradients=size,
+            activations=100 * size,
+            boundary=10,
+        )
         for size in sizes
-    )  # fmt: skip
+    )
     figures, grids, differ = ModelFigures(layers=layers, network=NETWORK), (Grid(4, 20), Grid(4, 16)), 0
     for memory in range(1000, 12_000, 100):
         together = GridRates(figures, spec, memory)

@@ -34,8 +34,11 @@ def test_states_travel_one_after_the_other_from_their_owner() -> None:
     after = msgspec.structs.replace(PLAN, epoch=2, pipelines=(row,), workers=workers)
     coming = states.follow(after, 100.0)
     assert [(one.worker, one.stage, one.at, one.transfer.sender) for one in coming] == [
-        ("n0", 0, 102.0, FIRST), ("n1", 0, 104.0, FIRST), ("n0", 1, 102.0, SECOND), ("n1", 1, 104.0, SECOND)
-    ]  # fmt: skip
+        ("n0", 0, 102.0, FIRST),
+        ("n1", 0, 104.0, FIRST),
+        ("n0", 1, 102.0, SECOND),
+        ("n1", 1, 104.0, SECOND),
+    ]
     assert states.follow(after, 101.0) == [], "they are on their way"
     assert not states.has("n0", 0)
     assert states.arrived("n0", 0, 102.0)

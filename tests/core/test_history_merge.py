@@ -106,8 +106,10 @@ def test_a_history_is_shown_with_its_evaluations(tmp_path):
     path = tmp_path / "history.jsonl"
     path.write_bytes(to_lines([step(1), step(2), evaluated(2, x=0.5)]))
     assert [line.split("  ", 1)[1] for line in shown(path).splitlines()] == [
-        "step 1, loss 1.0, gradient norm 0.5", "step 2, loss 0.5, gradient norm 0.5", "after step 2, evaluation x 0.5"
-    ]  # fmt: skip
+        "step 1, loss 1.0, gradient norm 0.5",
+        "step 2, loss 0.5, gradient norm 0.5",
+        "after step 2, evaluation x 0.5",
+    ]
 
 
 def test_the_files_of_older_and_newer_writers_are_one_history(tmp_path):
@@ -116,14 +118,20 @@ def test_the_files_of_older_and_newer_writers_are_one_history(tmp_path):
     HistoryFiles(str(tmp_path)).write(HistoryFile(1, 5, 0), [step(3), step(4), evaluated(4, x=0.25)])
     text = [line.split("  ", 1)[1] for line in shown(tmp_path).splitlines()]
     assert text == [
-        "step 1, loss 1.0, gradient norm 0.5", "step 2, loss 0.5, gradient norm 0.5", "after step 2, evaluation x 0.5",
-        "step 3, loss 0.333333, gradient norm 0.5", "step 4, loss 0.25, gradient norm 0.5",
+        "step 1, loss 1.0, gradient norm 0.5",
+        "step 2, loss 0.5, gradient norm 0.5",
+        "after step 2, evaluation x 0.5",
+        "step 3, loss 0.333333, gradient norm 0.5",
+        "step 4, loss 0.25, gradient norm 0.5",
         "after step 4, evaluation x 0.25",
-    ]  # fmt: skip
+    ]
     table = [line.split(",") for line in shown(tmp_path, "-o", "csv").splitlines()]
     assert [(row[1], row[3], row[-1]) for row in table[1:]] == [
-        ("1", "1.0", ""), ("2", "0.5", "0.5"), ("3", "0.3333333333333333", ""), ("4", "0.25", "0.25")
-    ]  # fmt: skip
+        ("1", "1.0", ""),
+        ("2", "0.5", "0.5"),
+        ("3", "0.3333333333333333", ""),
+        ("4", "0.25", "0.25"),
+    ]
     lines = [json.loads(line) for line in shown(tmp_path, "-o", "json").splitlines()]
     assert lines[0] == {"kind": "history", "version": 2}
     assert [line["step"] for line in lines[1:]] == [1, 2, 2, 3, 4, 4]

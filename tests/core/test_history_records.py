@@ -22,8 +22,9 @@ def test_a_file_that_counted_steps_from_0_is_read_as_one_that_counts_them_from_1
     assert from_lines(to_lines(read), "f") == read, "it is written as the newest version"
     both = FROM_ZERO.replace(b'"loss":0.5', b'"evaluation":{"x":2.0},"loss":0.5')
     assert from_lines(both, "f")[1:3] == [
-        EvaluationRecord(attempt=1, step=1, time=1002.0, metrics={"x": 2.0}), step(2, samples=8)
-    ]  # fmt: skip
+        EvaluationRecord(attempt=1, step=1, time=1002.0, metrics={"x": 2.0}),
+        step(2, samples=8),
+    ]
     gap = b'{"kind":"gap","attempt":1,"time":1.0,"first":0,"last":2,"message":"m"}\n'
     assert from_lines(gap, "f") == [GapRecord(attempt=1, time=1.0, first=1, last=3, message="m")]
     assert from_lines(FROM_ZERO + to_lines([step(3)]), "f")[-1] == step(3), "files may be joined"

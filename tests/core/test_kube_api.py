@@ -21,10 +21,12 @@ from remote_kit import Asked, job, kubeconfig, refusal, server
     [
         ({"token": "t"}, {"Authorization": "Bearer t"}),
         ({"username": "u", "password": "p"}, {"Authorization": "Basic dTpw"}),
-        ({"token": "t", "as": "her", "as-groups": ["g"], "as-user-extra": {"why": ["x"]}},
-         {"Impersonate-User": "her", "Impersonate-Group": "g", "Impersonate-Extra-why": "x"}),
+        (
+            {"token": "t", "as": "her", "as-groups": ["g"], "as-user-extra": {"why": ["x"]}},
+            {"Impersonate-User": "her", "Impersonate-Group": "g", "Impersonate-Extra-why": "x"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_server_sees_who_asks(tmp_path: Path, user: Any, headers: dict[str, str]) -> None:
     with server(lambda asked: (200, job())) as (url, seen):
         ask(config.load(str(kubeconfig(tmp_path / "c", url, user))), lambda api: api.job("team", "story"))
@@ -88,9 +90,24 @@ def answer_none() -> Any:
 
 
 def _pair(folder: Path) -> tuple[str, str]:
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-               "-subj", "/CN=x", "-days", "2",
-               "-keyout", str(folder / "key"), "-out", str(folder / "cert")]  # fmt: skip
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=x",
+        "-days",
+        "2",
+        "-keyout",
+        str(folder / "key"),
+        "-out",
+        str(folder / "cert"),
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=30)
     except FileNotFoundError:

@@ -66,18 +66,25 @@ def test_a_busy_server_is_asked_again_as_often_as_was_chosen_and_each_request_is
 def test_an_answer_is_an_object_in_json_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGEST_ANSWER", 1 << 20)
     answers = {
-        "/object": (200, {"a": 1}), "/nothing": (200, b""), "/list": (200, [1]), "/page": (200, b"<html>"),
-        "/refused": (503, b"<html>"), "/nested": (200, b"[" * 100_000), "/large": (200, b" " * (2 << 20)),
-    }  # fmt: skip
+        "/object": (200, {"a": 1}),
+        "/nothing": (200, b""),
+        "/list": (200, [1]),
+        "/page": (200, b"<html>"),
+        "/refused": (503, b"<html>"),
+        "/nested": (200, b"[" * 100_000),
+        "/large": (200, b" " * (2 << 20)),
+    }
 
     async def script(connection: Connection) -> None:
         assert await connection.call("GET", "/object") == {"a": 1}
         assert await connection.call("GET", "/nothing") == {}
         assert await connection.call("GET", "/list") == {}
         for path, status, reason in (
-            ("/page", 200, "NotJson"), ("/nested", 200, "NotJson"), ("/refused", 503, "Service Unavailable"),
+            ("/page", 200, "NotJson"),
+            ("/nested", 200, "NotJson"),
+            ("/refused", 503, "Service Unavailable"),
             ("/large", 200, "TooLarge"),
-        ):  # fmt: skip
+        ):
             with pytest.raises(ApiError) as error:
                 await connection.call("GET", path)
             assert (error.value.status, error.value.reason) == (status, reason)

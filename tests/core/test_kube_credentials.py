@@ -72,8 +72,10 @@ def test_a_plugin_is_run_once_and_again_when_its_token_is_refused(
         ask(config.load(str(kubeconfig(tmp_path / "c", url, exec_user(tmp_path)))), thrice)
     assert [one.headers["Authorization"][-4:] for one in seen] == ["p1-x", "p2-x", "p2-x", "p2-x"]
     assert json.loads(Path("info").read_text()) == {
-        "apiVersion": V1, "kind": "ExecCredential", "spec": {"interactive": False},
-    }  # fmt: skip
+        "apiVersion": V1,
+        "kind": "ExecCredential",
+        "spec": {"interactive": False},
+    }
 
 
 def test_a_token_that_has_expired_is_renewed_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +147,9 @@ def test_a_plugin_that_wants_the_cluster_is_told_of_it() -> None:
     assert told["spec"] == {
         "interactive": True,
         "cluster": {
-            "server": "https://a", "certificate-authority-data": "Q0E=", "tls-server-name": "n", "config": {"k": 1},
+            "server": "https://a",
+            "certificate-authority-data": "Q0E=",
+            "tls-server-name": "n",
+            "config": {"k": 1},
         },
-    }  # fmt: skip
+    }

@@ -117,9 +117,14 @@ def looking(plan: Plan, live: dict[str, Peer], leaving: dict[str, Urgency] | Non
     synced = frozenset((cell, w) for cell in plan.cells() for w in plan.at(cell).replicas)
     plan = msgspec.structs.replace(plan, workers=tuple({**{p.worker: p for p in plan.workers}, **live}.values()))
     return PlanningView(
-        plan=plan, live=live, leaving=leaving or {}, synced=synced, redundancy=RedundancySpec(), pipelines=1,
+        plan=plan,
+        live=live,
+        leaving=leaving or {},
+        synced=synced,
+        redundancy=RedundancySpec(),
+        pipelines=1,
         generation=0,
-    )  # fmt: skip
+    )
 
 
 def test_who_heals_a_pipeline_is_on_another_node_than_the_owners_around() -> None:

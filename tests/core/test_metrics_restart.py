@@ -56,9 +56,14 @@ COUNTED = (  # over the hour; what happened while nobody looked is not
 def state(step: int, trained: int) -> Any:
     """A coordinator's, as far as it is counted."""
     return SimpleNamespace(
-        step=step, spec=job(training=SPEC["training"]), plan=None, step_seconds=(), usual_step=None,
-        lost_microbatches=0, trained=trained,
-    )  # fmt: skip
+        step=step,
+        spec=job(training=SPEC["training"]),
+        plan=None,
+        step_seconds=(),
+        usual_step=None,
+        lost_microbatches=0,
+        trained=trained,
+    )
 
 
 class Minutes:

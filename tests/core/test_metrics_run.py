@@ -34,8 +34,9 @@ def test_a_run_is_scraped(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    (example,) = re.findall(r"```yaml\n(scrape_configs:\n  - job_name: bamboo-run.*?)```",
-                            (ROOT / "docs/metrics.md").read_text(), re.DOTALL)  # fmt: skip
+    (example,) = re.findall(
+        r"```yaml\n(scrape_configs:\n  - job_name: bamboo-run.*?)```", (ROOT / "docs/metrics.md").read_text(), re.DOTALL
+    )
     config = yaml.safe_load(example.replace("127.0.0.1:9090", f"127.0.0.1:{port}"))
     config["global"] = {"scrape_interval": "1s"}
     command = [sys.executable, "-m", "bamboo", "run", str(tmp_path / "job.yaml"), "--quiet"]

@@ -18,11 +18,22 @@ from operator_kit import job, said
 
 TAKEOVERS = tuple(
     Takeover(
-        epoch=2, victim="w1", worker="w0", pipeline=0, stage=1, step=7, notice=notice, decide_ms=1.0, reform_ms=20.0,
-        recompute_ms=79.0, forwards=2, backwards=3, reused=1,
+        epoch=2,
+        victim="w1",
+        worker="w0",
+        pipeline=0,
+        stage=1,
+        step=7,
+        notice=notice,
+        decide_ms=1.0,
+        reform_ms=20.0,
+        recompute_ms=79.0,
+        forwards=2,
+        backwards=3,
+        reused=1,
     )
     for notice in (True, False, False)
-)  # fmt: skip
+)
 
 
 JOB = ("default", "tiny")
@@ -30,14 +41,23 @@ JOB = ("default", "tiny")
 
 def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     status = said(
-        takeovers=TAKEOVERS, preemptions=3, notices=1, lost_samples=4, restarts=2, unprotected=("pipeline 0 stage 1",),
+        takeovers=TAKEOVERS,
+        preemptions=3,
+        notices=1,
+        lost_samples=4,
+        restarts=2,
+        unprotected=("pipeline 0 stage 1",),
         workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
-        memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
+        memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))),
+        most_memory=("w1", Memory(log=9)),
         traffic=(("w0", Traffic(sync=8)), ("w2", Traffic(sync=4, control=1))),
-        trained_samples=20, trained_without=4, checkpoint=kept(), metrics=(("accuracy", 0.5), ("nothing", None)),
+        trained_samples=20,
+        trained_without=4,
+        checkpoint=kept(),
+        metrics=(("accuracy", 0.5), ("nothing", None)),
         evaluations=((2, {"loss": 3.0}), (4, {"loss": 2.5, "accuracy": 0.5, "other": None})),
         slow=(SlowWorker(worker="w2", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w2 is slow"),),
-    )  # fmt: skip
+    )
     page, spec = MetricsPage(Exporter.RUN), job()
     fill(page, JOB, status, spec)
     check_page(Exporter.RUN, exposed(page), complete=True)

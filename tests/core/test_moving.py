@@ -65,8 +65,10 @@ def test_places_go_to_who_has_most_of_what_they_need(
 @settings(max_examples=30)
 @given(
     after=st.tuples(st.integers(1, 6), st.integers(1, 3)),
-    zones=st.integers(1, 3), nodes=st.integers(1, 18), data=st.data(),
-)  # fmt: skip
+    zones=st.integers(1, 3),
+    nodes=st.integers(1, 18),
+    data=st.data(),
+)
 def test_never_more_moves_than_in_order_and_zones_stay(
     after: tuple[int, int], zones: int, nodes: int, data: st.DataObject
 ) -> None:

@@ -29,12 +29,15 @@ def build(paint: Paint, name: str, size: Size, fast: Annotated[bool, typer.Optio
     ("words", "code", "said"),
     [
         (["wall", "--width", "3"], 0, "wall 3x2 None False"),
-        (["wall", "--width=3", "-t", "5", "--colour", "red", "--colour", "blue", "--fast"], 0,
-         "wall 3x5 ['red', 'blue'] True"),
+        (
+            ["wall", "--width=3", "-t", "5", "--colour", "red", "--colour", "blue", "--fast"],
+            0,
+            "wall 3x5 ['red', 'blue'] True",
+        ),
         (["wall"], 2, "--width"),
         (["wall", "--width", "3", "--height", "0"], 2, "--height"),
     ],
-)  # fmt: skip
+)
 def test_the_fields_of_a_commands_groups_are_its_options(words: list[str], code: int, said: str) -> None:
     app = typer.Typer(rich_markup_mode=None)
     app.command()(grouped(build))

@@ -39,8 +39,13 @@ def test_nothing_is_wider_than_the_terminal_nor_cut_off(width: int) -> None:
     workers = tuple((f"w{n}", WorkerState.TRAINING) for n in range(32))
     said = "w1 runs stage 2 of pipeline 0 in place of w3: pause 1374 ms, repeated 18 forwards, 15 backwards"
     footer = Footer(hints=HELP, page="http://127.0.0.1:1/")
-    text = drawn(replace(STATUS, grid=grid, workers=workers), Emit("A", said), Emit("B", f"{said}; {said}"),
-                 width=width, footer=footer)  # fmt: skip
+    text = drawn(
+        replace(STATUS, grid=grid, workers=workers),
+        Emit("A", said),
+        Emit("B", f"{said}; {said}"),
+        width=width,
+        footer=footer,
+    )
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     assert f"0s {said} 1s {said}; {said}" in words

@@ -19,9 +19,15 @@ FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 def group(stages: int, microbatches: int, lookahead: int = 0, **changes: Any) -> Group:
     """Forward 1 s, backward 2 s, and nothing to send, unless the changes say so."""
     made = Group(
-        forward=(1.0,) * stages, backward=(2.0,) * stages, boundary=(0,) * stages, owners=(tuple(range(stages)),),
-        microbatches=(microbatches,), order=StageOrder(lookahead=lookahead), network=FAST, busy=(0.0,) * stages,
-    )  # fmt: skip
+        forward=(1.0,) * stages,
+        backward=(2.0,) * stages,
+        boundary=(0,) * stages,
+        owners=(tuple(range(stages)),),
+        microbatches=(microbatches,),
+        order=StageOrder(lookahead=lookahead),
+        network=FAST,
+        busy=(0.0,) * stages,
+    )
     return replace(made, **changes)
 
 
@@ -124,7 +130,8 @@ def test_a_pipeline_by_itself_takes_as_long_to_the_last_digit_as_one_that_is_wat
     stages, draw = data.draw(st.integers(1, 6)), data.draw
     flow = draw(st.sampled_from([1e3, 1e5, 1e9]))
     one = group(
-        stages, draw(st.integers(1, 12)),
+        stages,
+        draw(st.integers(1, 12)),
         forward=tuple(draw(seconds) for _ in range(stages)),
         backward=tuple(draw(seconds) for _ in range(stages)),
         boundary=tuple(draw(st.sampled_from([0, 100, 1000, 5000])) for _ in range(stages)),
@@ -134,5 +141,5 @@ def test_a_pipeline_by_itself_takes_as_long_to_the_last_digit_as_one_that_is_wat
         ),
         busy=tuple(draw(seconds) for _ in range(stages)),
         flows=draw(st.sampled_from([1, 4])),
-    )  # fmt: skip
+    )
     assert execute(one) == execute(one, StepLoss(lost=(), planned=0.0, heirs=()))

@@ -13,8 +13,11 @@ def joined(worker: str) -> WorkerJoined:
 def test_each_worker_has_a_zone_and_a_node_of_its_own() -> None:
     places = LocalPlaces(1)
     assert [places.next() for _ in range(4)] == [
-        ("w0", "zone-a"), ("w1", "zone-b"), ("w2", "zone-c"), ("w3", "zone-a"),
-    ]  # fmt: skip
+        ("w0", "zone-a"),
+        ("w1", "zone-b"),
+        ("w2", "zone-c"),
+        ("w3", "zone-a"),
+    ]
     assert places.node("w1") == ""
     assert list(places.lost_with("w0", ["w0", "w1", "w3"])) == []
     assert places.located(joined("w0")) == joined("w0")

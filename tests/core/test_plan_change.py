@@ -66,11 +66,20 @@ def test_any_plan_is_rebuilt_from_any_other(data: st.DataObject) -> None:
     everything = [plan for plans in PLANS.values() for plan in plans]
     base, plan = (data.draw(st.sampled_from(everything)) for _ in range(2))
     others = {
-        "mode": RedundancyMode.NONE, "origin": 7, "restore": CheckpointId(step=3, id="a"), "mixed": True, "moved": True,
-        "stages": ((0, 8),), "sources": (("w0",), ()), "shards": ((0, 8),), "device_layers": ((0, 4), (4, 8)),
-        "boundary": not plan.boundary, "reason": "Other", "message": "é",
+        "mode": RedundancyMode.NONE,
+        "origin": 7,
+        "restore": CheckpointId(step=3, id="a"),
+        "mixed": True,
+        "moved": True,
+        "stages": ((0, 8),),
+        "sources": (("w0",), ()),
+        "shards": ((0, 8),),
+        "device_layers": ((0, 4), (4, 8)),
+        "boundary": not plan.boundary,
+        "reason": "Other",
+        "message": "é",
         "layouts": (Layout(generation=9, split=((0, 3), (), (1, 2, 4)), groups=(0, 2, 5)),),
-    }  # fmt: skip
+    }
     chosen = data.draw(st.lists(st.sampled_from(sorted(others)), unique=True))
     plan = msgspec.structs.replace(plan, **{name: others[name] for name in chosen})
     if "stages" in chosen:
@@ -177,9 +186,14 @@ def test_the_loss_of_one_of_a_thousand_costs_less_than_five_kilobytes_for_each()
     lost = plan.at(Cell(50, 5)).owner
     synced = frozenset((cell, replica) for cell in plan.cells() for replica in plan.at(cell).replicas)
     view = PlanningView(
-        plan=plan, live={p.worker: p for p in peers if p.worker != lost}, leaving={}, synced=synced,
-        redundancy=redundancy, pipelines=100, generation=0,
-    )  # fmt: skip
+        plan=plan,
+        live={p.worker: p for p in peers if p.worker != lost},
+        leaving={},
+        synced=synced,
+        redundancy=redundancy,
+        pipelines=100,
+        generation=0,
+    )
     after = takeover(view)
     assert isinstance(after, Plan)
     whole, change = (codec.frame_of(SendPlan(plan=after)), change_between(plan, after))

@@ -17,9 +17,17 @@ from bamboo.planning.plan import Cell
 from world import World, back, restarted
 
 A100 = Platform(
-    data_plane=2, numerics=1, torch="2.9.0", cuda="12.8", driver="535.104.05", device="NVIDIA A100-SXM4-80GB",
-    capability="AVX2", threads=1, settings=("A",), compiler="g++ 12",
-)  # fmt: skip
+    data_plane=2,
+    numerics=1,
+    torch="2.9.0",
+    cuda="12.8",
+    driver="535.104.05",
+    device="NVIDIA A100-SXM4-80GB",
+    capability="AVX2",
+    threads=1,
+    settings=("A",),
+    compiler="g++ 12",
+)
 H100 = replace(A100, device="NVIDIA H100 80GB HBM3")
 OTHER_TORCH = replace(A100, torch="2.10.0")
 OTHER_DRIVER = replace(A100, driver="550.54.15")
@@ -51,7 +59,8 @@ def told(world: World) -> list[str]:
         (OTHER_TORCH, False, "torch 2.10.0 instead of 2.9.0"),
         (OTHER_WIRE, True, "data plane version 3 instead of 2"),
         (
-            replace(A100, numerics=2, cuda="", device="x86_64"), False,
+            replace(A100, numerics=2, cuda="", device="x86_64"),
+            False,
             "numerics version of Bamboo 2 instead of 1, CUDA an unknown one instead of 12.8,"
             " device x86_64 instead of NVIDIA A100-SXM4-80GB",
         ),
@@ -64,7 +73,7 @@ def told(world: World) -> list[str]:
         (replace(A100, compiler="g++ 14"), False, "compiler g++ 14 instead of g++ 12"),
         (replace(A100, compiler="", driver="1", threads=9), True, ""),
     ],
-)  # fmt: skip
+)
 def test_what_workers_of_one_job_may_differ_in(platform: Platform, mixed: bool, why: str) -> None:
     assert conflicts(platform, A100, mixed=mixed) == why
 

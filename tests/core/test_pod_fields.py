@@ -32,22 +32,37 @@ def trainer(**fields):
     [
         (TEMPLATE, []),
         ({key: render(template=TEMPLATE)[key] for key in ("metadata", "spec")}, []),
-        ({"spec": {"tolerations": [{"operater": "Exists"}]}},
-         [f"{T}.spec.tolerations[0].operater: unknown field, did you mean operator?"]),
-        ({"spec": {"toleratoins": [{"operater": "Exists"}]}},
-         [f"{T}.spec.toleratoins: unknown field, did you mean tolerations?"]),
-        ({"spce": {}, "metadata": {"lables": {}}},
-         [f"{T}.spce: unknown field, did you mean spec?", f"{T}.metadata.lables: unknown field, did you mean labels?"]),
-        (trainer(env=[{"name": "A"}, {"name": "B", "valueFrom": {"secretKeyRef": {"nmae": "x"}}}]),
-         [f"{T}.spec.containers[0].env[1].valueFrom.secretKeyRef.nmae: unknown field, did you mean name?"]),
-        (trainer(resources={"limits": {"whatever.dev/gpus": 1}, "limit": None}),
-         [f"{T}.spec.containers[0].resources.limit: unknown field, did you mean limits?"]),
-        ({"spec": {"nodeSelector": {"any": "key"}, "affinity": {"nodeAffinity": {"zzzzzzzzzzzzzzzzzz": []}}}},
-         [f"{T}.spec.affinity.nodeAffinity.zzzzzzzzzzzzzzzzzz: unknown field"]),
+        (
+            {"spec": {"tolerations": [{"operater": "Exists"}]}},
+            [f"{T}.spec.tolerations[0].operater: unknown field, did you mean operator?"],
+        ),
+        (
+            {"spec": {"toleratoins": [{"operater": "Exists"}]}},
+            [f"{T}.spec.toleratoins: unknown field, did you mean tolerations?"],
+        ),
+        (
+            {"spce": {}, "metadata": {"lables": {}}},
+            [
+                f"{T}.spce: unknown field, did you mean spec?",
+                f"{T}.metadata.lables: unknown field, did you mean labels?",
+            ],
+        ),
+        (
+            trainer(env=[{"name": "A"}, {"name": "B", "valueFrom": {"secretKeyRef": {"nmae": "x"}}}]),
+            [f"{T}.spec.containers[0].env[1].valueFrom.secretKeyRef.nmae: unknown field, did you mean name?"],
+        ),
+        (
+            trainer(resources={"limits": {"whatever.dev/gpus": 1}, "limit": None}),
+            [f"{T}.spec.containers[0].resources.limit: unknown field, did you mean limits?"],
+        ),
+        (
+            {"spec": {"nodeSelector": {"any": "key"}, "affinity": {"nodeAffinity": {"zzzzzzzzzzzzzzzzzz": []}}}},
+            [f"{T}.spec.affinity.nodeAffinity.zzzzzzzzzzzzzzzzzz: unknown field"],
+        ),
         ({"metadata": {"annotations": {"a": "b"}, "labels": None}, "spec": None}, []),
         ({"spec": {"containers": ["no object", None, 3], "volumes": {"name": "x"}, "os": "linux"}}, []),
     ],
-)  # fmt: skip
+)
 def test_unknown_fields_have_their_sentence(template, problems):
     before = deepcopy(template)
     assert list(map(str, unknown_fields(template))) == problems

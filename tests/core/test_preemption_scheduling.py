@@ -13,12 +13,30 @@ from manifest_kit import bamboojob, training
 JOB = {"task": {"entrypoint": "m:build"}, "training": training(10, 8, 2)}
 
 STATUS = Status(
-    phase="Running", epoch=2, step=3, steps=10, first_loss=None, loss=None, losses=(), lost_samples=0,
-    step_seconds=None, samples_per_second=None, eta_seconds=None, grid=((("w0", True), ("w2", False)),),
-    workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STANDBY),
-             ("w4", WorkerState.LEAVING)),
-    preemptions=0, notices=0, takeovers=(), unprotected=(), digests=(),
-)  # fmt: skip
+    phase="Running",
+    epoch=2,
+    step=3,
+    steps=10,
+    first_loss=None,
+    loss=None,
+    losses=(),
+    lost_samples=0,
+    step_seconds=None,
+    samples_per_second=None,
+    eta_seconds=None,
+    grid=((("w0", True), ("w2", False)),),
+    workers=(
+        ("w0", WorkerState.TRAINING),
+        ("w2", WorkerState.TRAINING),
+        ("w3", WorkerState.STANDBY),
+        ("w4", WorkerState.LEAVING),
+    ),
+    preemptions=0,
+    notices=0,
+    takeovers=(),
+    unprotected=(),
+    digests=(),
+)
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,12 @@ def test_a_split_that_the_manifest_fixes_stays() -> None:
 
 
 @given(
-    stages=st.integers(1, 6), pipelines=st.integers(1, 3), lost=st.sets(st.integers(0, 17)), data=st.data(),
+    stages=st.integers(1, 6),
+    pipelines=st.integers(1, 3),
+    lost=st.sets(st.integers(0, 17)),
+    data=st.data(),
     costs=st.lists(st.floats(0, 1e6), min_size=LAYERS, max_size=LAYERS),
-)  # fmt: skip
+)
 def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     stages: int, pipelines: int, lost: set[int], data: st.DataObject, costs: list[float]
 ) -> None:

@@ -79,9 +79,12 @@ def test_a_chosen_grid_is_compared_with_one_that_needs_no_more_memory(
 )
 def test_the_run_to_compare_with_has_no_budget(budget: dict[str, str]) -> None:
     manifest = bamboojob(
-        task={"entrypoint": "m:build"}, training=training(3, 8, 2), elastic={"maxWorkers": 4, "objective": "Value"},
-        nodePools=[{"name": "s", "pricePerHour": "1"}], budget=budget,
-    )  # fmt: skip
+        task={"entrypoint": "m:build"},
+        training=training(3, 8, 2),
+        elastic={"maxWorkers": 4, "objective": "Value"},
+        nodePools=[{"name": "s", "pricePerHour": "1"}],
+        budget=budget,
+    )
     spec, _ = undisturbed_job(parse_manifest(manifest), manifest, _ran(2, 2))
     assert spec.budget is None
 

@@ -23,20 +23,28 @@ def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: s
     profile = read_profile(name)
     published = profile.published
     assert published is not None
-    spec = parse_manifest({
-        "apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "x"},
-        "spec": {
-            "task": {"entrypoint": "a:b"},
-            "training": {
-                "steps": 1, "globalBatchSize": published.batch, "microBatchSize": profile.samples,
-                "reproducible": False,
+    spec = parse_manifest(
+        {
+            "apiVersion": "bamboo.dev/v1alpha1",
+            "kind": "BambooJob",
+            "metadata": {"name": "x"},
+            "spec": {
+                "task": {"entrypoint": "a:b"},
+                "training": {
+                    "steps": 1,
+                    "globalBatchSize": published.batch,
+                    "microBatchSize": profile.samples,
+                    "reproducible": False,
+                },
+                "topology": {
+                    "stages": published.on_demand_stages,
+                    "pipelines": published.on_demand_pipelines,
+                    "flowsPerLink": 1,
+                },
+                "redundancy": {"mode": "None"},
             },
-            "topology": {
-                "stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines, "flowsPerLink": 1,
-            },
-            "redundancy": {"mode": "None"},
-        },
-    })  # fmt: skip
+        }
+    )
     ranges, pipelines = layer_ranges(profile.costs, spec.topology), published.on_demand_pipelines
     peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(ranges) * pipelines)]
     plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)

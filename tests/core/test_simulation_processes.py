@@ -61,8 +61,11 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[by
     words = [str(folder / "job.yaml") if word == "JOB" else word for word in arguments]
     process = subprocess.Popen(
         [sys.executable, "-m", "bamboo", *words, "--jobs", "2"],
-        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
-    )  # fmt: skip
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+    )
     try:
         until_there_are(process.pid, min(3, 1 + (os.cpu_count() or 1)), 3)
         yield process

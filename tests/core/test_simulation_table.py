@@ -42,9 +42,16 @@ def test_a_table_is_turned_or_cut_only_if_it_is_too_wide() -> None:
     assert printed(fitted(heads, [row], 16), 80) == ["CASE     0.1", "NODES  12.00", "USD     3.10"]
     many = [row, ("0.2", "11.00", "2.10"), ("0.3", "10.00", "1.10")]
     assert printed(fitted(heads, many, 13), 80) == [
-        "CASE  NODES", "0.1   12.00", "0.2   11.00", "0.3   10.00", "",
-        "CASE   USD", "0.1   3.10", "0.2   2.10", "0.3   1.10",
-    ]  # fmt: skip
+        "CASE  NODES",
+        "0.1   12.00",
+        "0.2   11.00",
+        "0.3   10.00",
+        "",
+        "CASE   USD",
+        "0.1   3.10",
+        "0.2   2.10",
+        "0.3   1.10",
+    ]
 
 
 def test_names_that_are_wider_than_the_terminal_are_folded() -> None:

@@ -62,9 +62,10 @@ def test_a_single_worker_is_not_compared_by_what_it_has_none_of() -> None:
     """Neither its mode of redundancy nor its neighbours' zones."""
     alone = assessed(1, (2.0, 4.0))
     others = [
-        replace(alone.candidate, mode=RedundancyMode.NONE), replace(alone.candidate, spread=SpreadPolicy.SINGLE_ZONE),
+        replace(alone.candidate, mode=RedundancyMode.NONE),
+        replace(alone.candidate, spread=SpreadPolicy.SINGLE_ZONE),
         replace(alone.candidate, standby=1),
-    ]  # fmt: skip
+    ]
     simulated = [Assessment(candidate=one, outcomes=(outcome(2.0, 5.0),)) for one in others]
     assert [one.label for one in comparisons(alone, simulated)] == ["1 on standby"]
     several = replace(alone.candidate, stages=2)

@@ -175,8 +175,13 @@ def test_the_best_protections_of_several_are_put_together() -> None:
 def test_all_modes_are_tried_before_a_grid_is_too_large() -> None:
     like = replace(at()[1], mode=RedundancyMode.EAGER_BACKWARD, replicas=2)
     assert [(one.mode.value, one.replicas) for one in smaller(like)] == [
-        ("EagerBackward", 2), ("EagerForward", 2), ("LazyForward", 2),
-        ("EagerBackward", 1), ("EagerForward", 1), ("LazyForward", 1), ("None", 1),
-    ]  # fmt: skip
+        ("EagerBackward", 2),
+        ("EagerForward", 2),
+        ("LazyForward", 2),
+        ("EagerBackward", 1),
+        ("EagerForward", 1),
+        ("LazyForward", 1),
+        ("None", 1),
+    ]
     bare = replace(like, mode=RedundancyMode.NONE)
     assert list(smaller(bare)) == [bare]

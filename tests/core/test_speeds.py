@@ -17,8 +17,10 @@ def test_side_by_side_the_slow_one_is_found_whatever_the_layers_take() -> None:
 
 
 @given(
-    slowness=st.lists(st.floats(0.5, 4), min_size=2, max_size=12), data=st.data(), seed=st.integers(0, 99),
-)  # fmt: skip
+    slowness=st.lists(st.floats(0.5, 4), min_size=2, max_size=12),
+    data=st.data(),
+    seed=st.integers(0, 99),
+)
 def test_in_a_ring_each_ones_slowness_comes_out(slowness: list[float], data: st.DataObject, seed: int) -> None:
     """Each runs a stage, and computes the next one's layers in advance."""
     size = len(slowness)

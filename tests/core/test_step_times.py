@@ -182,11 +182,12 @@ def test_a_takeover_may_come_with_a_cell_of_somebody_who_is_there(before: Rows, 
     first = plan_of(job, 6)
     plans = [
         msgspec.structs.replace(
-            first, epoch=first.epoch + number,
+            first,
+            epoch=first.epoch + number,
             pipelines=tuple(tuple(Assignment(owner=worker) for worker in row) for row in rows),
         )
         for number, rows in enumerate((before, after))
-    ]  # fmt: skip
+    ]
     times = StepModel(profile(6).figures, job)
     calm = times.seconds(plans[0], first.target)
     took, repeating = times.disturbed(*plans, first.target, LostWorkers(at={"w2": 4.0}, planned=5.0))

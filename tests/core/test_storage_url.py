@@ -28,11 +28,15 @@ from manifest_kit import minimal
         ("S3A://bucket/run", "s3", "s3://bucket/run", "s3a://bucket/run"),
         ("gcs://bucket", "gs", "gs://bucket", "gcs://bucket"),
         ("az://container/run", "az", "az://container/run", "az://container/run"),
-        ("abfss://c@a.dfs.core.windows.net/r", "abfs", "abfs://c@a.dfs.core.windows.net/r",
-         "abfss://c@a.dfs.core.windows.net/r"),
+        (
+            "abfss://c@a.dfs.core.windows.net/r",
+            "abfs",
+            "abfs://c@a.dfs.core.windows.net/r",
+            "abfss://c@a.dfs.core.windows.net/r",
+        ),
         ("memory://run", "memory", "memory://run", "memory://run"),
     ],
-)  # fmt: skip
+)
 def test_a_url_says_where(url, protocol, path, shown):
     parsed = parse_url(url)
     assert (parsed.protocol, parsed.path, parsed.shown) == (protocol, path, shown)
@@ -40,11 +44,25 @@ def test_a_url_says_where(url, protocol, path, shown):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "a\nb", "ftp://host/x", "https://host/x", "file://host/x", "file:///", "s3://", "s3:///run",
-     "s3://key:hunter22@bucket/run", "s3://hunter22@bucket/run", "s3://bucket/run?sig=hunter22",
-     "s3://bucket/run#hunter22", "az://c/r?sv=2024&sig=hunter22", "abfs://user:hunter22@a.dfs.core.windows.net/r",
-     "https://user:hunter22@host/x?token=hunter22", "s3://[hunter22@x/"],
-)  # fmt: skip
+    [
+        "",
+        "a\nb",
+        "ftp://host/x",
+        "https://host/x",
+        "file://host/x",
+        "file:///",
+        "s3://",
+        "s3:///run",
+        "s3://key:hunter22@bucket/run",
+        "s3://hunter22@bucket/run",
+        "s3://bucket/run?sig=hunter22",
+        "s3://bucket/run#hunter22",
+        "az://c/r?sv=2024&sig=hunter22",
+        "abfs://user:hunter22@a.dfs.core.windows.net/r",
+        "https://user:hunter22@host/x?token=hunter22",
+        "s3://[hunter22@x/",
+    ],
+)
 def test_another_url_is_refused_without_its_secrets(url):
     with pytest.raises(StorageError, match=r"checkpoint URL .*expected") as caught:
         CheckpointStore(url)
@@ -61,11 +79,22 @@ def keeping(url: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://key:hunter22@bucket/run", "s3://hunter22@bucket", "gs://bucket/run?token=hunter22", "az://c/r#hunter22",
-        "s3://bucket?sig=hunter22", "abfss://c:hunter22@a.dfs.core.windows.net/r", "hdfs://user:hunter22@host/run",
-        "S3://bucket/run", "s3:///run", "file://host/run", "file:///", "/run", "https://hunter22@host", "s3://b c",
+        "s3://key:hunter22@bucket/run",
+        "s3://hunter22@bucket",
+        "gs://bucket/run?token=hunter22",
+        "az://c/r#hunter22",
+        "s3://bucket?sig=hunter22",
+        "abfss://c:hunter22@a.dfs.core.windows.net/r",
+        "hdfs://user:hunter22@host/run",
+        "S3://bucket/run",
+        "s3:///run",
+        "file://host/run",
+        "file:///",
+        "/run",
+        "https://hunter22@host",
+        "s3://b c",
     ],
-)  # fmt: skip
+)
 def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
     """At once, and not when the workers are there."""
     with pytest.raises(ManifestError) as caught:
@@ -78,9 +107,18 @@ def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_se
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://bucket/run", "s3a://bucket", "gcs://b/a@b:c", "az://c/r", "abfss://c@a.dfs.core.windows.net/r", "memory://",
-     "file:///my%20data", "file://localhost/data", "file:////nfs/x?y#z"],
-)  # fmt: skip
+    [
+        "s3://bucket/run",
+        "s3a://bucket",
+        "gcs://b/a@b:c",
+        "az://c/r",
+        "abfss://c@a.dfs.core.windows.net/r",
+        "memory://",
+        "file:///my%20data",
+        "file://localhost/data",
+        "file:////nfs/x?y#z",
+    ],
+)
 def test_a_manifest_takes_what_stores_have(url: str) -> None:
     checkpoint = parse_manifest(keeping(url)).checkpoint
     assert checkpoint is not None

@@ -458,10 +458,13 @@ def test_what_is_measured_counts_when_workers_become_fewer_too() -> None:
 
 
 TIMES = st.builds(
-    StageTimes, layers=st.tuples(st.integers(0, 9), st.integers(0, 9)), forward=st.floats(0, 1e9),
-    backward=st.floats(0, 1e9), each=st.lists(st.floats(0, 1e9), max_size=3).map(tuple),
+    StageTimes,
+    layers=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    forward=st.floats(0, 1e9),
+    backward=st.floats(0, 1e9),
+    each=st.lists(st.floats(0, 1e9), max_size=3).map(tuple),
     microbatches=st.integers(0, 99),
-)  # fmt: skip
+)
 
 
 @given(said=st.lists(st.tuples(st.integers(0, 5), st.lists(TIMES, max_size=3).map(tuple)), max_size=8))

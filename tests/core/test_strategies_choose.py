@@ -97,9 +97,13 @@ def test_what_cannot_be_compared_is_named() -> None:
     with pytest.raises(SimulationError, match="made-up: it says nothing of what was published"):
         published_job(profile())
     known = small()
-    free = replace(known, place=replace(known.place, costs=own_job(
-        msgspec.structs.replace(profile(), prices=None), known.spec, known.document
-    ).place.costs))  # fmt: skip
+    free = replace(
+        known,
+        place=replace(
+            known.place,
+            costs=own_job(msgspec.structs.replace(profile(), prices=None), known.spec, known.document).place.costs,
+        ),
+    )
     for name in ("checkpoint", OURS):
         with pytest.raises(SimulationError, match="a profile without prices"):
             compared(name, free, made(known, 0.1))

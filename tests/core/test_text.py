@@ -12,7 +12,12 @@ def test_lines_end_between_words_and_go_on_further_in() -> None:
     sentence = "a sentence of words, some-with-hyphens, and aWordThatIsLongerThanTheWholeLine here"
     text = f"short\n  {sentence}\n    | quoted is as it was"
     assert wrapped(text, 24).splitlines() == [
-        "short", "  a sentence of words,", "    some-with-hyphens,", "    and", "    aWordThatIsLongerThanTheWholeLine",
-        "    here", "    | quoted is as it was",
-    ]  # fmt: skip
+        "short",
+        "  a sentence of words,",
+        "    some-with-hyphens,",
+        "    and",
+        "    aWordThatIsLongerThanTheWholeLine",
+        "    here",
+        "    | quoted is as it was",
+    ]
     assert wrapped(text, 200) == text

@@ -52,7 +52,7 @@ HAND_MADE = [
     span(8, "ReportReady", 119, 1),
     instant(8, "Takeover", 119, epoch=2, pipeline=0, stage=1, step=5, reform_ms=2.5, recompute_ms=40, cell=[0, 1]),
     instant(8, "Move", 119, epoch=3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,14 @@ HAND_MADE = [
         (
             0,
             10.0,
-            {"forward": 0.3, "backward": 0.2, "redundant_forward": 0.05, "reduction": 0.1, "optimizer": 0.1,
-             "idle": 0.15},
+            {
+                "forward": 0.3,
+                "backward": 0.2,
+                "redundant_forward": 0.05,
+                "reduction": 0.1,
+                "optimizer": 0.1,
+                "idle": 0.15,
+            },
             0.1,
             0.2,
             0.25,
@@ -81,16 +87,25 @@ HAND_MADE = [
         (
             None,
             20.0,
-            {"forward": 0.15, "backward": 0.1, "redundant_forward": 0.025, "redundant_backward": 0.2,
-             "rehearsal": 0.1, "reduction": 0.05, "sync_commit": 0.05, "optimizer": 0.05, "replica_update": 0.05,
-             "idle": 0.175},
+            {
+                "forward": 0.15,
+                "backward": 0.1,
+                "redundant_forward": 0.025,
+                "redundant_backward": 0.2,
+                "rehearsal": 0.1,
+                "reduction": 0.05,
+                "sync_commit": 0.05,
+                "optimizer": 0.05,
+                "replica_update": 0.05,
+                "idle": 0.175,
+            },
             0.05,
             0.5,
             0.65,
             1,
         ),
     ],
-)  # fmt: skip
+)
 def test_the_shares_of_a_known_trace(
     worker: int | None,
     wall: float,
@@ -121,13 +136,42 @@ def test_the_summary_as_text_and_json() -> None:
     found = summary(HAND_MADE)
     lines = to_text(found).splitlines()
     assert lines[1].split() == [
-        "worker", "wall", "forward", "backward", "forward", "backward", "rehearsal", "reduction", "commit",
-        "optimizer", "update", "idle", "other", "bubble", "filled", "takeovers",
-    ]  # fmt: skip
+        "worker",
+        "wall",
+        "forward",
+        "backward",
+        "forward",
+        "backward",
+        "rehearsal",
+        "reduction",
+        "commit",
+        "optimizer",
+        "update",
+        "idle",
+        "other",
+        "bubble",
+        "filled",
+        "takeovers",
+    ]
     assert lines[2].split() == [
-        "w0", "10.00", "s", "30.0%", "20.0%", "5.0%", "0.0%", "0.0%", "10.0%", "0.0%", "10.0%", "0.0%", "15.0%",
-        "10.0%", "20.0%", "25.0%", "0",
-    ]  # fmt: skip
+        "w0",
+        "10.00",
+        "s",
+        "30.0%",
+        "20.0%",
+        "5.0%",
+        "0.0%",
+        "0.0%",
+        "10.0%",
+        "0.0%",
+        "10.0%",
+        "0.0%",
+        "15.0%",
+        "10.0%",
+        "20.0%",
+        "25.0%",
+        "0",
+    ]
     assert lines[3].split()[3:-1] == ["-"] * 13
     document = json.loads(to_json(found))
     assert [worker["name"] for worker in document["workers"]] == ["w0", "w2", "w10"]

@@ -94,9 +94,11 @@ def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_hea
     assert made[0] == made[1]
     ruled = action if code == 9 else None
     assert (made[0][0] or ("",))[0] == ("FailurePolicy" if ruled is FailureAction.FAIL_JOB else "")
-    assert made[0][1:4] == ((), 1, 0) if ruled in (FailureAction.FAIL_JOB, FailureAction.IGNORE) else (
-        (f"w1 exit code {code}",), 1, 1
-    )  # fmt: skip
+    assert (
+        made[0][1:4] == ((), 1, 0)
+        if ruled in (FailureAction.FAIL_JOB, FailureAction.IGNORE)
+        else ((f"w1 exit code {code}",), 1, 1)
+    )
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -33,9 +33,11 @@ def two_pipelines(policy: str, pipelines: int = 2, **more: Any) -> JobRun:
     one = job(2, pipelines, spread={"policy": policy}, **more)
     layers = tuple(msgspec.structs.replace(layer, boundary=BOUNDARY) for layer in one.profile.layers)
     return JobRun(
-        spec=one.spec, manifest=one.manifest, profile=msgspec.structs.replace(one.profile, layers=layers),
+        spec=one.spec,
+        manifest=one.manifest,
+        profile=msgspec.structs.replace(one.profile, layers=layers),
         trace=one.trace,
-    )  # fmt: skip
+    )
 
 
 def chosen_grid(policy: str, **elastic: Any) -> JobRun:
@@ -107,9 +109,12 @@ def test_a_chosen_grid_of_one_pipeline_at_most_is_in_one_zone() -> None:
 
 def test_nodes_on_demand_come_in_the_zone_that_the_policy_wants() -> None:
     document = manifest(
-        2, 1, 6, spread={"policy": "SingleZone"},
+        2,
+        1,
+        6,
+        spread={"policy": "SingleZone"},
         nodePools=[{"name": "s", "maxWorkers": 1}, {"name": "d", "capacity": "OnDemand", "afterSeconds": 60}],
-    )  # fmt: skip
+    )
     trace = over_zones("ab")
     supply = NodeSupply(trace, parse_manifest(document), None)
     supply.came("n1", "b")

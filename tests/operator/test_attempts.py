@@ -78,5 +78,6 @@ async def test_a_refusal_is_told_once_and_another_one_again() -> None:
     for error in (forbidden, BUSY, forbidden, PodRefused(403, "Forbidden", "no pod"), invalid, TimeoutError()):
         assert not await attempts.once("write", Server(error).call(), told.append)
     assert [(emit.reason, emit.message) for emit in told] == [
-        ("ClusterRefuses", str(forbidden)), ("ClusterRefuses", str(invalid)),
-    ]  # fmt: skip
+        ("ClusterRefuses", str(forbidden)),
+        ("ClusterRefuses", str(invalid)),
+    ]

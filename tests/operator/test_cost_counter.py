@@ -46,9 +46,18 @@ ENDED = {"exitCode": 1, "finishedAt": at(-40)}
         (placed(5), 0),
         (pod(phase="Pending"), 0),
     ],
-    ids=["all the time", "since it came", "until it ended", "ended before it came", "ended at a time that nobody tells",
-         "until it was deleted", "deleted before", "a node's clock that is ahead", "without a node"],
-)  # fmt: skip
+    ids=[
+        "all the time",
+        "since it came",
+        "until it ended",
+        "ended before it came",
+        "ended at a time that nobody tells",
+        "until it was deleted",
+        "deleted before",
+        "a node's clock that is ahead",
+        "without a node",
+    ],
+)
 def test_a_node_is_paid_for_from_when_a_pod_has_it_until_its_worker_ends(made: dict[str, Any], seconds: float) -> None:
     assert paid_seconds(made, NOW - timedelta(seconds=100), NOW) == pytest.approx(seconds)
 

@@ -57,8 +57,15 @@ async def test_only_so_many_are_counted_on() -> None:
 
 @pytest.mark.parametrize(
     ("status", "reason", "kept"),
-    [(403, "Forbidden", True), (429, "TooManyRequests", True), (503, "Unavailable", True), (200, "NotJson", True),
-     (422, "Invalid", False), (400, "BadRequest", False), (404, "NotFound", False)],
-)  # fmt: skip
+    [
+        (403, "Forbidden", True),
+        (429, "TooManyRequests", True),
+        (503, "Unavailable", True),
+        (200, "NotJson", True),
+        (422, "Invalid", False),
+        (400, "BadRequest", False),
+        (404, "NotFound", False),
+    ],
+)
 def test_an_event_that_will_never_be_accepted_is_dropped(status: int, reason: str, kept: bool) -> None:
     assert may_be_posted_later(ApiError(status, reason, "")) is kept

@@ -28,11 +28,12 @@ def kind(plural: str, name: str, *, namespaced: bool) -> dict[str, object]:
 
 KINDS = {
     "/api/v1": [
-        kind("pods", "Pod", namespaced=True), kind("nodes", "Node", namespaced=False),
+        kind("pods", "Pod", namespaced=True),
+        kind("nodes", "Node", namespaced=False),
         kind("namespaces", "Namespace", namespaced=False),
     ],
     "/apis/apiextensions.k8s.io/v1": [kind("customresourcedefinitions", "CustomResourceDefinition", namespaced=False)],
-}  # fmt: skip
+}
 
 
 class ApiServer:
@@ -94,9 +95,16 @@ async def operator(
     monkeypatch.setattr("bamboo_operator.process.POLL_SECONDS", 0.05)
     stop = asyncio.Event()
     options = OperatorOptions(
-        listen=("127.0.0.1", 0), web_listen=("127.0.0.1", port), url=None, key=b"k" * 16, namespaces=[], lease=None,
-        workers=WorkerPodSettings(coordinator_url="", image="x"), certificate=None, identity="me",
-    )  # fmt: skip
+        listen=("127.0.0.1", 0),
+        web_listen=("127.0.0.1", port),
+        url=None,
+        key=b"k" * 16,
+        namespaces=[],
+        lease=None,
+        workers=WorkerPodSettings(coordinator_url="", image="x"),
+        certificate=None,
+        identity="me",
+    )
     async with serving(server.answer) as url:
         kubeconfig(folder / "kubeconfig", url, {"token": "t"})
         running = asyncio.create_task(run_operator(options, stop))

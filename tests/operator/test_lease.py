@@ -101,9 +101,11 @@ def test_a_lease_as_it_is_written() -> None:
     stamp = "2026-03-01T12:00:00.250000Z"
     spec = {"holderIdentity": "me", "leaseDurationSeconds": 30, "acquireTime": stamp, "renewTime": stamp}
     assert first == {
-        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-        "metadata": {"namespace": "system", "name": "operator"}, "spec": {**spec, "leaseTransitions": 0},
-    }  # fmt: skip
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"namespace": "system", "name": "operator"},
+        "spec": {**spec, "leaseTransitions": 0},
+    }
     first["metadata"]["resourceVersion"] = "7"
     later = lease_held_by(PLACE, first, "me", NOW.replace(second=10))
     assert later["metadata"] == {**first["metadata"], "annotations": {}}

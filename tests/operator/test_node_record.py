@@ -120,8 +120,9 @@ def test_nodes_of_workers_are_recorded_with_zone_pool_notice_and_price():
     seen.passes(120)
     first = seen.api.trace
     assert [(c.change, c.node, c.zone, c.pool) for c in first.changes] == [
-        (Change.ADD, "n0", "a", "spot"), (Change.ADD, "n1", "b", "spot")
-    ]  # fmt: skip
+        (Change.ADD, "n0", "a", "spot"),
+        (Change.ADD, "n1", "b", "spot"),
+    ]
     assert [(p.zone, p.usd_per_hour, p.on_demand) for p in first.prices] == [("a", 0.91, 3.06), ("b", 0.91, 3.06)]
     seen.node("n1", zone="b", taints=[{"key": "aws-node-termination-handler/spot-itn"}], kind="MODIFIED")
     seen.passes(100)
@@ -212,8 +213,10 @@ def test_a_node_that_is_made_again_under_its_name_came_anew():
     seen.node("n0", uid="second")
     seen.passes(120)
     assert [(kind, node) for _, kind, node in changes(seen.api.trace)] == [
-        ("add", "n0"), ("remove", "n0"), ("add", "n0")
-    ]  # fmt: skip
+        ("add", "n0"),
+        ("remove", "n0"),
+        ("add", "n0"),
+    ]
 
 
 def test_it_is_written_at_most_once_a_minute_and_not_without_need():
@@ -314,13 +317,20 @@ def test_what_the_operator_recorded_is_shown_and_simulated(tmp_path: Path):
     shown = CliRunner().invoke(app, ["traces", "show", str(file), "--output", "json"])
     assert shown.exit_code == 0, shown.output
     document = tmp_path / "job.json"
-    document.write_text(json.dumps({
-        "apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "x"},
-        "spec": {
-            "task": {"entrypoint": "a:b"}, "training": {"steps": 10**6, "globalBatchSize": 256, "microBatchSize": 8},
-            "topology": {"stages": 3},
-        },
-    }))  # fmt: skip
+    document.write_text(
+        json.dumps(
+            {
+                "apiVersion": "bamboo.dev/v1alpha1",
+                "kind": "BambooJob",
+                "metadata": {"name": "x"},
+                "spec": {
+                    "task": {"entrypoint": "a:b"},
+                    "training": {"steps": 10**6, "globalBatchSize": 256, "microBatchSize": 8},
+                    "topology": {"stages": 3},
+                },
+            }
+        )
+    )
     command = ["simulate", str(document), "--profile", "vgg-v100", "--trace", str(file), "--output", "json"]
     simulated = CliRunner().invoke(app, command)
     assert simulated.exit_code == 0, simulated.output

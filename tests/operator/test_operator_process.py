@@ -38,10 +38,17 @@ async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
 
 def options(port: int, *, label_active: bool = False) -> OperatorOptions:
     return OperatorOptions(
-        listen=("127.0.0.1", 0), web_listen=("127.0.0.1", port), url=None, key=b"k" * 16, namespaces=[], lease=PLACE,
-        workers=WorkerPodSettings(coordinator_url="", image="x"), certificate=None, identity="me",
+        listen=("127.0.0.1", 0),
+        web_listen=("127.0.0.1", port),
+        url=None,
+        key=b"k" * 16,
+        namespaces=[],
+        lease=PLACE,
+        workers=WorkerPodSettings(coordinator_url="", image="x"),
+        certificate=None,
+        identity="me",
         label_active=label_active,
-    )  # fmt: skip
+    )
 
 
 async def readiness(port: int, operating: asyncio.Task[None], until: str = "held by") -> tuple[int, str]:

@@ -22,9 +22,15 @@ def test_what_a_former_operator_had_heard_is_read_from_the_status(plan: str | No
 
 @pytest.mark.parametrize(
     ("record", "found"),
-    [(None, False), ("", False), (start_record({"a"}), False), ('{"epoch":3,"pipelines":[["a"]],"lost":[]}', True),
-     ('{"of":"another version"}', True), ("nonsense", True)],
-)  # fmt: skip
+    [
+        (None, False),
+        ("", False),
+        (start_record({"a"}), False),
+        ('{"epoch":3,"pipelines":[["a"]],"lost":[]}', True),
+        ('{"of":"another version"}', True),
+        ("nonsense", True),
+    ],
+)
 def test_a_record_of_workers_that_never_joined_is_no_plan(record: str | None, found: bool) -> None:
     assert trains(record) == found
 

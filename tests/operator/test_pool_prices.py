@@ -16,19 +16,26 @@ OTHER = {"name": "other", "machine": "g6.xlarge", "pricePerHour": "5"}
 PRICES = parse_prices(
     "p",
     {
-        "format": "bamboo-prices", "version": 1, "source": "",
+        "format": "bamboo-prices",
+        "version": 1,
+        "source": "",
         "machines": {"g5.xlarge": {"spot": 0.4, "onDemand": 1.2, "zones": {"z1": {"spot": 0.3}, "z2": {"spot": 0.8}}}},
     },
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
     ("pool", "zone", "price"),
     [
-        (SPOT, "", "0.4"), (SPOT, "z1", "0.3"), (SPOT, "z1-a", "0.3"), (SPOT, "z9", "0.4"), (SURE, "z1", "1.2"),
-        (OWN, "z1", "7"), (OTHER, "", "5"),
+        (SPOT, "", "0.4"),
+        (SPOT, "z1", "0.3"),
+        (SPOT, "z1-a", "0.3"),
+        (SPOT, "z9", "0.4"),
+        (SURE, "z1", "1.2"),
+        (OWN, "z1", "7"),
+        (OTHER, "", "5"),
     ],
-)  # fmt: skip
+)
 def test_a_worker_costs_what_its_machine_does_in_its_zone(pool: dict[str, Any], zone: str, price: str) -> None:
     spec = job(nodePools=[pool])
     assert worker_price(spec.node_pools[0], spec, PRICES, zone) == Decimal(price)

@@ -20,9 +20,13 @@ from bamboo_operator.pods.pools import (
 SPOT = NodePool(name="spot", price_per_hour=Decimal("0.91"), max_workers=8)
 OTHER = NodePool(name="other", price_per_hour=Decimal("1.10"))
 FALLBACK = NodePool(
-    name="fallback", capacity=Capacity.ON_DEMAND, price_per_hour=Decimal("3.06"),
-    after_seconds=300, max_workers=2, revert=True,
-)  # fmt: skip
+    name="fallback",
+    capacity=Capacity.ON_DEMAND,
+    price_per_hour=Decimal("3.06"),
+    after_seconds=300,
+    max_workers=2,
+    revert=True,
+)
 LAST = NodePool(name="last", capacity=Capacity.ON_DEMAND, after_seconds=900)
 
 

@@ -50,9 +50,13 @@ def obey(running: Job) -> None:
                 synced = protocol.ReplicaSynced(cell=cell, replica=replica)
                 running.runner._handle(Received(plan.at(cell).owner, synced))
         committed = protocol.StepCommitted(
-            step=running.runner.state.step, generation=plan.target.generation, loss=1.0, gradient_norm=1.0,
-            microbatches=running.runner.state.spec.training.microbatches, seconds=0.1,
-        )  # fmt: skip
+            step=running.runner.state.step,
+            generation=plan.target.generation,
+            loss=1.0,
+            gradient_norm=1.0,
+            microbatches=running.runner.state.spec.training.microbatches,
+            seconds=0.1,
+        )
         running.runner._handle(Received(plan.at(Cell(0, 0)).owner, committed))
     for name in list(running.runner.removing):
         if name in running.place.pods and name not in running.runner.state.workers:

@@ -178,8 +178,11 @@ def test_another_operator_goes_on_where_the_one_before_it_was() -> None:
         found = RolloutRecord.read(record.written(), 99.0)
         assert found is not None
         assert (found.state, found.revision, found.since, found.stalled) == (
-            record.state, record.revision, record.since, record.stalled,
-        )  # fmt: skip
+            record.state,
+            record.revision,
+            record.since,
+            record.stalled,
+        )
     assert RolloutRecord.read({}, 0.0) is None
     assert RolloutRecord.read(None, 0.0) is None
 
@@ -246,9 +249,13 @@ class Cluster:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    size=st.integers(2, 5), spare=st.integers(0, 2), surge=st.integers(0, 1), broken=st.booleans(),
-    choices=st.lists(st.integers(0, 11), min_size=1, max_size=60), pauses=st.lists(st.booleans(), max_size=60),
-)  # fmt: skip
+    size=st.integers(2, 5),
+    spare=st.integers(0, 2),
+    surge=st.integers(0, 1),
+    broken=st.booleans(),
+    choices=st.lists(st.integers(0, 11), min_size=1, max_size=60),
+    pauses=st.lists(st.booleans(), max_size=60),
+)
 def test_however_it_goes_it_ends_and_never_takes_more_than_one_worker(
     size: int, spare: int, surge: int, broken: bool, choices: list[int], pauses: Iterable[bool]
 ) -> None:

@@ -58,9 +58,14 @@ def test_the_same_workers_at_the_on_demand_pools_price(
 
 @pytest.mark.parametrize(
     "cost",
-    [{}, {"total": "3"}, {"saved": "x", "onDemandTotal": "1", "comparedSince": "2026-03-01T12:00:00Z"},
-     {"saved": "1", "onDemandTotal": "1", "comparedSince": "yesterday"}, {"saved": None, "onDemandTotal": 3}],
-)  # fmt: skip
+    [
+        {},
+        {"total": "3"},
+        {"saved": "x", "onDemandTotal": "1", "comparedSince": "2026-03-01T12:00:00Z"},
+        {"saved": "1", "onDemandTotal": "1", "comparedSince": "yesterday"},
+        {"saved": None, "onDemandTotal": 3},
+    ],
+)
 def test_a_status_without_it_or_of_another_version_begins_anew(cost: dict[str, Any]) -> None:
     assert CostComparison.of({"cost": cost}) == CostComparison()
 
@@ -72,9 +77,13 @@ def test_a_status_without_it_or_of_another_version_begins_anew(cost: dict[str, A
 def test_the_command_line_says_it(price: str, said_so: str) -> None:
     pools = [SPOT | {"pricePerHour": price}, SURE]
     facts = StatusFacts(
-        now=NOW, generation=1, spec=job(nodePools=pools), pods={"spot": 1}, cost=Decimal(2),
+        now=NOW,
+        generation=1,
+        spec=job(nodePools=pools),
+        pods={"spot": 1},
+        cost=Decimal(2),
         comparison=compared(pools, {"spot": 1}),
-    )  # fmt: skip
+    )
     status = job_status(said(), {}, facts)
     assert phrases.cost(job_of({"metadata": {}, "spec": {}, "status": status})).endswith(said_so)
 
@@ -137,18 +146,29 @@ def test_all_views_tell_the_same(
     """Of a job that has run for two hours with these workers after 2 were paid, and will for two more."""
     spec = job(nodePools=pools, suspend=suspend)
     facts = StatusFacts(
-        now=NOW, generation=1, spec=spec, pods=paid, paid=paid, comparison=compared(pools, paid),
-        earlier=EarlierCounts(cost=Decimal(2)), cost=cost_of(price_per_hour(spec.node_pools, paid), 7200),
-    )  # fmt: skip
+        now=NOW,
+        generation=1,
+        spec=spec,
+        pods=paid,
+        paid=paid,
+        comparison=compared(pools, paid),
+        earlier=EarlierCounts(cost=Decimal(2)),
+        cost=cost_of(price_per_hour(spec.node_pools, paid), 7200),
+    )
     status = job_status(said(eta_seconds=7200.0), {}, facts)
     line = phrases.cost(job_of({"metadata": {}, "spec": {"nodePools": pools}, "status": status}))
     if suspend:
         nothing = None if expected.per_hour is None else 0.0
         expected = replace(expected, per_hour=nothing, at_end=None)
     view = JobView(
-        namespace="team", name="tiny", spec=spec, facts=facts, written=status, status=said(eta_seconds=7200.0),
+        namespace="team",
+        name="tiny",
+        spec=spec,
+        facts=facts,
+        written=status,
+        status=said(eta_seconds=7200.0),
         record=JobHistory(lambda: NOW.timestamp()),
-    )  # fmt: skip
+    )
     assert on_the_page(view) == expected
     assert on_the_command_line(line) == expected
     assert in_metrics(view) == replace(expected, at_end=None)

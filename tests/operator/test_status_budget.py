@@ -26,7 +26,7 @@ BUDGETED = job(nodePools=POOLS, budget={"money": "10"})
         ("1.5", None, None, "1.50 of 10 spent"),
         ("10.2", "4", None, "10.20 of 10 spent"),
     ],
-)  # fmt: skip
+)
 def test_it_is_said_how_far_the_rest_gets(total, per_hour, status, told):
     assert budget_left(BUDGETED, Decimal(total), None if per_hour is None else Decimal(per_hour), status) == told
 

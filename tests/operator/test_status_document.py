@@ -36,9 +36,19 @@ PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
 
 def takeover(stage=1, victim="w1"):
     return Takeover(
-        epoch=2, victim=victim, worker="w0", pipeline=0, stage=stage, step=3, notice=False,
-        decide_ms=20.0, reform_ms=30.0, recompute_ms=100.0, forwards=2, backwards=1,
-    )  # fmt: skip
+        epoch=2,
+        victim=victim,
+        worker="w0",
+        pipeline=0,
+        stage=stage,
+        step=3,
+        notice=False,
+        decide_ms=20.0,
+        reform_ms=30.0,
+        recompute_ms=100.0,
+        forwards=2,
+        backwards=1,
+    )
 
 
 BUSY = (("w0", WorkerState.TRAINING), ("w1", WorkerState.TRAINING))
@@ -76,14 +86,23 @@ def test_counters_grow_over_a_restart():
     base = EarlierCounts.of(before)
     assert base == EarlierCounts(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
     after = seen(
-        said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2), before, earlier=base, cost=Decimal("0.5"),
-        now=NOW + timedelta(seconds=9), spec=POOLED,
-    )  # fmt: skip
+        said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2),
+        before,
+        earlier=base,
+        cost=Decimal("0.5"),
+        now=NOW + timedelta(seconds=9),
+        spec=POOLED,
+    )
     assert (after["preemptions"], after["takeovers"], after["restarts"], after["restores"]) == (4, 3, 3, 0)
     assert after["cost"]["total"] == "2.5000"
     assert after["lastTakeover"] == {
-        "time": at(9), "victim": "w5", "worker": "w0", "pipeline": 0, "stage": 1, "pauseSeconds": 0.15,
-    }  # fmt: skip
+        "time": at(9),
+        "victim": "w5",
+        "worker": "w0",
+        "pipeline": 0,
+        "stage": 1,
+        "pauseSeconds": 0.15,
+    }
 
 
 def test_workers_pipelines_and_cost_are_counted():
@@ -118,9 +137,14 @@ def test_progress_says_whether_the_date_is_met():
 def test_progress_is_what_the_coordinator_says():
     found = seen(RUNNING)["training"]
     assert found == {
-        "step": 3, "steps": 10, "progressPercentage": 30, "samplesPerSecond": 16.0, "loss": 4.0, "etaSeconds": 4,
+        "step": 3,
+        "steps": 10,
+        "progressPercentage": 30,
+        "samplesPerSecond": 16.0,
+        "loss": 4.0,
+        "etaSeconds": 4,
         "lastReportedTime": at(0),
-    }  # fmt: skip
+    }
     measured = ((20, {"loss": 2.0, "right": None}), (40, {"loss": 2.5, "right": 0.5}))
     told = seen(said(step=40, evaluations=measured, best_evaluation=20))["training"]["evaluation"]
     assert told == {"step": 40, "metrics": {"loss": 2.5, "right": 0.5}, "bestStep": 20, "bestMetrics": {"loss": 2.0}}

@@ -8,9 +8,14 @@ from operator_kit import NOW, job
 
 def test_counts_go_on_from_the_status_that_is_found() -> None:
     found = EarlierCounts.of(
-        {"preemptions": 3, "takeovers": None, "restarts": 2, "repeatedSteps": 7,
-         "cost": {"total": "1.20", "repeated": "0.05"}}
-    )  # fmt: skip
+        {
+            "preemptions": 3,
+            "takeovers": None,
+            "restarts": 2,
+            "repeatedSteps": 7,
+            "cost": {"total": "1.20", "repeated": "0.05"},
+        }
+    )
     assert (found.preemptions, found.takeovers, found.restores, found.restarts) == (3, 0, 0, 2)
     assert (found.repeated_steps, found.cost, found.repeated_cost) == (7, Decimal("1.20"), Decimal("0.05"))
     assert EarlierCounts.of({}) == EarlierCounts()

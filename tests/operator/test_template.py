@@ -58,9 +58,12 @@ def test_null_takes_a_default_away():
     assert "runAsUser" not in pod["spec"]["securityContext"]
     assert "topologySpreadConstraints" not in pod["spec"]
     check_pod(pod)
-    assert "runAsUser" not in render(settings=WorkerPodSettings(coordinator_url="ws://x", image="i", run_as_user=None))[
-        "spec"
-    ]["securityContext"]  # fmt: skip
+    assert (
+        "runAsUser"
+        not in render(settings=WorkerPodSettings(coordinator_url="ws://x", image="i", run_as_user=None))["spec"][
+            "securityContext"
+        ]
+    )
 
 
 T = "worker.template"
@@ -141,7 +144,7 @@ VALUES = st.recursive(
         )
     ),
     max_leaves=12,
-)  # fmt: skip
+)
 TEMPLATES = st.fixed_dictionaries(
     {},
     optional={

@@ -31,10 +31,16 @@ async def test_kopf_copies_nothing_of_what_it_watches() -> None:
         handlers, indexers = watch_handlers(jobs, shared), OperatorIndexers()
         indexers.ensure(handlers._indexing.get_all_handlers())
         await process_resource_event(
-            lifecycle=all_at_once, indexers=indexers, registry=handlers, settings=kopf_settings(),
-            memories=ResourceMemories(), memobase=kopf.Memo(), resource=kopf.Resource("", "v1", "nodes"),
-            event_queue=asyncio.Queue(), raw_event=cast(Any, node),
-        )  # fmt: skip
+            lifecycle=all_at_once,
+            indexers=indexers,
+            registry=handlers,
+            settings=kopf_settings(),
+            memories=ResourceMemories(),
+            memobase=kopf.Memo(),
+            resource=kopf.Resource("", "v1", "nodes"),
+            event_queue=asyncio.Queue(),
+            raw_event=cast(Any, node),
+        )
         await jobs.stop()
     assert shared.cluster.nodes["node-1"]["spec"]["taints"] == taints
     assert shared.counts.watched == {"node": 1}

@@ -66,8 +66,11 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
         ):
             await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
             assert json.loads((await socket.receive()).data) == {
-                "type": "Stop", "reason": "JobOver", "message": "the job is over", "discard": None
-            }  # fmt: skip
+                "type": "Stop",
+                "reason": "JobOver",
+                "message": "the job is over",
+                "discard": None,
+            }
         assert await place.knock(f"Bearer {token()}") == (404, None)
 
 

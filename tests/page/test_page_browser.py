@@ -47,9 +47,19 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     record = JobHistory()
     record.follow(0, StepFigures(None), ())
     taken = Takeover(
-        epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=2, notice=False,
-        decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
-    )  # fmt: skip
+        epoch=2,
+        victim="tiny-w1",
+        worker="tiny-w0",
+        pipeline=0,
+        stage=1,
+        step=2,
+        notice=False,
+        decide_ms=1.0,
+        reform_ms=20.0,
+        recompute_ms=79.0,
+        forwards=2,
+        backwards=3,
+    )
     for step in range(1, 6):
         record.follow(step, StepFigures(6.0 - step, 0.5 * step, 1e-3), (taken,) if step > 2 else ())
     for _ in range(told):
@@ -58,23 +68,43 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     for step in (3, 4, 5):
         record.follow(step, StepFigures(6.0 - step, 0.5 * step, 1e-3), (taken,))
     kept = checkpoints(
-        step=3, age=125.0, restores=1, repeated=2, repeated_seconds=61.0, every_steps=3, bytes=3 << 30,
+        step=3,
+        age=125.0,
+        restores=1,
+        repeated=2,
+        repeated_seconds=61.0,
+        every_steps=3,
+        bytes=3 << 30,
         place=f"s3://bucket/{'long' * 30}/{HOSTILE}",
         writing=CheckpointWrite(step=6, seconds=4.0, written=3, layers=32),
-    )  # fmt: skip
+    )
     status = said(
         grid=((("tiny-w0", True), ("tiny-w0", False)), (("tiny-w9", True), ("tiny-w3", True))),
         workers=(("tiny-w0", WorkerState.TRAINING), ("tiny-w3", WorkerState.LEAVING), ("tiny-w4", WorkerState.STANDBY)),
-        step=5, takeovers=(taken,), preemptions=1, memory=(("tiny-w0", Memory(log=9 << 20, replica=1 << 20)),),
-        unprotected=("pipeline 0 stage 1",), checkpoint=kept, traffic=(("tiny-w0", Traffic(sync=7 << 20, layers=1)),),
-        evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})), best_evaluation=2,
-    )  # fmt: skip
+        step=5,
+        takeovers=(taken,),
+        preemptions=1,
+        memory=(("tiny-w0", Memory(log=9 << 20, replica=1 << 20)),),
+        unprotected=("pipeline 0 stage 1",),
+        checkpoint=kept,
+        traffic=(("tiny-w0", Traffic(sync=7 << 20, layers=1)),),
+        evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})),
+        best_evaluation=2,
+    )
     now = steady_clock()()
     pools = (d.PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
     cost = d.PageCost(
-        total=12.5, per_hour=3.0, at_end=14.25, on_demand_at_end=49.5, pools=pools, on_demand_pool="fallback",
-        on_demand_per_hour=10.5, spent=3.0, on_demand=10.5, compared_since=now - 3600,
-    )  # fmt: skip
+        total=12.5,
+        per_hour=3.0,
+        at_end=14.25,
+        on_demand_at_end=49.5,
+        pools=pools,
+        on_demand_pool="fallback",
+        on_demand_per_hour=10.5,
+        spent=3.0,
+        on_demand=10.5,
+        compared_since=now - 3600,
+    )
     about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
     state = ended(Outcome.COMPLETE, "all steps are done") if over else None
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}))
@@ -89,9 +119,19 @@ def disturbed(losses: int) -> d.Document:
     taken: tuple[Takeover, ...] = ()
     for step in range(1, losses + 1):
         lost = Takeover(
-            epoch=step, victim=f"tiny-w{step}", worker="tiny-w0", pipeline=0, stage=1, step=step, notice=False,
-            decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
-        )  # fmt: skip
+            epoch=step,
+            victim=f"tiny-w{step}",
+            worker="tiny-w0",
+            pipeline=0,
+            stage=1,
+            step=step,
+            notice=False,
+            decide_ms=1.0,
+            reform_ms=20.0,
+            recompute_ms=79.0,
+            forwards=2,
+            backwards=3,
+        )
         taken = (*taken, lost)
         record.add_event(Emit("WorkerLost", f"tiny-w{step} is lost: was killed by SIGKILL", True))
         record.follow(step, StepFigures(6.0 / step, 0.5, 1e-3), taken)
@@ -136,12 +176,26 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
         assert {"main", "banner", "table", "list", "region", "time"} <= {*roles, "banner"}
         text = await tab.value("document.body.innerText")
         for part in (
-            HOSTILE, "w0 took over stage 1 of pipeline 0 from w1", "pause 100 ms", "decide 1.0 ms", "recompute 79 ms",
-            "2 forwards and 3 backwards repeated", "w4 standby", "9.0 MiB", "12.50", "3.00 against 10.50, 71 % less",
-            "the job goes on from the checkpoint of step 3, and repeats 2 steps", "2 min 5 s", "3.0 GiB in 1.00 s",
-            "step 6, 3 of 32 layers", "s3://bucket/long", "2 (1 min 1 s)", "writing step 6",
-            "after step 4; best 1.5", "after step 2",
-        ):  # fmt: skip
+            HOSTILE,
+            "w0 took over stage 1 of pipeline 0 from w1",
+            "pause 100 ms",
+            "decide 1.0 ms",
+            "recompute 79 ms",
+            "2 forwards and 3 backwards repeated",
+            "w4 standby",
+            "9.0 MiB",
+            "12.50",
+            "3.00 against 10.50, 71 % less",
+            "the job goes on from the checkpoint of step 3, and repeats 2 steps",
+            "2 min 5 s",
+            "3.0 GiB in 1.00 s",
+            "step 6, 3 of 32 layers",
+            "s3://bucket/long",
+            "2 (1 min 1 s)",
+            "writing step 6",
+            "after step 4; best 1.5",
+            "after step 2",
+        ):
             assert part in text, (part, text)
         assert await tab.value("document.querySelectorAll('#plot-loss .mark.restore').length") == 1
         assert await tab.value("document.querySelectorAll('#plot-marks .sign.restore').length") == 1

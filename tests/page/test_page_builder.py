@@ -55,7 +55,7 @@ def test_a_slow_worker_is_marked_in_the_grid() -> None:
         ({"slow": (SLOW,)}, "Running", "warn", "held up: w1 takes 200 ms"),
         ({"workers": (("w0", WorkerState.TRAINING),)}, "Recovering", "warn", "The work of w1 is being taken over"),
     ],
-)  # fmt: skip
+)
 def test_the_state_in_a_word_and_a_sentence(changes: dict[str, Any], name: str, tone: str, part: str) -> None:
     found = state(said(**changes), job(), Labels("tiny"))
     assert (found.name, found.tone, found.over) == (name, tone, False)
@@ -86,14 +86,23 @@ def test_the_document_has_the_job_its_curves_and_its_events() -> None:
     status = said(
         grid=((("tiny-w0", False), ("tiny-w9", True)), (("tiny-w0", True), ("tiny-w2", True))),
         workers=(
-            ("tiny-w0", WorkerState.TRAINING), ("tiny-w2", WorkerState.LEAVING), ("tiny-w3", WorkerState.STANDBY),
+            ("tiny-w0", WorkerState.TRAINING),
+            ("tiny-w2", WorkerState.LEAVING),
+            ("tiny-w3", WorkerState.STANDBY),
             ("tiny-w4", WorkerState.SYNCING),
         ),
-        unprotected=("pipeline 0 stage 0",), preemptions=3, notices=2, takeovers=(TAKEOVER,),
-        loss=math.nan, samples_per_second=math.inf, gradient_norm=1.5, learning_rate=None,
-        memory=(("tiny-w0", Memory(log=7, replica=5)),), most_memory=("tiny-w1", Memory(log=9)),
+        unprotected=("pipeline 0 stage 0",),
+        preemptions=3,
+        notices=2,
+        takeovers=(TAKEOVER,),
+        loss=math.nan,
+        samples_per_second=math.inf,
+        gradient_norm=1.5,
+        learning_rate=None,
+        memory=(("tiny-w0", Memory(log=7, replica=5)),),
+        most_memory=("tiny-w1", Memory(log=9)),
         traffic=(("tiny-w0", Traffic(sync=3, gradient=4)),),
-    )  # fmt: skip
+    )
     found = received(document(JOB, job(), status, record, now=WHEN))
     assert found["version"] == d.VERSION
     assert [[(c["label"], c["state"], c["protected"], c["cells"]) for c in row] for row in found["grid"]] == [
@@ -123,15 +132,29 @@ def test_the_document_has_the_job_its_curves_and_its_events() -> None:
 def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
     writing = CheckpointWrite(step=8, seconds=3.0, written=2, layers=6)
     kept = checkpoints(
-        step=4, age=30.0, restores=1, repeated=3, repeated_seconds=6.0, place="s3://bucket/x", every_steps=4,
+        step=4,
+        age=30.0,
+        restores=1,
+        repeated=3,
+        repeated_seconds=6.0,
+        place="s3://bucket/x",
+        every_steps=4,
         writing=writing,
-    )  # fmt: skip
+    )
     found = received(document(JOB, job(), said(checkpoint=kept), JobHistory(Time()), now=WHEN))["checkpoint"]
     assert found == {
-        "place": "s3://bucket/x", "everySteps": 4, "step": 4, "at": WHEN - 30, "seconds": 1.0, "bytes": 8,
-        "writing": {"step": 8, "written": 2, "layers": 6, "since": WHEN - 3}, "restores": 1, "repeated": 3,
-        "repeatedSeconds": 6.0, "repeatedCost": None,
-    }  # fmt: skip
+        "place": "s3://bucket/x",
+        "everySteps": 4,
+        "step": 4,
+        "at": WHEN - 30,
+        "seconds": 1.0,
+        "bytes": 8,
+        "writing": {"step": 8, "written": 2, "layers": 6, "since": WHEN - 3},
+        "restores": 1,
+        "repeated": 3,
+        "repeatedSeconds": 6.0,
+        "repeatedCost": None,
+    }
     assert received(document(JOB, job(), said(), JobHistory(Time()), now=WHEN))["checkpoint"] is None
 
 
@@ -140,9 +163,12 @@ def test_the_newest_evaluation_and_the_best_are_in_the_document() -> None:
     told = said(evaluations=((2, {"accuracy": 0.5}), (4, {"accuracy": 0.25, "loss": math.nan})), best_evaluation=2)
     found = received(document(JOB, spec, told, JobHistory(Time()), now=WHEN))["evaluation"]
     assert found == {
-        "step": 4, "metric": "accuracy", "metrics": {"accuracy": 0.25, "loss": None}, "bestStep": 2,
+        "step": 4,
+        "metric": "accuracy",
+        "metrics": {"accuracy": 0.25, "loss": None},
+        "bestStep": 2,
         "bestMetrics": {"accuracy": 0.5},
-    }  # fmt: skip
+    }
     assert received(document(JOB, spec, said(), JobHistory(Time()), now=WHEN))["evaluation"] is None
     assert received(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["evaluation"] is None
 

@@ -32,9 +32,12 @@ KEEPING = {"storage": {"uri": "s3://bucket/x"}, "everySteps": 4}
 def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status_has_them() -> None:
     spec = job(checkpoint=KEEPING, nodePools=POOLS)
     status = written(
-        "Suspended", checkpoint={"lastStep": 8, "lastTime": at(-90)}, restores=2, repeatedSteps=7,
+        "Suspended",
+        checkpoint={"lastStep": 8, "lastTime": at(-90)},
+        restores=2,
+        repeatedSteps=7,
         cost={"total": "1", "repeated": "0.25"},
-    )  # fmt: skip
+    )
     gone = looked(look(spec=spec, written=status), WHEN).checkpoint
     assert gone is not None
     assert (gone.place, gone.step, gone.at, gone.every_steps) == ("s3://bucket/x", 8, WHEN - 90, 4)
@@ -70,10 +73,16 @@ def seen(since: float = -59.0, **more: Any) -> JobView:
 @pytest.mark.parametrize(
     ("name", "tone", "over"),
     [
-        ("Running", "good", False), ("Degraded", "warn", False), ("Pending", "idle", False), ("Saving", "idle", False),
-        ("Suspended", "idle", False), ("Invalid", "bad", False), ("Failed", "bad", True), ("Complete", "good", True),
+        ("Running", "good", False),
+        ("Degraded", "warn", False),
+        ("Pending", "idle", False),
+        ("Saving", "idle", False),
+        ("Suspended", "idle", False),
+        ("Invalid", "bad", False),
+        ("Failed", "bad", True),
+        ("Complete", "good", True),
     ],
-)  # fmt: skip
+)
 def test_without_a_coordinator_the_status_speaks(name: str, tone: str, over: bool) -> None:
     found = looked(look(written=written(name)), WHEN).state
     assert found == d.PageState(name=name, tone=tone, sentence=f"It is {name}.", over=over)
@@ -89,9 +98,15 @@ def test_a_job_that_is_over_shows_from_its_status() -> None:
     training = {"step": 10, "steps": 10, "loss": 2.5, "samplesPerSecond": 9.0, "etaSeconds": 0}
     last = {"time": at(-5), "victim": "tiny-w1", "worker": "tiny-w0", "pipeline": 0, "stage": 1, "pauseSeconds": 0.04}
     status = written(
-        "Complete", training=training, preemptions=4, takeovers=3, lastTakeover=last, cost={"total": "1.2500"},
-        plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}', epoch=2,
-    )  # fmt: skip
+        "Complete",
+        training=training,
+        preemptions=4,
+        takeovers=3,
+        lastTakeover=last,
+        cost={"total": "1.2500"},
+        plan='{"epoch":2,"pipelines":[["tiny-w0","tiny-w2"]]}',
+        epoch=2,
+    )
     found = looked(look(written=status), WHEN)
     assert (found.progress.step, found.progress.loss, found.progress.eta_seconds) == (10, 2.5, None)
     assert (found.counts.preemptions, found.counts.takeovers, found.counts.notices) == (4, 3, None)
@@ -150,8 +165,10 @@ def test_the_cost_and_the_same_on_demand() -> None:
     assert (suspended.total, suspended.at_end, suspended.on_demand_at_end) == (2.5, None, None)
     assert (found.spent, found.on_demand, found.on_demand_pool) == (3.0, 10.5, "fallback")
     assert [(p.name, p.workers, p.price) for p in found.pools] == [
-        ("spot", 3, "1.00"), ("fallback", 0, "3.50"), ("free", 5, None),
-    ]  # fmt: skip
+        ("spot", 3, "1.00"),
+        ("fallback", 0, "3.50"),
+        ("free", 5, None),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,16 @@ async def test_the_document_is_for_the_token_and_the_files_are_for_everybody() -
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, authorized("x"), authorized(""), {"Authorization": "Bearer"}, {"Authorization": "Basic TOKEN"},
-     authorized("x" * (MOST_TOKEN + 1)), authorized("TOKENé")],
-)  # fmt: skip
+    [
+        {},
+        authorized("x"),
+        authorized(""),
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic TOKEN"},
+        authorized("x" * (MOST_TOKEN + 1)),
+        authorized("TOKENé"),
+    ],
+)
 async def test_without_the_token_there_is_no_document(headers: dict[str, str]) -> None:
     async with local() as (session, url, token):
         given = {name: value.replace("TOKEN", token) for name, value in headers.items()}
@@ -86,11 +93,20 @@ async def test_every_answer_has_the_headers(path: str) -> None:
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("127.0.0.1", 200), ("127.0.0.1:9", 200), ("localhost:1", 200), ("LOCALHOST", 200), ("[::1]:80", 200),
-        ("evil.example", 421), ("evil.example:80", 421), ("localhost.evil.example", 421), ("[::2]", 421), ("[", 421),
-        ("127.0.0.1.evil.example", 421), ("", 421),
+        ("127.0.0.1", 200),
+        ("127.0.0.1:9", 200),
+        ("localhost:1", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 421),
+        ("evil.example:80", 421),
+        ("localhost.evil.example", 421),
+        ("[::2]", 421),
+        ("[", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
     ],
-)  # fmt: skip
+)
 async def test_another_site_s_name_leads_nowhere(host: str, status: int) -> None:
     async with local() as (session, url, token):
         for path in ("", "state"):

@@ -157,9 +157,12 @@ def test_it_trains_pipelined_as_in_one_process_and_after_a_loss(
     mark.touch()
     done = subprocess.run(
         [sys.executable, "-m", "bamboo", "run", slow, "--preempt", "at:1:1", "--verify", "--json", "--output", kept],
-        capture_output=True, text=True, timeout=250, cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=EXAMPLES,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": TASK_PATH},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout)
     assert (summary["committed"], summary["preemptions"], summary["bit_equal"]) == (STEPS, 1, True)

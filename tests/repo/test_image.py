@@ -102,9 +102,10 @@ def test_an_image_has_what_it_needs_in_the_tested_versions(built: Images, target
     own = {"bamboo", f"bamboo-{target}"}
     assert own <= set(found)
     different = {
-        name: version for name, version in found.items()
+        name: version
+        for name, version in found.items()
         if name not in own and pins().get(name) != version.partition("+")[0]
-    }  # fmt: skip
+    }
     assert different == {}, "these are not as in constraints.txt"
     foreign = {"operator": {"torch", "numpy", "safetensors"}, "trainer": {"kopf", "kubernetes", "bamboo-operator"}}
     assert not (foreign[target] | IN_BASE_ONLY) & set(found)
@@ -116,17 +117,24 @@ def test_an_image_has_the_very_files_of_the_checkout(built: Images, target: str)
     expected = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for folder, name in ((ROOT / "core", "bamboo"), (ROOT / target, package))
-        for path in (folder / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    }  # fmt: skip
+        for path in (folder / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert python(built, target, FILES.replace("PART", package)) == expected
 
 
 def test_a_container_has_no_rights(built: Images, target: str) -> None:
     found = python(built, target, LOOK)
     assert found == {
-        "uid": USER, "gid": USER, "groups": [USER], "refused": 30, "compilers": [], "left": [], "writable": [],
+        "uid": USER,
+        "gid": USER,
+        "groups": [USER],
+        "refused": 30,
+        "compilers": [],
+        "left": [],
+        "writable": [],
         "effective": "0" * 16,
-    }  # fmt: skip
+    }
 
 
 def test_an_image_says_what_it_is(built: Images, target: str) -> None:

@@ -113,9 +113,12 @@ def main(arguments: argparse.Namespace) -> int:
             if arguments.each:
                 print(f"  {flip}\n    {result}", file=sys.stderr)
         counts = [
-            len(results), sum(r.found for r in results), sum(r.named for r in results),
-            sum(r.undone for r in results), sum(r.silent for r in results),
-        ]  # fmt: skip
+            len(results),
+            sum(r.found for r in results),
+            sum(r.named for r in results),
+            sum(r.undone for r in results),
+            sum(r.silent for r in results),
+        ]
         blamed += sum(r.blamed for r in results)
         totals = [total + count for total, count in zip(totals, counts, strict=True)]
         told = [str(count) if counts[0] else "-" for count in counts]

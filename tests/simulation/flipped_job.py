@@ -199,6 +199,11 @@ class FlippedJob(Job):
 def drawn(place: Place, stage: int, owner: bool, steps: Sequence[int], microbatches: int, rng: random.Random) -> Flip:
     """One bit of a mantissa, anywhere in what is there."""
     return Flip(
-        place=place, stage=stage, owner=owner, step=rng.choice(steps), microbatch=rng.randrange(microbatches),
-        element=rng.randrange(1 << 20), bit=rng.randrange(MANTISSA),
-    )  # fmt: skip
+        place=place,
+        stage=stage,
+        owner=owner,
+        step=rng.choice(steps),
+        microbatch=rng.randrange(microbatches),
+        element=rng.randrange(1 << 20),
+        bit=rng.randrange(MANTISSA),
+    )

@@ -80,9 +80,13 @@ class Server:
     """
 
     def __init__(
-        self, loop: VirtualLoop, rng: random.Random, watches: Mapping[str, Watch], changed: Changed,
+        self,
+        loop: VirtualLoop,
+        rng: random.Random,
+        watches: Mapping[str, Watch],
+        changed: Changed,
         called: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._loop, self._rng, self._watches, self._changed, self._called = loop, rng, watches, changed, called
         self._made = 0
         self.names: set[tuple[str, str]] = set()  # of pods that this operator has made, with their jobs' uids
@@ -95,9 +99,13 @@ class Server:
     # for clients
 
     async def call(
-        self, method: str, place: str, body: Object | None = None, query: Mapping[str, str] | None = None,
+        self,
+        method: str,
+        place: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
         kind: str = JSON,
-    ) -> Object:  # fmt: skip
+    ) -> Object:
         """As a connection to it has it."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(f"{method} {place}")

@@ -243,9 +243,14 @@ class OperatorSimulation:
         settings = WorkerPodSettings(coordinator_url="", image="trainer")
         self._cluster = ClusterCache()
         shared = SharedResources(
-            cluster=self._cluster, gateway=gateway, api=api, reviews=TokenReviewer(api), key=b"k" * 16,
-            url="ws://operator", settings=settings,
-        )  # fmt: skip
+            cluster=self._cluster,
+            gateway=gateway,
+            api=api,
+            reviews=TokenReviewer(api),
+            key=b"k" * 16,
+            url="ws://operator",
+            settings=settings,
+        )
         self.controller, self.workers.gateway = JobController(shared), gateway
         for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
             watch.listening = True

@@ -155,12 +155,19 @@ class Workers:
             entered[-1].hear(node.channel, event)
 
         return DoorChannel(
-            knock, clock=self.clock, rng=self.rng, worker=node.name, to_coordinator=to_coordinator,
-            to_worker=node.put, lossy=self.lossy, heartbeat=node.heartbeat, changes=self.changes,
+            knock,
+            clock=self.clock,
+            rng=self.rng,
+            worker=node.name,
+            to_coordinator=to_coordinator,
+            to_worker=node.put,
+            lossy=self.lossy,
+            heartbeat=node.heartbeat,
+            changes=self.changes,
             hello=lambda: protocol.Hello(
                 worker=node.name, host="memory", port=1, plan=node.engine.plan_told if node.engine else None
             ),
-        )  # fmt: skip
+        )
 
     # what a Node asks of its surroundings
 

@@ -255,16 +255,25 @@ def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
     pipelines = a.pipelines if stages * a.pipelines <= 6 and not job.elastic else 1
     microbatches, layers = max(pipelines, min(a.microbatches, 4)), stages * rng.choice((2, 3))
     a = replace(
-        a, stages=stages, pipelines=pipelines, microbatches=microbatches, groups=rng.randint(pipelines, microbatches),
-        steps=rng.randint(36, 48), sizes=tuple(rng.choice((1, 2)) for _ in range(layers)),
-    )  # fmt: skip
+        a,
+        stages=stages,
+        pipelines=pipelines,
+        microbatches=microbatches,
+        groups=rng.randint(pipelines, microbatches),
+        steps=rng.randint(36, 48),
+        sizes=tuple(rng.choice((1, 2)) for _ in range(layers)),
+    )
     faults = [_slow(rng, fault, early=i == 0) if i % 2 == 0 else fault for i, fault in enumerate(job.faults[1:])]
     made = replace(
-        job, arithmetic=a, faults=tuple(faults), standby=rng.choice((0, 0, 1, 1, 2)), elastic=None,
+        job,
+        arithmetic=a,
+        faults=tuple(faults),
+        standby=rng.choice((0, 0, 1, 1, 2)),
+        elastic=None,
         slowness=min(job.slowness, 0.5),
         work=tuple(rng.choice((1.0, 1.0, 1.0, 3.0)) for _ in range(layers)),
         capacity=job.capacity + rng.choice((0, 2)),
-    )  # fmt: skip
+    )
     return _with_one_layer_each(made) if rng.random() < 0.25 else made
 
 
@@ -275,15 +284,24 @@ def _with_measured_layers(job: Scenario, rng: random.Random) -> Scenario:
     pipelines = a.pipelines if stages * a.pipelines <= 6 else 1
     microbatches, layers = max(pipelines, min(a.microbatches, 6)), stages * rng.choice((1, 2, 3))
     a = replace(
-        a, stages=stages, pipelines=pipelines, microbatches=microbatches, groups=rng.randint(pipelines, microbatches),
-        steps=steps, sizes=tuple(rng.choice((1, 2)) for _ in range(layers)),
-    )  # fmt: skip
+        a,
+        stages=stages,
+        pipelines=pipelines,
+        microbatches=microbatches,
+        groups=rng.randint(pipelines, microbatches),
+        steps=steps,
+        sizes=tuple(rng.choice((1, 2)) for _ in range(layers)),
+    )
     faults = [replace(f, step=rng.randint(0, steps)) if rng.random() < 0.5 else f for f in job.faults]
     work = tuple(rng.choice((1.0, 1.0, 1.0, 3.0)) for _ in range(layers))
     return replace(
-        job, arithmetic=a, faults=tuple(faults), slowness=min(job.slowness, 0.5), work=work,
+        job,
+        arithmetic=a,
+        faults=tuple(faults),
+        slowness=min(job.slowness, 0.5),
+        work=work,
         capacity=job.capacity + rng.choice((0, 1, 2)),
-    )  # fmt: skip
+    )
 
 
 def _with_one_layer_each(job: Scenario) -> Scenario:
@@ -304,18 +322,29 @@ def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
     a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
     microbatches = rng.randint(pipelines, 20)
     a = replace(
-        a, stages=1, pipelines=pipelines, microbatches=microbatches, groups=rng.randint(pipelines, microbatches),
-        steps=rng.randint(4, 8) + max(0, a.steps - 12), sizes=a.sizes[: rng.choice((1, 2, 4))], ties=(),
-        reproducible=rng.random() < 0.9, skipped=frozenset(step for step in a.skipped if step < 4),
-    )  # fmt: skip
+        a,
+        stages=1,
+        pipelines=pipelines,
+        microbatches=microbatches,
+        groups=rng.randint(pipelines, microbatches),
+        steps=rng.randint(4, 8) + max(0, a.steps - 12),
+        sizes=a.sizes[: rng.choice((1, 2, 4))],
+        ties=(),
+        reproducible=rng.random() < 0.9,
+        skipped=frozenset(step for step in a.skipped if step < 4),
+    )
     faults = [replace(f, pipeline=rng.randrange(pipelines), stage=0, step=min(f.step, a.steps - 1)) for f in job.faults]
     faults = [_at_portion(rng, f) if f.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) else f for f in faults]
     least, most = rng.randint(1, pipelines), min(rng.randint(pipelines, 5), a.groups)
     elastic = (least, most, rng.choice((0, 1, 3))) if a.reproducible and rng.random() < 0.4 else None
     wanted = (most if elastic else pipelines) + job.standby
     return replace(
-        job, arithmetic=a, faults=tuple(faults), elastic=elastic, capacity=rng.choice((wanted, wanted, pipelines)),
-    )  # fmt: skip
+        job,
+        arithmetic=a,
+        faults=tuple(faults),
+        elastic=elastic,
+        capacity=rng.choice((wanted, wanted, pipelines)),
+    )
 
 
 def _with_shards(job: Scenario, rng: random.Random) -> Scenario:
@@ -377,9 +406,13 @@ def _with_ready_spares(job: Scenario, rng: random.Random) -> Scenario:
     faults = [replace(f, role=rng.choice(("owner", "heir"))) if f.what in KILLS else f for f in faults]
     standby, stages = max(1, job.standby), job.arithmetic.stages
     return replace(
-        job, faults=tuple(faults), standby=standby, standby_stages=rng.choice((1, stages, stages)),
-        mode="EagerForward" if job.mode == "None" else job.mode, capacity=job.capacity + standby - job.standby,
-    )  # fmt: skip
+        job,
+        faults=tuple(faults),
+        standby=standby,
+        standby_stages=rng.choice((1, stages, stages)),
+        mode="EagerForward" if job.mode == "None" else job.mode,
+        capacity=job.capacity + standby - job.standby,
+    )
 
 
 def _with_devices(job: Scenario, rng: random.Random) -> Scenario:
@@ -481,15 +514,38 @@ WEIGHTS = {
 }
 ROLES = {"owner": 6, "replica": 3, "any": 3, "root": 3, "newest": 2, "heir": 3}
 NAMES = (
-    "Evaluate", "Forward", "Backward", "ScatterGradients", "ReduceGradients", "GatherGradients", "ExchangeTied",
-    "SumTied", "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate", "RedundantForward", "RedundantBackward",
-)  # fmt: skip
+    "Evaluate",
+    "Forward",
+    "Backward",
+    "ScatterGradients",
+    "ReduceGradients",
+    "GatherGradients",
+    "ExchangeTied",
+    "SumTied",
+    "SyncReplicas",
+    "ReportReady",
+    "OptimizerStep",
+    "ReplicaUpdate",
+    "RedundantForward",
+    "RedundantBackward",
+)
 
 
 FRAMES = (
-    "ACTIVATION", "GRADIENT", "CONTRIBUTION", "RESULT", "TIED", "READY", "COMMIT", "SYNC", "STATE", "ANNOUNCE", "HEARD",
-    "ASK", "LOGGED",
-)  # fmt: skip
+    "ACTIVATION",
+    "GRADIENT",
+    "CONTRIBUTION",
+    "RESULT",
+    "TIED",
+    "READY",
+    "COMMIT",
+    "SYNC",
+    "STATE",
+    "ANNOUNCE",
+    "HEARD",
+    "ASK",
+    "LOGGED",
+)
 
 
 def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool, resplit: bool) -> tuple[Fault, ...]:

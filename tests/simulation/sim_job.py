@@ -87,9 +87,14 @@ class Simulation:
 
     def _initial(self, resumed: bool = False) -> CoordinatorState:
         return coordinator.initial(
-            self.spec, self.scenario.manifest(), secret="s", now=self.clock.now, heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            save_path="memory" if self.scenario.saving else None, resumed=resumed,
-        )  # fmt: skip
+            self.spec,
+            self.scenario.manifest(),
+            secret="s",
+            now=self.clock.now,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            save_path="memory" if self.scenario.saving else None,
+            resumed=resumed,
+        )
 
     @property
     def logging(self) -> bool:
@@ -266,15 +271,23 @@ class Simulation:
     def _start(self, name: Name) -> None:
         def channel(node: Node) -> Channel:
             return Channel(
-                self.clock, self.rng, name,
-                to_coordinator=self.coordinate, to_worker=partial(self._tell, node), lossy=self.scenario.lossy,
+                self.clock,
+                self.rng,
+                name,
+                to_coordinator=self.coordinate,
+                to_worker=partial(self._tell, node),
+                lossy=self.scenario.lossy,
                 hello=lambda: protocol.Hello(
-                    worker=name, host="memory", port=1, zone=f"z{name.number // self.scenario.per_node % ZONES}",
+                    worker=name,
+                    host="memory",
+                    port=1,
+                    zone=f"z{name.number // self.scenario.per_node % ZONES}",
                     node=f"n{name.number // self.scenario.per_node}" if self.scenario.per_node > 1 else "",
                     plan=node.engine.plan_told if node.engine else None,
                 ),
-                heartbeat=node.heartbeat, changes=self.changes,
-            )  # fmt: skip
+                heartbeat=node.heartbeat,
+                changes=self.changes,
+            )
 
         costs = (1.0,) * self.scenario.arithmetic.layers
         chance = random.Random(f"{self.scenario.seed} answers of {name}")

@@ -34,11 +34,17 @@ from sim_stage import StandIn, WholeStandIn
 from sim_store import SimStore, SimWeights, StoreRefuses
 
 SECONDS = {
-    "Evaluate": 1e-3, "Forward": 1e-3, "Backward": 2e-3, "BackwardInput": 1e-3, "BackwardWeight": 1e-3,
+    "Evaluate": 1e-3,
+    "Forward": 1e-3,
+    "Backward": 2e-3,
+    "BackwardInput": 1e-3,
+    "BackwardWeight": 1e-3,
     "BackwardRest": 1e-3,
-    "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
-    "RedundantForward": 3e-4, "RedundantBackward": 2e-3,
-}  # fmt: skip
+    "OptimizerStep": 1e-3,
+    "ReplicaUpdate": 1e-3,
+    "RedundantForward": 3e-4,
+    "RedundantBackward": 2e-3,
+}
 OTHER_SECONDS = 2e-4
 LOAD_SECONDS = 0.3
 LAYER_SECONDS = 5e-3  # for a layer's forward, where times are measured

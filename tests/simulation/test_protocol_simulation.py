@@ -198,13 +198,31 @@ def test_neighbours_without_a_common_heir_are_lost_right_after_a_commit(seed: in
     rng = random.Random(seed)
     a = Arithmetic(seed=seed, stages=8, pipelines=1, microbatches=1, groups=1, steps=8, sizes=(2,) * 8)
     kill = Fault(
-        what=FaultKind.KILL_AT, step=rng.randint(2, 5), delay=0.0, chained=False, role="owner", pipeline=0, stage=0,
-        seconds=0.0, name="after OptimizerStep", count=rng.randrange(16), neighbours=1,
-    )  # fmt: skip
+        what=FaultKind.KILL_AT,
+        step=rng.randint(2, 5),
+        delay=0.0,
+        chained=False,
+        role="owner",
+        pipeline=0,
+        stage=0,
+        seconds=0.0,
+        name="after OptimizerStep",
+        count=rng.randrange(16),
+        neighbours=1,
+    )
     calm = replace(
-        scenario(seed), arithmetic=a, faults=(kill,), mode="LazyForward", standby=0, elastic=None, capacity=20, care=1,
-        replicas=2, slowness=10 ** rng.uniform(0.3, 1.3), lossy=False,
-    )  # fmt: skip
+        scenario(seed),
+        arithmetic=a,
+        faults=(kill,),
+        mode="LazyForward",
+        standby=0,
+        elastic=None,
+        capacity=20,
+        care=1,
+        replicas=2,
+        slowness=10 ** rng.uniform(0.3, 1.3),
+        lossy=False,
+    )
     job = Simulation(calm)
     verdict = job.run()
     assert (verdict.problem, verdict.kind, verdict.struck) == (None, "Complete", 1)
@@ -220,9 +238,15 @@ def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> Non
         seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, groups=2, steps=20, sizes=(2,) * stages
     )
     hang = Fault(
-        what=FaultKind.HANG, step=10, delay=0.002 * seed, chained=False, role="owner", pipeline=0, stage=seed % 2,
+        what=FaultKind.HANG,
+        step=10,
+        delay=0.002 * seed,
+        chained=False,
+        role="owner",
+        pipeline=0,
+        stage=seed % 2,
         seconds=100.0,
-    )  # fmt: skip
+    )
     calm = scenario(seed)
     job = Simulation(
         replace(calm, arithmetic=a, faults=(hang,), mode="EagerForward", standby=1, elastic=None, capacity=20, care=0)

@@ -35,9 +35,12 @@ class Release:
         address = f"127.253.{random.randrange(1, 250)}.{random.randrange(1, 250)}"
         self.url = f"wss://{address}:{WORKERS_PORT}"
         self.values: Json = {
-            "listenAddress": address, "url": self.url, "tls": {"ipAddresses": [address]}, "env": [POD_IP],
+            "listenAddress": address,
+            "url": self.url,
+            "tls": {"ipAddresses": [address]},
+            "env": [POD_IP],
             "extraArgs": ["--web-listen=$(POD_IP):8080"],
-        }  # fmt: skip
+        }
 
     def install(self, **values: Any) -> str:
         return self._apply("install", values)

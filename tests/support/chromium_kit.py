@@ -19,10 +19,19 @@ MISSING = f"needs Chromium ({', '.join(NAMES)}); on Debian: apt-get install chro
 START_SECONDS = 120.0
 ANSWER_SECONDS = 30.0
 FLAGS = (
-    "--headless=new", "--remote-debugging-port=0", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
-    "--disable-extensions", "--hide-scrollbars", "--mute-audio",
-)  # fmt: skip
+    "--headless=new",
+    "--remote-debugging-port=0",
+    "--no-first-run",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--mute-audio",
+)
 
 
 def chromium() -> str | None:
@@ -162,9 +171,13 @@ async def browser() -> AsyncIterator[Tab]:
     with tempfile.TemporaryDirectory(prefix="bamboo-chromium-", ignore_cleanup_errors=True) as profile:
         flags = [*FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         process = await asyncio.create_subprocess_exec(
-            program, *flags, "about:blank",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            program,
+            *flags,
+            "about:blank",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             address = await _address(Path(profile), process)
             async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:

@@ -14,8 +14,9 @@ def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: s
     place = Attempt(step, attempt)
     parts = {
         layer: store.write_part(place, layer, encode(state))
-        for stage in stages for layer, state in stage.layer_states().items()
-    }  # fmt: skip
+        for stage in stages
+        for layer, state in stage.layer_states().items()
+    }
     manifest = make_manifest(place, [parts[layer] for layer in sorted(parts)])
     store.commit(manifest)
     return manifest

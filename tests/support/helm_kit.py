@@ -129,9 +129,15 @@ class Helm:
         return done.stdout
 
     def template(
-        self, values: Mapping[str, Any] | None = None, *, chart: Path = CHART, release: str = "bamboo",
-        namespace: str = "bamboo-system", apis: Sequence[str] = (), kubernetes: str = "1.33.0",
-    ) -> list[Json]:  # fmt: skip
+        self,
+        values: Mapping[str, Any] | None = None,
+        *,
+        chart: Path = CHART,
+        release: str = "bamboo",
+        namespace: str = "bamboo-system",
+        apis: Sequence[str] = (),
+        kubernetes: str = "1.33.0",
+    ) -> list[Json]:
         """The objects that an install would make."""
         arguments = ["template", release, str(chart), "--namespace", namespace, "--kube-version", kubernetes]
         for api in apis:

@@ -16,10 +16,15 @@ PATIENCE = 120.0
 def plan(epoch: int, origin: int = 1, moved: bool = False, first: int = 0) -> Plan:
     restore = CheckpointId(step=first, id="a") if first else None
     return Plan(
-        epoch=epoch, origin=origin, moved=moved, restore=restore,
-        stages=((0, 1),), pipelines=((Assignment(owner="w", replicas=()),),),
-        layouts=(Layout(generation=0, split=((0,),)),), workers=(Peer(worker="w", host="h", port=1),),
-    )  # fmt: skip
+        epoch=epoch,
+        origin=origin,
+        moved=moved,
+        restore=restore,
+        stages=((0, 1),),
+        pipelines=((Assignment(owner="w", replicas=()),),),
+        layouts=(Layout(generation=0, split=((0,),)),),
+        workers=(Peer(worker="w", host="h", port=1),),
+    )
 
 
 class Job:

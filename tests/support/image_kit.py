@@ -54,13 +54,34 @@ class Store:
 
     def podman(self, *arguments: str) -> list[str]:
         """The command line. Crun, podman's usual runtime, does not know cgroup v1."""
-        return ["podman", *self.flags, "--tmpdir", str(RUN_FOLDER / "libpod"), "--runtime", "runc",
-                "--cgroup-manager", "cgroupfs", *arguments]  # fmt: skip
+        return [
+            "podman",
+            *self.flags,
+            "--tmpdir",
+            str(RUN_FOLDER / "libpod"),
+            "--runtime",
+            "runc",
+            "--cgroup-manager",
+            "cgroupfs",
+            *arguments,
+        ]
 
     def build(self, context: Path, wheels: Path, *options: str) -> list[str]:
         """The command line."""
-        return ["buildah", *self.flags, "build", "--isolation", "chroot", "--network", "host", "--pull-never",
-                "--build-context", f"wheels={wheels}", *options, str(context)]  # fmt: skip
+        return [
+            "buildah",
+            *self.flags,
+            "build",
+            "--isolation",
+            "chroot",
+            "--network",
+            "host",
+            "--pull-never",
+            "--build-context",
+            f"wheels={wheels}",
+            *options,
+            str(context),
+        ]
 
     def run(self, image: str, *command: str, entrypoint: str | None = None, tmp: bool = True) -> str:
         """What the container prints, run as a worker's pod would be. AssertionError if it fails."""
@@ -79,10 +100,22 @@ class Store:
 def confined(tmp: bool = True) -> list[str]:
     """podman's options for what the operator gives to a worker's container: nothing but /tmp can be written."""
     return [
-        "--read-only", "--read-only-tmpfs=false", *(["--tmpfs", "/tmp"] if tmp else []), "--cap-drop", "all",
-        "--security-opt", "no-new-privileges", "--network", "host", "--pull", "never",
-        "--ulimit", "nofile=20000:20000", "--ulimit", "nproc=20000:20000",
-    ]  # fmt: skip
+        "--read-only",
+        "--read-only-tmpfs=false",
+        *(["--tmpfs", "/tmp"] if tmp else []),
+        "--cap-drop",
+        "all",
+        "--security-opt",
+        "no-new-privileges",
+        "--network",
+        "host",
+        "--pull",
+        "never",
+        "--ulimit",
+        "nofile=20000:20000",
+        "--ulimit",
+        "nproc=20000:20000",
+    ]
 
 
 def call(command: Sequence[str], seconds: float) -> str:
@@ -132,8 +165,13 @@ def _base(store: Store) -> str:
     with tempfile.TemporaryDirectory(dir=store.folder, prefix="base-") as folder:
         tree, archive = Path(folder, "tree"), Path(folder, "base.tar")
         include = f"--include={','.join(BASE_PACKAGES)}"
-        made = subprocess.run(["debootstrap", "--variant=minbase", include, SUITE, str(tree)],
-                              capture_output=True, text=True, timeout=BASE_SECONDS, check=False)  # fmt: skip
+        made = subprocess.run(
+            ["debootstrap", "--variant=minbase", include, SUITE, str(tree)],
+            capture_output=True,
+            text=True,
+            timeout=BASE_SECONDS,
+            check=False,
+        )
         if made.returncode:
             why = (made.stdout + made.stderr).strip().splitlines()[-1:]
             raise Unavailable(f"the base image is made of Debian's packages, which cannot be had: {''.join(why)}")
@@ -162,10 +200,24 @@ def _wheels(store: Store) -> Path:
         shutil.rmtree(old)
     unfinished = folder / "wheels-unfinished"
     call(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--python-version", "3.11", "--only-binary", ":all:",
-         "--dest", str(unfinished), "--constraint", str(ROOT / "constraints.txt"), *sorted(wanted)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--python-version",
+            "3.11",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            str(unfinished),
+            "--constraint",
+            str(ROOT / "constraints.txt"),
+            *sorted(wanted),
+        ],
         WHEELS_SECONDS,
-    )  # fmt: skip
+    )
     unfinished.rename(done)
     call(store.podman("image", "prune", "--force"), BUILD_SECONDS)  # layers of the older wheels
     return done

@@ -42,10 +42,18 @@ class Containers:
         (secret / "token").write_text(token)
         environment = {ENV_WORKER: worker, ENV_COORDINATOR: url, ENV_TOKEN_FILE: f"{TOKEN_FOLDER}/token"}
         command = self._store.podman(
-            "run", "--rm", "--name", f"{self._prefix}-{worker}", *confined(),
+            "run",
+            "--rm",
+            "--name",
+            f"{self._prefix}-{worker}",
+            *confined(),
             *(item for name, value in environment.items() for item in ("--env", f"{name}={value}")),
-            "--volume", f"{secret}:{TOKEN_FOLDER}:ro", "--volume", f"{self._shared}:{self._shared}:ro", self._image,
-        )  # fmt: skip
+            "--volume",
+            f"{secret}:{TOKEN_FOLDER}:ro",
+            "--volume",
+            f"{self._shared}:{self._shared}:ro",
+            self._image,
+        )
         self._running[worker] = asyncio.create_task(self._run(worker, command))
 
     def signal(self, worker: str, number: int) -> None:

@@ -82,7 +82,8 @@ def kueue(cluster: Cluster, source: Path, folder: Path) -> Iterator[None]:
 def _config(port: int, health: int, folder: Path) -> Json:
     """Plain pods only. Processors and memory have no quota here."""
     return {
-        "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration",
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
         "metrics": {"bindAddress": "0"},
         "webhook": {"host": "127.0.0.1", "port": port, "certDir": str(folder)},
@@ -90,7 +91,7 @@ def _config(port: int, health: int, folder: Path) -> Json:
         "internalCertManagement": {"enable": False},
         "integrations": {"frameworks": ["pod"]},
         "resources": {"excludeResourcePrefixes": ["cpu", "memory"]},
-    }  # fmt: skip
+    }
 
 
 def _by_address(manifest: Json, url: str, bundle: str) -> None:
@@ -123,9 +124,10 @@ def queue(api: Client, namespace: str, gpus: int) -> str:
     _create(api, {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": "default"}})
     flavor = {"name": "default", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": gpus}]}
     spec = {
-        "namespaceSelector": {}, "resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [flavor]}],
+        "namespaceSelector": {},
+        "resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [flavor]}],
         "preemption": {"withinClusterQueue": "LowerPriority"},
-    }  # fmt: skip
+    }
     _create(api, {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec})
     local = {"apiVersion": API, "kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": name}}
     api.create(local, namespace)

@@ -7,12 +7,19 @@ from bamboo.metrics.exposition import Exporter, Metric, MetricKind
 
 STANDARD = "process_"  # prometheus-client's own
 SOMETIMES = {
-    "bamboo_operator_api_requests_total", "bamboo_operator_api_request_duration_seconds", "bamboo_job_signals_total",
-    "bamboo_operator_refusals_total", "bamboo_job_largest_memory_bytes", "bamboo_job_metric",
-    "bamboo_job_evaluation", "bamboo_job_evaluated_step",
-    "bamboo_job_results_differ_total", "bamboo_job_corrupt_workers_total",
-    "bamboo_job_straggler_microbatch_seconds", "bamboo_job_step_sent_bytes",
-}  # fmt: skip
+    "bamboo_operator_api_requests_total",
+    "bamboo_operator_api_request_duration_seconds",
+    "bamboo_job_signals_total",
+    "bamboo_operator_refusals_total",
+    "bamboo_job_largest_memory_bytes",
+    "bamboo_job_metric",
+    "bamboo_job_evaluation",
+    "bamboo_job_evaluated_step",
+    "bamboo_job_results_differ_total",
+    "bamboo_job_corrupt_workers_total",
+    "bamboo_job_straggler_microbatch_seconds",
+    "bamboo_job_step_sent_bytes",
+}
 
 
 def declared(exporter: Exporter) -> dict[str, Metric]:

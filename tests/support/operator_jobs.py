@@ -38,9 +38,11 @@ def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json
 def claimed(cluster: Cluster, namespace: str) -> Json:
     """A volume claim of that namespace, made now, as a checkpoint's storage."""
     claim = {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kept"},
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "kept"},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-    }  # fmt: skip
+    }
     cluster.api.create(claim, namespace)
     return {"persistentVolumeClaim": {"claimName": "kept"}}
 

@@ -82,18 +82,37 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
     if workers is None:
         workers = tuple((owner, WorkerState.TRAINING) for row in grid for owner, _ in row)
     usual: dict[str, Any] = {
-        "phase": "Running", "epoch": 1, "step": 3, "steps": 10, "first_loss": 5.0, "loss": 4.0, "losses": (5.0, 4.0),
-        "lost_samples": 0, "step_seconds": 0.5, "samples_per_second": 16.0, "eta_seconds": 3.5, "preemptions": 0,
-        "notices": 0, "takeovers": (), "unprotected": (), "digests": (),
-        "replicas": int(all(held for row in grid for _, held in row)), "wanted": 2,
-    }  # fmt: skip
+        "phase": "Running",
+        "epoch": 1,
+        "step": 3,
+        "steps": 10,
+        "first_loss": 5.0,
+        "loss": 4.0,
+        "losses": (5.0, 4.0),
+        "lost_samples": 0,
+        "step_seconds": 0.5,
+        "samples_per_second": 16.0,
+        "eta_seconds": 3.5,
+        "preemptions": 0,
+        "notices": 0,
+        "takeovers": (),
+        "unprotected": (),
+        "digests": (),
+        "replicas": int(all(held for row in grid for _, held in row)),
+        "wanted": 2,
+    }
     return Status(grid=grid, workers=workers, **{**usual, **values})
 
 
 def checkpoints(
-    *, step: int | None, age: float | None = None, restores: int = 0, repeated: int = 0, repeated_seconds: float = 0.0,
+    *,
+    step: int | None,
+    age: float | None = None,
+    restores: int = 0,
+    repeated: int = 0,
+    repeated_seconds: float = 0.0,
     **values: Any,
-) -> CheckpointSummary:  # fmt: skip
+) -> CheckpointSummary:
     """What a coordinator's status says of them."""
     counts = CheckpointCounts(
         restores={RestoreCause.STAGE_LOST: restores}, repeated=repeated, repeated_seconds=repeated_seconds

@@ -35,8 +35,11 @@ def install(cluster: Cluster) -> None:
     crd = yaml.safe_load((ROOT / "crds/bamboojob.yaml").read_text())
     if cluster.minor < OLDEST_SUPPORTED:
         strip_rules(crd)
-    for manifest in (crd, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
-                     *yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text())):  # fmt: skip
+    for manifest in (
+        crd,
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
+        *yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()),
+    ):
         try:
             cluster.api.create(manifest)
         except ApiError as error:

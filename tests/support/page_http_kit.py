@@ -60,9 +60,12 @@ async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSessi
     """A session and the address of the operator's web port; there is one job, team/tiny."""
     spec = job()
     known = JobView(
-        namespace="team", name="tiny", spec=spec, facts=StatusFacts(now=NOW, generation=1, spec=spec),
+        namespace="team",
+        name="tiny",
+        spec=spec,
+        facts=StatusFacts(now=NOW, generation=1, spec=spec),
         written={"state": "Suspended"},
-    )  # fmt: skip
+    )
     app = web.Application()
     JobPages(lambda key: known if key == TEAM else None, reviewer).add_to(app)
     async with serving(app) as url, aiohttp.ClientSession() as session:

@@ -9,9 +9,20 @@ from bamboo.page.document import Document, encode
 from operator_kit import at
 
 TAKEOVER = Takeover(
-    epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=7, notice=False,
-    decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3, reused=4,
-)  # fmt: skip
+    epoch=2,
+    victim="tiny-w1",
+    worker="tiny-w0",
+    pipeline=0,
+    stage=1,
+    step=7,
+    notice=False,
+    decide_ms=1.0,
+    reform_ms=20.0,
+    recompute_ms=79.0,
+    forwards=2,
+    backwards=3,
+    reused=4,
+)
 
 
 class Time:
@@ -31,6 +42,10 @@ def written(state: str = "Running", **more: Any) -> dict[str, Any]:
     """The status of a BambooJob."""
     kind = {"Invalid": "Accepted", "Pending": "WorkersReady", "Saving": "Running"}.get(state, state)
     condition = {
-        "type": kind, "status": "True", "reason": "Because", "message": f"It is {state}.", "lastTransitionTime": at(-9),
-    }  # fmt: skip
+        "type": kind,
+        "status": "True",
+        "reason": "Because",
+        "message": f"It is {state}.",
+        "lastTransitionTime": at(-9),
+    }
     return {"state": state, "conditions": [condition], "startTime": at(-60), **more}

@@ -18,9 +18,15 @@ WIDTH, WORDS, LENGTH = 8, 11, 6
 def chain() -> nn.Module:
     """A Sequential; two of its modules write to what they are given."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, LENGTH)), nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(),
-        nn.Dropout(0.1), nn.Linear(4 * LENGTH, WIDTH), nn.Hardtanh(inplace=True), nn.Linear(WIDTH, WORDS),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, LENGTH)),
+        nn.Conv1d(1, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(4 * LENGTH, WIDTH),
+        nn.Hardtanh(inplace=True),
+        nn.Linear(WIDTH, WORDS),
+    )
 
 
 @dataclass

@@ -23,9 +23,14 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
     running: list[asyncio.Task[None]] = []
 
     def make(
-        place: Place, resumed: bool = False, known_lost: frozenset[str] = frozenset(), marks: tuple[NodeMark, ...] = (),
-        settings: WorkerPodSettings = SETTINGS, written: dict[str, Any] | None = None, **spec: Any,
-    ) -> Job:  # fmt: skip
+        place: Place,
+        resumed: bool = False,
+        known_lost: frozenset[str] = frozenset(),
+        marks: tuple[NodeMark, ...] = (),
+        settings: WorkerPodSettings = SETTINGS,
+        written: dict[str, Any] | None = None,
+        **spec: Any,
+    ) -> Job:
         made = Job(place, job(**spec), resumed, known_lost, marks, settings, written)
         for module in (runner_module, budget_module, controller_module, deletions_module, rolling_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))

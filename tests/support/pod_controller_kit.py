@@ -177,23 +177,40 @@ class Job:
     """A job's coordinator and pod controller at that place. now: what they take for the time, in seconds."""
 
     def __init__(
-        self, place: Place, spec: JobSpec, resumed: bool, known_lost: frozenset[str], marks: tuple[NodeMark, ...] = (),
-        settings: WorkerPodSettings = SETTINGS, written: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        place: Place,
+        spec: JobSpec,
+        resumed: bool,
+        known_lost: frozenset[str],
+        marks: tuple[NodeMark, ...] = (),
+        settings: WorkerPodSettings = SETTINGS,
+        written: dict[str, Any] | None = None,
+    ) -> None:
         self.settings = settings
         self.sections = {worker_digest(spec.worker): spec.worker}  # that were accepted
         self.place, self.now = place, 10_000.0
         running = TrainingRun(
-            job=JobIdentity((spec.namespace, spec.name), META.uid), spec=spec, manifest={}, resumed=resumed,
-            known_lost=known_lost, marks=marks,
-        )  # fmt: skip
+            job=JobIdentity((spec.namespace, spec.name), META.uid),
+            spec=spec,
+            manifest={},
+            resumed=resumed,
+            known_lost=known_lost,
+            marks=marks,
+        )
         self.runner = CoordinatorRunner(
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", ReconcileTrigger()
         )  # type: ignore[arg-type]
         self.controller = PodController(
-            running.job, self.runner, place.cluster, place, settings=settings,  # type: ignore[arg-type]
-            record=self.runner.events.append, created=0, resumed=resumed, rolling=self._rolling(written),
-        )  # fmt: skip
+            running.job,
+            self.runner,
+            place.cluster,
+            place,
+            settings=settings,  # type: ignore[arg-type]
+            record=self.runner.events.append,
+            created=0,
+            resumed=resumed,
+            rolling=self._rolling(written),
+        )
 
     def _rolling(self, written: dict[str, Any] | None) -> RollingChange:
         return RollingChange(

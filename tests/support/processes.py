@@ -51,9 +51,12 @@ class Processes:
         self.exits: dict[str, int | None] = {}
         self.finish: Finish | None = None
         self.state = coordinator.initial(
-            parse_manifest(manifest), self.manifest, secret=secrets.token_hex(8), save_path=None,
+            parse_manifest(manifest),
+            self.manifest,
+            secret=secrets.token_hex(8),
+            save_path=None,
             now=time.monotonic(),
-        )  # fmt: skip
+        )
 
     async def run(self, seconds: float = 100.0) -> "Processes":
         server = ControlServer(self.queue.put_nowait, token_check(self.token))

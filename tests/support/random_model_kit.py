@@ -284,11 +284,14 @@ def _middle(rng: random.Random) -> list[Factory]:
         if rng.random() < 0.2:
             layers.append(partial(Adds, rng.choice(ADDS)))
             continue
-        name, options = rng.choice(list(INNER)), {
-            "residual": rng.random() < 0.5,
-            "strides": rng.choice(["as they are", "as they are", "transposed", "slice"]),
-            "trained": rng.random() > 0.15,
-        }  # fmt: skip
+        name, options = (
+            rng.choice(list(INNER)),
+            {
+                "residual": rng.random() < 0.5,
+                "strides": rng.choice(["as they are", "as they are", "transposed", "slice"]),
+                "trained": rng.random() > 0.15,
+            },
+        )
         layers.append(partial(_inner, name, **options))
     if rng.random() < 0.25:  # one module twice
         with torch.random.fork_rng(devices=[]):

@@ -27,9 +27,7 @@ def stamp(seconds_ago: float = 0) -> str:
 
 
 def condition(kind: str, holds: bool, reason: str = "Because", message: str = "") -> Json:
-    return {
-        "type": kind, "status": str(holds), "reason": reason, "message": message, "lastTransitionTime": stamp(60)
-    }  # fmt: skip
+    return {"type": kind, "status": str(holds), "reason": reason, "message": message, "lastTransitionTime": stamp(60)}
 
 
 def plan(*rows: list[str]) -> str:
@@ -40,23 +38,37 @@ def job(name: str = "story", spec: Mapping[str, Any] = SPEC, **status: Any) -> J
     """Running, a hundred steps on, on w0 to w3, with w4 on standby."""
     row = [f"{name}-w{n}" for n in range(4)]
     usual: Json = {
-        "state": "Running", "epoch": 2, "plan": plan(row), "preemptions": 0, "takeovers": 0,
+        "state": "Running",
+        "epoch": 2,
+        "plan": plan(row),
+        "preemptions": 0,
+        "takeovers": 0,
         "conditions": [condition("Accepted", True), condition("WorkersReady", True), condition("Running", True)],
         "pipelines": {"desired": 1, "ready": 1, "degraded": 0},
         "workers": {"desired": 5, "ready": 5, "standby": 1, "spot": 5, "onDemand": 0},
-        "training": {"step": 100, "steps": 1000, "loss": 2.5, "samplesPerSecond": 130.06, "etaSeconds": 125,
-                     "lastReportedTime": stamp(5)},
+        "training": {
+            "step": 100,
+            "steps": 1000,
+            "loss": 2.5,
+            "samplesPerSecond": 130.06,
+            "etaSeconds": 125,
+            "lastReportedTime": stamp(5),
+        },
         "cost": {"perHour": "4.50", "total": "0.1234"},
-    }  # fmt: skip
+    }
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
         "metadata": {
-            "name": name, "namespace": "team", "uid": f"uid-{name}", "generation": 1, "creationTimestamp": stamp(600),
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "generation": 1,
+            "creationTimestamp": stamp(600),
         },
         "spec": dict(spec),
         "status": {**usual, **status},
-    }  # fmt: skip
+    }
 
 
 def pod(number: int, name: str = "story", **status: Any) -> Json:
@@ -64,17 +76,21 @@ def pod(number: int, name: str = "story", **status: Any) -> Json:
     started = {"name": "trainer", "state": {"running": {"startedAt": stamp(300)}}}
     return {
         "metadata": {
-            "name": f"{name}-w{number}", "namespace": "team", "uid": f"uid-{name}-w{number}",
+            "name": f"{name}-w{number}",
+            "namespace": "team",
+            "uid": f"uid-{name}-w{number}",
             "creationTimestamp": stamp(300),
             "labels": {
-                "bamboo.dev/job-name": name, "bamboo.dev/worker-index": str(number),
-                "bamboo.dev/capacity-type": "Spot", "bamboo.dev/node-pool": "spot",
+                "bamboo.dev/job-name": name,
+                "bamboo.dev/worker-index": str(number),
+                "bamboo.dev/capacity-type": "Spot",
+                "bamboo.dev/node-pool": "spot",
             },
             "ownerReferences": [{"kind": "BambooJob", "name": name, "uid": f"uid-{name}", "controller": True}],
         },
         "spec": {"nodeName": f"node-{number % 3}", "terminationGracePeriodSeconds": 30},
         "status": {"phase": "Running", "containerStatuses": [started], **status},
-    }  # fmt: skip
+    }
 
 
 def ended(code: int, reason: str = "Error") -> Json:
@@ -96,8 +112,13 @@ def event(about: str, reason: str, message: str, seconds_ago: float = 30, **more
     return {
         "metadata": {"uid": f"{about}-{reason}-{seconds_ago}", "resourceVersion": "5"},
         "involvedObject": {"kind": kind, "name": about, "uid": f"uid-{about}"},
-        "reason": reason, "message": message, "type": "Normal", "lastTimestamp": stamp(seconds_ago), "count": 1, **more,
-    }  # fmt: skip
+        "reason": reason,
+        "message": message,
+        "type": "Normal",
+        "lastTimestamp": stamp(seconds_ago),
+        "count": 1,
+        **more,
+    }
 
 
 def kubeconfig(path: Path, url: str, user: Mapping[str, Any] | None = None, **cluster: Any) -> Path:

@@ -9,22 +9,46 @@ from bamboo.coordinator.events import Emit, SlowWorker, Status, Takeover, Worker
 from bamboo.terminal.picture import Footer, render
 
 TAKEOVER = Takeover(
-    epoch=2, victim="w1", worker="w0", pipeline=0, stage=1, step=7, notice=False,
-    decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
-)  # fmt: skip
+    epoch=2,
+    victim="w1",
+    worker="w0",
+    pipeline=0,
+    stage=1,
+    step=7,
+    notice=False,
+    decide_ms=1.0,
+    reform_ms=20.0,
+    recompute_ms=79.0,
+    forwards=2,
+    backwards=3,
+)
 
 
 STATUS = Status(
-    phase="Running", epoch=2, step=3, steps=10, first_loss=3.0, loss=1.5, losses=(3.0, 2.0, 1.5), lost_samples=4,
-    step_seconds=0.2, samples_per_second=40.0, eta_seconds=1.4, grid=((("w0", True), ("w2", False)),),
+    phase="Running",
+    epoch=2,
+    step=3,
+    steps=10,
+    first_loss=3.0,
+    loss=1.5,
+    losses=(3.0, 2.0, 1.5),
+    lost_samples=4,
+    step_seconds=0.2,
+    samples_per_second=40.0,
+    eta_seconds=1.4,
+    grid=((("w0", True), ("w2", False)),),
     workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STANDBY)),
-    preemptions=1, notices=0, takeovers=(TAKEOVER,), unprotected=("pipeline 0 stage 1",), digests=("aa", "bb"),
+    preemptions=1,
+    notices=0,
+    takeovers=(TAKEOVER,),
+    unprotected=("pipeline 0 stage 1",),
+    digests=("aa", "bb"),
     memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))),
     most_memory=("w1", Memory(log=3 << 20, optimizer=1536)),
     traffic=(("w0", Traffic(sync=4 << 20, activation=1536)), ("w2", Traffic(gradient=5))),
     slow=(SlowWorker(worker="w0", pipeline=0, stage=0, seconds=0.2, usual=0.1, told="w0 is slow"),),
     metrics=(("accuracy", 0.123456), ("balance", 2e-7), ("nothing", None), ("x" * 64, 1.0)),
-)  # fmt: skip
+)
 
 
 NOTHING = Footer()

@@ -28,24 +28,41 @@ def layered(layers: int, memory: int = 1 << 40) -> ModelProfile:
     one = job(3).profile
     machine = msgspec.structs.replace(one.machine, memory=memory)
     return msgspec.structs.replace(
-        one, layers=one.layers[:1] * layers, machine=machine, prices=Prices(spot=1.0, on_demand=3.0),
+        one,
+        layers=one.layers[:1] * layers,
+        machine=machine,
+        prices=Prices(spot=1.0, on_demand=3.0),
         sources={**one.sources, "prices": one.sources["network"]},
-    )  # fmt: skip
+    )
 
 
 def world(document: dict[str, Any], profile: ModelProfile, *, rate: float = 0.5, seeds: int = 2) -> World:
     generation = Generation(nodes=4, removal=rate, addition=0.9, zones=("a", "b"))
     return World(
-        spec=parse_manifest(document), document=document, machines={"m": MachineKind(name="m", profile=profile)},
-        market=Market(generation=generation), hours=0.4, seeds=seeds, traffic_price=0.01,
-    )  # fmt: skip
+        spec=parse_manifest(document),
+        document=document,
+        machines={"m": MachineKind(name="m", profile=profile)},
+        market=Market(generation=generation),
+        hours=0.4,
+        seeds=seeds,
+        traffic_price=0.01,
+    )
 
 
 def outcome(hours: float, usd: float, **more: Any) -> TrialOutcome:
     usual = TrialOutcome(
-        hours=hours, usd=usd, traffic_usd=0.0, nodes=1.0, preemptions=1, takeovers=0, restores=0, fatal=0,
-        goodput=1.0, throughput=1.0, simulated=1.0,
-    )  # fmt: skip
+        hours=hours,
+        usd=usd,
+        traffic_usd=0.0,
+        nodes=1.0,
+        preemptions=1,
+        takeovers=0,
+        restores=0,
+        fatal=0,
+        goodput=1.0,
+        throughput=1.0,
+        simulated=1.0,
+    )
     return replace(usual, **more)
 
 

@@ -57,17 +57,25 @@ def suspended(document: Object) -> Object:
 def late_pod(job: str, uid: str) -> Object:
     owner = {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "name": job, "uid": uid, "controller": True}
     metadata = {
-        "name": f"{job}-w9", "namespace": "default", "labels": {LABEL_JOB_NAME: job}, "ownerReferences": [owner],
+        "name": f"{job}-w9",
+        "namespace": "default",
+        "labels": {LABEL_JOB_NAME: job},
+        "ownerReferences": [owner],
         "uid": f"{job}-w9",
-    }  # fmt: skip
+    }
     return {"metadata": metadata, "spec": {"containers": [{"name": TRAINER_CONTAINER}]}, "status": {}}
 
 
 def shared_for(cluster: ClusterCache, api: ApiClient) -> SharedResources:
     return SharedResources(
-        cluster=cluster, gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16, url="ws://operator",
+        cluster=cluster,
+        gateway=WorkerGateway(),
+        api=api,
+        reviews=TokenReviewer(api),
+        key=b"k" * 16,
+        url="ws://operator",
         settings=WorkerPodSettings(coordinator_url="", image="trainer"),
-    )  # fmt: skip
+    )
 
 
 class ManyJobs:

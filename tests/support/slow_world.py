@@ -44,10 +44,14 @@ class Slowed(World):
             mark = resplit and resplit.cut is None and self.state.step + 1 >= resplit.at
             cut = CheckpointId(step=self.state.step + 1, id=f"cut{plan.epoch}")
             message = protocol.StepCommitted(
-                step=self.state.step, generation=plan.target.generation, loss=1.0, gradient_norm=1.0, microbatches=8,
+                step=self.state.step,
+                generation=plan.target.generation,
+                loss=1.0,
+                gradient_norm=1.0,
+                microbatches=8,
                 seconds=taken,
                 checkpoint=(resplit.number, cut) if resplit and mark else None,
-            )  # fmt: skip
+            )
             self.tell(Received(plan.at(Cell(0, 0)).owner, message))
             if mark:
                 self.hold(cut)
@@ -80,9 +84,12 @@ class Slowed(World):
                 each = tuple(FORWARD * self.taken(worker, (i, i + 1)) for i in range(*layers))
                 read = self.reading * (cell.stage == 0)
                 one = StageTimes(
-                    layers=layers, each=each if self.shadows else (), forward=(FORWARD * whole + read) * owns,
-                    backward=BACKWARD * self.taken(worker, layers, backward=True) * owns, microbatches=32 * owns,
-                )  # fmt: skip
+                    layers=layers,
+                    each=each if self.shadows else (),
+                    forward=(FORWARD * whole + read) * owns,
+                    backward=BACKWARD * self.taken(worker, layers, backward=True) * owns,
+                    microbatches=32 * owns,
+                )
                 found[worker] = (*found.get(worker, ()), one)
         return found
 
@@ -96,9 +103,15 @@ class Slowed(World):
 
     def reasons(self) -> list[str]:
         mine = (
-            "StragglerFound", "StragglerRecovered", "StragglerReplaced", "Rebalancing", "Rebalanced",
-            "RebalancingDidNotPay", "StragglerReplacementRequested", "StragglerKept",
-        )  # fmt: skip
+            "StragglerFound",
+            "StragglerRecovered",
+            "StragglerReplaced",
+            "Rebalancing",
+            "Rebalanced",
+            "RebalancingDidNotPay",
+            "StragglerReplacementRequested",
+            "StragglerKept",
+        )
         return [e.reason for e in self.told if e.reason in mine]
 
     def said(self, reason: str) -> list[str]:

@@ -60,7 +60,7 @@ SPLITS = (
     [(0, 3), (3, 7)],
     [(0, 1), (1, 5), (5, 7)],
     [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)],
-)  # fmt: skip
+)
 
 
 def task_of(optimizer="AdamW", tied=False):
@@ -70,6 +70,4 @@ def task_of(optimizer="AdamW", tied=False):
 
 def files_of(stages):
     """As workers write them: each stage its own layers."""
-    return {
-        layer: b"".join(encode(state)) for stage in stages for layer, state in stage.layer_states().items()
-    }  # fmt: skip
+    return {layer: b"".join(encode(state)) for stage in stages for layer, state in stage.layer_states().items()}

@@ -29,20 +29,28 @@ def profile(layers: int = 4, *, state: int = 0, flow: float = FREE, memory: int 
     """Each layer takes a second of a microbatch, and nothing else takes any time unless it is asked for."""
     layer = Layer(forward=0.25, backward=0.75, parameters=state, optimizer=0, gradients=0, boundary=0, activations=0)
     return ModelProfile(
-        name="made-up", device="none", samples=1, layers=(layer,) * layers,
-        network=Network(flow=flow, machine=flow), storage=Storage(write=flow, read=flow),
+        name="made-up",
+        device="none",
+        samples=1,
+        layers=(layer,) * layers,
+        network=Network(flow=flow, machine=flow),
+        storage=Storage(write=flow, read=flow),
         times=Times(start=START, detection=DETECTION, rendezvous=RENDEZVOUS, regroup=REGROUP),
-        machine=Machine(memory=memory), prices=Prices(spot=1.0, on_demand=3.0),
+        machine=Machine(memory=memory),
+        prices=Prices(spot=1.0, on_demand=3.0),
         sources={name: Source(text="made up") for name in (*SOURCES, "prices")},
-    )  # fmt: skip
+    )
 
 
 def nodes(*changes: tuple[float, str, str], duration: float) -> Timeline:
     """(seconds, joined, lost), the nodes' names with spaces."""
     return Timeline(
-        duration=duration, node_seconds=duration, usd=1.0, removed=0,
+        duration=duration,
+        node_seconds=duration,
+        usd=1.0,
+        removed=0,
         changes=tuple(NodesChange(at=at, joined=tuple(j.split()), lost=tuple(g.split())) for at, j, g in changes),
-    )  # fmt: skip
+    )
 
 
 def run(policy: Policy, *changes: tuple[float, str, str], duration: float) -> StrategyResult:

@@ -62,9 +62,14 @@ async def sharing(server: Server) -> AsyncIterator[SharedResources]:
         api = ApiClient(connection)
         try:
             yield SharedResources(
-                cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16,
-                url="ws://127.0.0.1:1", settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
-            )  # fmt: skip
+                cluster=ClusterCache(),
+                gateway=WorkerGateway(),
+                api=api,
+                reviews=TokenReviewer(api),
+                key=b"k" * 16,
+                url="ws://127.0.0.1:1",
+                settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
+            )
         finally:
             await connection.close()
 

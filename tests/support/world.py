@@ -122,9 +122,13 @@ class World:
                     for _ in range(here):
                         name, platform = f"w{self.count}", self.platforms.get(f"w{self.count}", Platform())
                         hello = protocol.Hello(
-                            worker=name, host="h", port=1, zone=f"z{self.count // self.per_node % 3}",
-                            node=f"n{self.count // self.per_node}" if self.per_node > 1 else "", platform=platform,
-                        )  # fmt: skip
+                            worker=name,
+                            host="h",
+                            port=1,
+                            zone=f"z{self.count // self.per_node % 3}",
+                            node=f"n{self.count // self.per_node}" if self.per_node > 1 else "",
+                            platform=platform,
+                        )
                         self.pending.append(WorkerJoined(hello))
                         self.pending.append(Received(f"w{self.count}", protocol.WorkerReady()))
                         self.count += 1

@@ -125,8 +125,12 @@ def test_the_oldest_step_is_the_most_urgent_then_backwards_then_later_stages() -
         return CellStep(Cell(0, stage), step=step, program=[instruction])
 
     ordered = [
-        at(3, 0, Forward(5)), at(4, 1, Backward(0)), at(4, 0, Backward(0)), at(4, 1, Forward(0)), at(4, 0, Forward(0)),
-    ]  # fmt: skip
+        at(3, 0, Forward(5)),
+        at(4, 1, Backward(0)),
+        at(4, 0, Backward(0)),
+        at(4, 1, Forward(0)),
+        at(4, 0, Forward(0)),
+    ]
     found = ordered[::-1]
     found.sort(key=lambda one: one.urgency)
     assert found == ordered

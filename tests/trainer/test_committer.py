@@ -37,9 +37,15 @@ class One:
 
         states = StageStates(build, False, {})  # type: ignore[arg-type]
         self.committer = Committer(
-            self.plan, self.outbox, states, self.said.append, lambda: self.now, lambda: "attempt", NoHistory(),
+            self.plan,
+            self.outbox,
+            states,
+            self.said.append,
+            lambda: self.now,
+            lambda: "attempt",
+            NoHistory(),
             policy=policy,
-        )  # fmt: skip
+        )
 
     def report(self, step: int, loss: float = 1.0) -> None:
         for stage in range(3):

@@ -91,12 +91,17 @@ def calm_processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
         *(
             pytest.param(*point, marks=pytest.mark.slow)
             for point in [
-                ("Forward", 0, 0), ("Forward", 1, 2), ("Backward", 0, 3), ("SyncReplicas", 0, 0), ("ReportReady", 1, 0),
-                ("OptimizerStep", 0, 0), ("OptimizerStep", 1, 0),
+                ("Forward", 0, 0),
+                ("Forward", 1, 2),
+                ("Backward", 0, 3),
+                ("SyncReplicas", 0, 0),
+                ("ReportReady", 1, 0),
+                ("OptimizerStep", 0, 0),
+                ("OptimizerStep", 1, 0),
             ]
         ),
     ],
-)  # fmt: skip
+)
 def test_processes_train_to_the_same_bits_after_a_kill(
     name: str,
     stage: int,

@@ -39,8 +39,9 @@ def test_each_change_is_told() -> None:
     assert told(of(points(401))) == ("400 samples", "401 samples")
     assert told(of(points(400)), seed=1) is not None
     assert told(of(points(400), points(400).long())) == (
-        "float32 [2], float32 [2] as sample 0", "float32 [2], int64 [2]",
-    )  # fmt: skip
+        "float32 [2], float32 [2] as sample 0",
+        "float32 [2], int64 [2]",
+    )
     assert told(of(points(400), points(400).flip(0))) is not None, "rows of another order"
     last = points(400)
     last[-1, 0] += 1

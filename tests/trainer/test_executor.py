@@ -35,8 +35,9 @@ def test_forwards_are_run_in_the_programs_order_however_their_inputs_come() -> N
     one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=0)
     assert done(one, "Forward") == [("Forward", 0), ("Forward", 1)]
     assert [sent for sent in one.sent() if sent[1] is FrameKind.ACTIVATION] == [
-        ("w2", FrameKind.ACTIVATION, 0), ("w2", FrameKind.ACTIVATION, 1),
-    ]  # fmt: skip
+        ("w2", FrameKind.ACTIVATION, 0),
+        ("w2", FrameKind.ACTIVATION, 1),
+    ]
     assert one.engine.waits_for() == "GRADIENT for stage 1 of pipeline 0, step 1, microbatch 0"
 
 
@@ -107,9 +108,14 @@ def test_of_two_cells_backwards_come_first_and_of_forwards_the_later_stages() ->
     one.work()
     order = [(name, cell.stage, m) for name, cell, m in one.did if name in ("Forward", "Backward")]
     assert order == [
-        ("Forward", 1, 0), ("Forward", 2, 0), ("Backward", 2, 0), ("Forward", 1, 1),
-        ("Backward", 1, 0), ("Forward", 2, 1), ("Backward", 2, 1),
-    ]  # fmt: skip
+        ("Forward", 1, 0),
+        ("Forward", 2, 0),
+        ("Backward", 2, 0),
+        ("Forward", 1, 1),
+        ("Backward", 1, 0),
+        ("Forward", 2, 1),
+        ("Backward", 2, 1),
+    ]
 
 
 def test_a_worker_that_lacks_the_roots_plan_begins_no_step_by_the_old_one() -> None:

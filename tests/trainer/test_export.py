@@ -241,9 +241,14 @@ print((most - before) // 1024)
 """
     environment = {**os.environ, "PYTHONPATH": "tests/support"}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=240, env=environment,
-        cwd=Path(__file__).parents[2], check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 48  # MiB; all layers are 96
 

@@ -107,9 +107,14 @@ def assert_same(job: Processes, reference: Processes) -> None:
 
 
 POINTS = [
-    ("Forward", 0), ("Forward", 6), ("Backward", 3), ("Backward", 7),
-    ("SyncReplicas", 0), ("ReportReady", 0), ("OptimizerStep", 0),
-]  # fmt: skip
+    ("Forward", 0),
+    ("Forward", 6),
+    ("Backward", 3),
+    ("Backward", 7),
+    ("SyncReplicas", 0),
+    ("ReportReady", 0),
+    ("OptimizerStep", 0),
+]
 
 
 def sweep() -> list[Any]:
@@ -263,12 +268,17 @@ def test_a_worker_with_two_devices_is_lost_as_one(part: int, tmp_path: Path, mon
         *(
             pytest.param(*point, marks=pytest.mark.slow)
             for point in [
-                ("Forward", 0, 0), ("Forward", 3, 6), ("Backward", 1, 7), ("SyncReplicas", 0, 0), ("ReportReady", 3, 0),
-                ("OptimizerStep", 1, 0), ("OptimizerStep", 2, 0),
+                ("Forward", 0, 0),
+                ("Forward", 3, 6),
+                ("Backward", 1, 7),
+                ("SyncReplicas", 0, 0),
+                ("ReportReady", 3, 0),
+                ("OptimizerStep", 1, 0),
+                ("OptimizerStep", 2, 0),
             ]
         ),
     ],
-)  # fmt: skip
+)
 def test_a_node_is_lost_while_one_of_its_workers_is_inside_an_instruction(
     name: str, stage: int, microbatch: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

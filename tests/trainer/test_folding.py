@@ -18,9 +18,15 @@ STAGES = ((0, 2), (2, 3), (3, 7), (7, 8))  # of two workers with two devices eac
 
 def taken(stage: int, epoch: int = 5, step: int = 7, milliseconds: float = 1.0, forwards: int = 4) -> TakenOver:
     return TakenOver(
-        epoch=epoch, cell=Cell(1, stage), step=step, reform_ms=1.0, recompute_ms=milliseconds, forwards=forwards,
-        backwards=2, reused=0,
-    )  # fmt: skip
+        epoch=epoch,
+        cell=Cell(1, stage),
+        step=step,
+        reform_ms=1.0,
+        recompute_ms=milliseconds,
+        forwards=forwards,
+        backwards=2,
+        reused=0,
+    )
 
 
 def finished(stage: int, digest: int) -> CellFinished:

@@ -59,11 +59,21 @@ def job(name: str, stages: int, pipelines: int, *faults: Fault) -> Job:
 
 
 LOSSES = [
-    ("chain", 2, 2), ("dictionaries", 4, 1), ("normed", 4, 1),
-    *(pytest.param(name, stages, pipelines, marks=pytest.mark.slow) for name, stages, pipelines in (
-        ("chain", 4, 1), ("dictionaries", 4, 2), ("dictionaries", 2, 1), ("sizes", 4, 1), ("encoded", 2, 2),
-        ("normed", 2, 2))),
-]  # fmt: skip
+    ("chain", 2, 2),
+    ("dictionaries", 4, 1),
+    ("normed", 4, 1),
+    *(
+        pytest.param(name, stages, pipelines, marks=pytest.mark.slow)
+        for name, stages, pipelines in (
+            ("chain", 4, 1),
+            ("dictionaries", 4, 2),
+            ("dictionaries", 2, 1),
+            ("sizes", 4, 1),
+            ("encoded", 2, 2),
+            ("normed", 2, 2),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "stages", "pipelines"), LOSSES)

@@ -35,9 +35,13 @@ def deterministic():
 
 
 def document(
-    precision: str = "fp32", pipelines: int = 1, placement: str = "Device", tied: bool = False, compiled: bool = False,
+    precision: str = "fp32",
+    pipelines: int = 1,
+    placement: str = "Device",
+    tied: bool = False,
+    compiled: bool = False,
     stages: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """stages: if they are not four of all pipelines together."""
     made = manifest(stages or 4 // pipelines, pipelines, mode="EagerForward", standby=1, tied=tied, steps=6)
     made["spec"]["training"]["precision"] = precision.partition(" ")[0]

@@ -69,14 +69,19 @@ def calm() -> Job:
         *(
             pytest.param(place, marks=pytest.mark.slow)
             for place in [
-                ("Forward", 1, 1, 2, 3), ("Backward", 0, 1, 2, 1), ("ReduceGradients", 0, 1, 2, 0),
-                ("GatherGradients", 1, 0, 1, 0), ("SumTied", 1, 1, 2, 0), ("SyncReplicas", 1, 1, 2, 0),
-                ("ReplicaUpdate", 0, 0, 2, 0), ("OptimizerStep", 0, 1, 2, 0),
+                ("Forward", 1, 1, 2, 3),
+                ("Backward", 0, 1, 2, 1),
+                ("ReduceGradients", 0, 1, 2, 0),
+                ("GatherGradients", 1, 0, 1, 0),
+                ("SumTied", 1, 1, 2, 0),
+                ("SyncReplicas", 1, 1, 2, 0),
+                ("ReplicaUpdate", 0, 0, 2, 0),
+                ("OptimizerStep", 0, 1, 2, 0),
             ]
         ),
     ],
     ids=lambda place: f"{place[0]}-pipeline{place[1]}-stage{place[2]}",
-)  # fmt: skip
+)
 def test_a_process_that_is_killed_leaves_the_bits(
     place: tuple[str, int, int, int, int], calm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

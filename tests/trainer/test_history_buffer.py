@@ -44,7 +44,7 @@ def commit(at: float, *, trained: bool = True, written: int = 0, **evaluation: f
     mark = history_buffer.HistoryMark(attempt=1, written=written, at=at)
     return Commit(
         norm=1.0, loss=1.0, microbatches=int(trained), generation=0, epoch=1, history=mark, evaluation=evaluation
-    )  # fmt: skip
+    )
 
 
 def shown(records: Iterable[Record]) -> list[tuple[str, int]]:

@@ -18,9 +18,18 @@ def test_a_step_has_what_was_measured(job):
     job.train_and_write(3)
     record = merged(HistoryFiles(job.url).read_all())[2]
     assert record == StepRecord(
-        attempt=1, step=3, time=record.time, loss=1 / 3, gradient_norm=1.0, learning_rate=0.1, seconds=0.5, samples=12,
-        samples_per_second=8.0, tokens=96, tokens_per_second=64.0,
-    )  # fmt: skip
+        attempt=1,
+        step=3,
+        time=record.time,
+        loss=1 / 3,
+        gradient_norm=1.0,
+        learning_rate=0.1,
+        seconds=0.5,
+        samples=12,
+        samples_per_second=8.0,
+        tokens=96,
+        tokens_per_second=64.0,
+    )
 
 
 def test_a_new_root_goes_on_where_the_one_before_it_ended(job):
@@ -193,9 +202,14 @@ def test_a_checkpoint_has_its_steps_written_soon(job):
     job.train_and_write(1)
     mark = CheckpointMark(number=1, id="a", writers=())
     commit = Commit(
-        norm=1.0, loss=1.0, microbatches=2, generation=0, epoch=1, checkpoint=mark,
+        norm=1.0,
+        loss=1.0,
+        microbatches=2,
+        generation=0,
+        epoch=1,
+        checkpoint=mark,
         history=job.keepers["a"].mark(1, 0.5, 0.1),
-    )  # fmt: skip
+    )
     job.keepers["a"].committed(1, 1, commit)
     files = HistoryFiles(job.url)
     wait = threading.Event()

@@ -37,9 +37,11 @@ def lines():
 
 def run(folder: Path, *options: str, logger: str = LOGGER, code: int = 0, **spec: Any) -> list[Record]:
     usual = {
-        "task": gpt_task(dModel=16, context=8), "topology": {"stages": 3}, "standby": {"workers": 1},
+        "task": gpt_task(dModel=16, context=8),
+        "topology": {"stages": 3},
+        "standby": {"workers": 1},
         "training": training(STEPS, 8, 2, loggers=[OWN]),
-    }  # fmt: skip
+    }
     (folder / "own_logger.py").write_text(logger)
     job = folder / "job.yaml"
     job.write_text(yaml.safe_dump(bamboojob("kept", **(usual | spec))))
@@ -244,9 +246,13 @@ def test_one_number_of_a_step_wherever_a_person_sees_it_also_behind_an_older_bam
     assert [message.split(":")[0] for message in events] == ["after step 3", "after step 6"]
     logged = (kept / "logged").read_text().splitlines()
     assert [line for line in logged if not line.startswith("EventRecord")] == [
-        "StepRecord 1", "StepRecord 2", *(f"StepRecord {n}" for n in (1, 2, 3)), "EvaluationRecord 3",
-        *(f"StepRecord {n}" for n in (4, 5, 6)), "EvaluationRecord 6",
-    ]  # fmt: skip
+        "StepRecord 1",
+        "StepRecord 2",
+        *(f"StepRecord {n}" for n in (1, 2, 3)),
+        "EvaluationRecord 3",
+        *(f"StepRecord {n}" for n in (4, 5, 6)),
+        "EvaluationRecord 6",
+    ]
     new = [file for file in kept.glob("*.jsonl") if not file.name.startswith("000001-0000000001")]
     assert new
     assert all(file.read_bytes().startswith(BEGINNING) for file in new)

@@ -35,7 +35,7 @@ LOGITS = [
     *(pytest.param(f, "sdpa", True, marks=pytest.mark.slow) for f in FAMILIES if f not in (*FIRST, "bloom", "mamba2")),
     *((family, "sdpa", False) for family in ("gpt2", "bert")),
     *((family, "eager", True) for family in ("qwen2", "bert")),
-]  # fmt: skip
+]
 
 
 SLOW_LOSSES = [pytest.param(family, 2, 2, marks=pytest.mark.slow) for family in ("bert", "mixtral")]
@@ -149,25 +149,34 @@ def test_masked_tokens_are_chosen_by_the_sample() -> None:
     assert 0.7 < (ids[chosen] == huggingface.mask_token(transformers.BertConfig(vocab_size=WORDS))).float().mean() < 0.9
 
 
-@pytest.mark.parametrize(("config", "said"), [
-    ({}, "expected one of model and architecture"),
-    ({"architecture": "gpt2", "model": "x"}, "expected one of model and architecture"),
-    ({"modell": "x"}, "unknown key 'modell', expected some of model, architecture"),
-    ({"model": "/nowhere"}, "model: there is no folder /nowhere"),
-    ({"model": "/tmp"}, "model: /tmp has no config.json, as save_pretrained writes it"),
-    ({"model": "gpt2"}, "it looks like a name on the Hugging Face Hub, from which nothing is ever fetched: save it to"),
-    ({"model": "a-b/c.d"}, "AutoModel.from_pretrained('a-b/c.d').save_pretrained('c.d')"),
-    ({"architecture": {"n_layer": 2}}, "architecture must have a model_type, such as gpt2"),
-    ({"architecture": "no-such"}, "architecture: "),
-    ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),
-    (config_of("gpt2", objective="both"), "objective must be causal or masked, got 'both'"),
-    (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
-    (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),
-    (config_of("gpt2", learningRate=0), "learningRate must be positive, got 0.0"),
-    (config_of("gpt2", data={"lenght": 3}), "data: unknown key 'lenght', expected some of length, samples"),
-    ({"architecture": {"model_type": "eurobert", "vocab_size": 64}}, "mask_token_id must be a token below vocab_size"),
-    (config_of("gpt2", blocks="h"), "blocks: the model has no 'h'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "expected one of model and architecture"),
+        ({"architecture": "gpt2", "model": "x"}, "expected one of model and architecture"),
+        ({"modell": "x"}, "unknown key 'modell', expected some of model, architecture"),
+        ({"model": "/nowhere"}, "model: there is no folder /nowhere"),
+        ({"model": "/tmp"}, "model: /tmp has no config.json, as save_pretrained writes it"),
+        (
+            {"model": "gpt2"},
+            "it looks like a name on the Hugging Face Hub, from which nothing is ever fetched: save it to",
+        ),
+        ({"model": "a-b/c.d"}, "AutoModel.from_pretrained('a-b/c.d').save_pretrained('c.d')"),
+        ({"architecture": {"n_layer": 2}}, "architecture must have a model_type, such as gpt2"),
+        ({"architecture": "no-such"}, "architecture: "),
+        ({"architecture": "t5"}, "t5 is no causal or masked language model of transformers; from_module splits others"),
+        (config_of("gpt2", objective="both"), "objective must be causal or masked, got 'both'"),
+        (config_of("gpt2", attention="flash"), "attention must be sdpa or eager, got 'flash'"),
+        (config_of("mixtral", routerAuxLossCoef=-1), "routerAuxLossCoef must be at least 0, got -1"),
+        (config_of("gpt2", learningRate=0), "learningRate must be positive, got 0.0"),
+        (config_of("gpt2", data={"lenght": 3}), "data: unknown key 'lenght', expected some of length, samples"),
+        (
+            {"architecture": {"model_type": "eurobert", "vocab_size": 64}},
+            "mask_token_id must be a token below vocab_size",
+        ),
+        (config_of("gpt2", blocks="h"), "blocks: the model has no 'h'"),
+    ],
+)
 def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(TaskError) as refused:
         load_task(ENTRYPOINT, config)
@@ -222,7 +231,7 @@ LONGEST = [
     ({"model_type": "opt", "max_position_embeddings": 20, "ffn_dim": 24, "word_embed_proj_dim": 16, **NARROW}, 20),
     ({"model_type": "mpt", "max_seq_len": 20, "d_model": 16, "n_heads": 2, "n_layers": 2, "vocab_size": 64}, 20),
     ({"model_type": "llama", "max_position_embeddings": 20, **NARROW}, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("architecture", "longest"), LONGEST)

@@ -28,9 +28,16 @@ def states(step: int, *layers: int) -> dict[int, LayerState]:
 
 def plan(epoch: int, restore: CheckpointId | None, *, moved: bool = False, sources: Any = ()) -> Plan:
     return Plan(
-        epoch=epoch, origin=epoch, restore=restore, moved=moved, sources=sources, stages=((0, 2),), pipelines=(),
-        layouts=(), workers=(),
-    )  # fmt: skip
+        epoch=epoch,
+        origin=epoch,
+        restore=restore,
+        moved=moved,
+        sources=sources,
+        stages=((0, 2),),
+        pipelines=(),
+        layouts=(),
+        workers=(),
+    )
 
 
 def made() -> tuple[LayerCopies, list[Message]]:
@@ -152,9 +159,15 @@ def test_only_who_was_asked_can_say_that_it_has_nothing_and_only_of_what_is_want
     exchange = LayerExchange("w", sent, copies)
     peers = tuple({"worker": w, "host": "h", "port": 1} for w in ("a", "b", "w"))
     back = Plan(
-        epoch=5, origin=5, restore=ONE, stages=((0, 3),), pipelines=(), layouts=(), workers=(),
+        epoch=5,
+        origin=5,
+        restore=ONE,
+        stages=((0, 3),),
+        pipelines=(),
+        layouts=(),
+        workers=(),
         sources=(("a",), ("b",), ()),
-    )  # fmt: skip
+    )
     back = msgspec.structs.replace(back, workers=msgspec.convert(peers, tuple[Peer, ...]))
     exchange.gather(back, (0, 1, 2))
     assert exchange.asked() == ["a", "b"], "what nobody has is not asked for"

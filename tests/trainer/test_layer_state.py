@@ -82,8 +82,10 @@ def test_what_is_frozen_and_shared_is_a_part_of_each_layer_that_has_it():
     for split in splits:
         files = files_of(chain(task, split))
         assert decode(files[2]).names == {
-            "base": "constant:2.base", "weight": "parameter:2.weight", "table": "constant:2.table"
-        }  # fmt: skip
+            "base": "constant:2.base",
+            "weight": "parameter:2.weight",
+            "table": "constant:2.table",
+        }
         others = [restored(task, other, files) for other in splits]
         assert all(files_of(stages) == files for stages in others)
         assert len({add_digests(stage.share_of_digest() for stage in stages) for stages in others}) == 1

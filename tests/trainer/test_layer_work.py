@@ -99,9 +99,12 @@ class LooksAtValues(nn.Module):
 def test_what_cannot_be_run_without_data_is_run_with_it() -> None:
     inputs = TensorDataset((torch.ones(8, 4),), (torch.zeros(8, 4),))
     task = Task(
-        layers=[LooksAtValues, LooksAtValues], loss=lambda out, target: (out[0] - target[0]).square().mean(),
-        dataset=inputs, optimizer=torch.optim.SGD, learning_rate=lambda step: 0.1,
-    )  # fmt: skip
+        layers=[LooksAtValues, LooksAtValues],
+        loss=lambda out, target: (out[0] - target[0]).square().mean(),
+        dataset=inputs,
+        optimizer=torch.optim.SGD,
+        learning_rate=lambda step: 0.1,
+    )
     spec = parse_manifest(manifest())
     first, last = layer_work(task, spec)
     assert flops(first.forward) == {"fp32": 2 * 2 * 4 * 4}

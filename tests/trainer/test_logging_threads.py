@@ -72,8 +72,9 @@ def test_the_end_tells_for_what_it_waits_and_what_is_missing_although_the_logger
     threads.close(PATIENCE)
     awaited, failed, incomplete = store.told
     assert (awaited.reason, awaited.message) == (
-        "LoggersAwaited", "waiting up to 7 s for the logger l0 to take all of the history"
-    )  # fmt: skip
+        "LoggersAwaited",
+        "waiting up to 7 s for the logger l0 to take all of the history",
+    )
     assert failed.reason == "LoggerFailed"
     assert incomplete.reason == "LoggerIncomplete"
     assert "the logger l0 has not finished" in incomplete.message

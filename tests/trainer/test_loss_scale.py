@@ -170,8 +170,10 @@ def test_a_kill_at_every_instruction_of_a_step_that_overflows_changes_nothing(gr
     def judge(job: Job) -> None:
         assert finished(job), job.emitted
         assert (job.digests, job.state.losses, job.state.skips) == (
-            undisturbed.digests, undisturbed.state.losses, undisturbed.state.skips,
-        )  # fmt: skip
+            undisturbed.digests,
+            undisturbed.state.losses,
+            undisturbed.state.skips,
+        )
 
     last = {"Backward", "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate"}
     struck = kill_at_each(document, lambda f: (f.step, f.cell.pipeline) == (step, 0) and f.name in last, judge)

@@ -28,20 +28,36 @@ from training_job import Fault, Job, check_same_bits
 MODELS = ("gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 LSTM = 4 * 1024  # rows of each of an LSTM's two matrices and two vectors
 GNMT = (
-    3 * 32000 * 1024 + 32000  # words that are read, written, and foretold
+    3 * 32000 * 1024
+    + 32000  # words that are read, written, and foretold
     + 2 * LSTM * (1024 + 1024 + 2)  # read in both directions
-    + LSTM * (2048 + 1024 + 2) + 6 * LSTM * (1024 + 1024 + 2)
-    + LSTM * (1024 + 1024 + 2) + 7 * LSTM * (2048 + 1024 + 2)  # written, with what the attention has found
-    + 2 * 1024 * 1024 + 2 * 1024 + 1
-)  # fmt: skip
+    + LSTM * (2048 + 1024 + 2)
+    + 6 * LSTM * (1024 + 1024 + 2)
+    + LSTM * (1024 + 1024 + 2)
+    + 7 * LSTM * (2048 + 1024 + 2)  # written, with what the attention has found
+    + 2 * 1024 * 1024
+    + 2 * 1024
+    + 1
+)
 PUBLISHED = {
-    ("gpt2", "small"): 124_439_808, ("gpt2", "medium"): 354_823_168, ("gpt2", "large"): 774_030_080,
-    ("gpt2", "xl"): 1_557_611_200, ("bert", "large"): 335_174_458, ("bert", "base"): 109_514_298,
-    ("llama", "2-7b"): 6_738_415_616, ("llama", "3-8b"): 8_030_261_248, ("llama", "3.2-1b"): 1_235_814_400,
-    ("resnet", "152"): 60_192_808, ("resnet", "101"): 44_549_160, ("resnet", "50"): 25_557_032,
-    ("vgg", "19"): 143_667_240, ("vgg", "16"): 138_357_544, ("vgg", "11"): 132_863_336,
-    ("alexnet", "full"): 61_100_840, ("gnmt", "16"): GNMT,
-}  # fmt: skip
+    ("gpt2", "small"): 124_439_808,
+    ("gpt2", "medium"): 354_823_168,
+    ("gpt2", "large"): 774_030_080,
+    ("gpt2", "xl"): 1_557_611_200,
+    ("bert", "large"): 335_174_458,
+    ("bert", "base"): 109_514_298,
+    ("llama", "2-7b"): 6_738_415_616,
+    ("llama", "3-8b"): 8_030_261_248,
+    ("llama", "3.2-1b"): 1_235_814_400,
+    ("resnet", "152"): 60_192_808,
+    ("resnet", "101"): 44_549_160,
+    ("resnet", "50"): 25_557_032,
+    ("vgg", "19"): 143_667_240,
+    ("vgg", "16"): 138_357_544,
+    ("vgg", "11"): 132_863_336,
+    ("alexnet", "full"): 61_100_840,
+    ("gnmt", "16"): GNMT,
+}
 
 
 def entrypoint(model: str) -> str:
@@ -93,30 +109,55 @@ def published_names(model: str) -> list[tuple[list[str], str, bool]]:
     """Of each of our parameters the published ones that it consists of, and whether those are transposed."""
     same = {
         "gpt2": (
-            "transformer.h.{}.", {"ln_1": "attention_norm", "ln_2": "mlp_norm"},
+            "transformer.h.{}.",
+            {"ln_1": "attention_norm", "ln_2": "mlp_norm"},
             {"attn.c_attn": "qkv", "attn.c_proj": "projection", "mlp.c_fc": "up", "mlp.c_proj": "down"},
-            {"transformer.wte.weight": "0.token.weight", "transformer.wpe.weight": "0.position.weight",
-             "transformer.ln_f.weight": "4.norm.weight", "transformer.ln_f.bias": "4.norm.bias"},
+            {
+                "transformer.wte.weight": "0.token.weight",
+                "transformer.wpe.weight": "0.position.weight",
+                "transformer.ln_f.weight": "4.norm.weight",
+                "transformer.ln_f.bias": "4.norm.bias",
+            },
         ),
         "llama": (
-            "model.layers.{}.", {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"} |
-            {f"self_attn.{t}_proj": o for t, o in zip("qkvo", ("query", "key", "value", "projection"), strict=True)} |
-            {f"mlp.{o}_proj": o for o in ("gate", "up", "down")}, {},
-            {"model.embed_tokens.weight": "0.token.weight", "model.norm.weight": "4.norm.weight",
-             "lm_head.weight": "4.out.weight"},
+            "model.layers.{}.",
+            {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+            | {f"self_attn.{t}_proj": o for t, o in zip("qkvo", ("query", "key", "value", "projection"), strict=True)}
+            | {f"mlp.{o}_proj": o for o in ("gate", "up", "down")},
+            {},
+            {
+                "model.embed_tokens.weight": "0.token.weight",
+                "model.norm.weight": "4.norm.weight",
+                "lm_head.weight": "4.out.weight",
+            },
         ),
         "bert": (
             "bert.encoder.layer.{}.",
-            {"attention.output.dense": "projection", "attention.output.LayerNorm": "attention_norm",
-             "intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "mlp_norm"}, {},
-            {f"bert.embeddings.{t}.weight": f"0.{o}.weight" for t, o in (
-                ("word_embeddings", "token"), ("position_embeddings", "position"), ("token_type_embeddings", "kind"),
-                ("LayerNorm", "norm"))} |
-            {"bert.embeddings.LayerNorm.bias": "0.norm.bias", "cls.predictions.bias": "4.out.bias"} |
-            {f"cls.predictions.transform.{t}.{k}": f"4.{o}.{k}" for k in ("weight", "bias")
-             for t, o in (("dense", "transform"), ("LayerNorm", "norm"))},
+            {
+                "attention.output.dense": "projection",
+                "attention.output.LayerNorm": "attention_norm",
+                "intermediate.dense": "up",
+                "output.dense": "down",
+                "output.LayerNorm": "mlp_norm",
+            },
+            {},
+            {
+                f"bert.embeddings.{t}.weight": f"0.{o}.weight"
+                for t, o in (
+                    ("word_embeddings", "token"),
+                    ("position_embeddings", "position"),
+                    ("token_type_embeddings", "kind"),
+                    ("LayerNorm", "norm"),
+                )
+            }
+            | {"bert.embeddings.LayerNorm.bias": "0.norm.bias", "cls.predictions.bias": "4.out.bias"}
+            | {
+                f"cls.predictions.transform.{t}.{k}": f"4.{o}.{k}"
+                for k in ("weight", "bias")
+                for t, o in (("dense", "transform"), ("LayerNorm", "norm"))
+            },
         ),
-    }  # fmt: skip
+    }
     prefix, plain, transposed, others = same[model]
     found = [([theirs], ours, False) for theirs, ours in others.items()]
     for block in range(3):
@@ -140,11 +181,15 @@ def test_logits_are_those_of_the_published_model(model: str) -> None:
         "gpt2": lambda: transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=97, n_positions=16)
         ),
-        "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(
-            **common, num_attention_heads=2, max_position_embeddings=16)),
-        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(
-            **common | {"intermediate_size": 24}, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5)),
-    }[model]()  # fmt: skip
+        "bert": lambda: transformers.BertForMaskedLM(
+            transformers.BertConfig(**common, num_attention_heads=2, max_position_embeddings=16)
+        ),
+        "llama": lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                **common | {"intermediate_size": 24}, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5
+            )
+        ),
+    }[model]()
     theirs.eval()
     values = theirs.state_dict()
     for tensor in values.values():

@@ -38,9 +38,7 @@ def test_a_machine_without_the_library_says_so_in_one_sentence() -> None:
 
 @pytest.mark.usefixtures("_without_nixl")
 def test_validation_says_so_too() -> None:
-    document = bamboojob(
-        task=gpt_task(), training=training(2, 8, 2), topology={"stages": 2, "transport": "NIXL"}
-    )  # fmt: skip
+    document = bamboojob(task=gpt_task(), training=training(2, 8, 2), topology={"stages": 2, "transport": "NIXL"})
     assert check(document) == {"problem": MISSING}
     document["spec"]["topology"]["transport"] = "TCP"
     assert "problem" not in check(document)

@@ -43,9 +43,12 @@ def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...
 
 
 PARTIAL = {
-    "losses": {3: 0.5}, "weights": {3: 2.0}, "metrics": {3: {"accuracy": [1.0, 2.0]}},
-    "added": {3: [["balance", 0.25]]}, "contributed": {3: [[0, [["f64", []]]]]},
-}  # fmt: skip
+    "losses": {3: 0.5},
+    "weights": {3: 2.0},
+    "metrics": {3: {"accuracy": [1.0, 2.0]}},
+    "added": {3: [["balance", 0.25]]},
+    "contributed": {3: [[0, [["f64", []]]]]},
+}
 RIGHT = {
     FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, None, (torch.ones(2, 2),)),
     FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),

@@ -16,8 +16,14 @@ from bamboo.names import DATA_PLANE_VERSION, NUMERICS_VERSION
 from bamboo_trainer.compilation.toolchain import toolchain
 from bamboo_trainer.worker.platform import driver, instructions, processor, settings, this_platform
 
-XEON = {"processor": "0", "vendor_id": "GenuineIntel", "cpu family": "6", "model": "143", "cpu MHz": "2400.1",
-        "flags": "fpu sse sse4_2 fma avx avx2 avx512f amx_tile rdrand"}  # fmt: skip
+XEON = {
+    "processor": "0",
+    "vendor_id": "GenuineIntel",
+    "cpu family": "6",
+    "model": "143",
+    "cpu MHz": "2400.1",
+    "flags": "fpu sse sse4_2 fma avx avx2 avx512f amx_tile rdrand",
+}
 GRAVITON = {
     "processor": "0",
     "BogoMIPS": "243.75",
@@ -72,7 +78,7 @@ def test_what_a_processor_computes_with_is_told() -> None:
         ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.86.15  Release Build", "570.86.15"),
         ("", ""),
     ],
-)  # fmt: skip
+)
 def test_the_version_of_a_driver(said: str, version: str) -> None:
     assert driver(said) == version
 
@@ -95,9 +101,12 @@ def platform_of(environment: Mapping[str, str], threads: int = 1, more: str = "p
     """What a process that is started so says of itself."""
     code = SAY.format(threads=threads, more=more)
     said = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "BAMBOO_DEVICE": "cpu", **environment}, check=True,
-        capture_output=True, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "BAMBOO_DEVICE": "cpu", **environment},
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     return msgspec.json.decode(said.stdout, type=Platform)
 
 

@@ -30,7 +30,7 @@ def manifest(checkpoint: bool, precision: str, mode: str) -> dict[str, Any]:
         training=training(4, 8, 2, maxGradientNorm=1.0, precision=precision),
         topology={"stages": 3},
         redundancy={"mode": mode},
-    )  # fmt: skip
+    )
 
 
 @functools.cache

@@ -12,11 +12,22 @@ def test_a_worker_without_a_plan_answers_too() -> None:
     """Its first plan may have been lost with a channel; who asks waits for everybody."""
     said: list[Message] = []
     nowhere: Any = None
-    engine = Engine(Ports(
-        worker="w", steps=1, build=nowhere, build_whole=nowhere, restore=nowhere, transport=nowhere,
-        tell=said.append, keep=nowhere, new_id=nowhere, observer=Silent(), clock=lambda: 0.0,
-        work_clock=lambda: 0.0,
-        lookahead=1,
-    ))  # fmt: skip
+    engine = Engine(
+        Ports(
+            worker="w",
+            steps=1,
+            build=nowhere,
+            build_whole=nowhere,
+            restore=nowhere,
+            transport=nowhere,
+            tell=said.append,
+            keep=nowhere,
+            new_id=nowhere,
+            observer=Silent(),
+            clock=lambda: 0.0,
+            work_clock=lambda: 0.0,
+            lookahead=1,
+        )
+    )
     engine.report()
     assert said == [Report(committed=-1, held={})]

@@ -119,8 +119,10 @@ def test_a_kill_at_every_instruction_of_a_skipped_step_changes_nothing(grid: tup
         assert job.finish is not None
         assert job.finish.reason == "Complete", job.emitted
         assert (job.digests, job.state.losses, job.state.skips) == (
-            undisturbed.digests, undisturbed.state.losses, undisturbed.state.skips,
-        )  # fmt: skip
+            undisturbed.digests,
+            undisturbed.state.losses,
+            undisturbed.state.skips,
+        )
         assert job.state.skipped_steps == undisturbed.state.skipped_steps, "each is counted once"
 
     struck = kill_at_each(document, lambda fault: fault.step == step, judge)

@@ -129,9 +129,14 @@ def test_texts_are_tokenized_by_any_tokenizer_json(tmp_path):
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "x.txt").write_text("a b a")
     tokenized(
-        tmp_path / "x.txt", "--output", tmp_path / "o.tokens", "--tokenizer", tmp_path / "tokenizer.json",
-        "--end", "[end]",
-    )  # fmt: skip
+        tmp_path / "x.txt",
+        "--output",
+        tmp_path / "o.tokens",
+        "--tokenizer",
+        tmp_path / "tokenizer.json",
+        "--end",
+        "[end]",
+    )
     file = opened(tmp_path / "o.tokens")
     assert file.tokens(0, 4).tolist() == [1, 70_000, 1, 0]
     assert file.header.vocabulary == 70_001

@@ -173,9 +173,10 @@ SPLIT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "experts one by one": (lambda: nn.Sequential(Experts(), nn.Linear(WIDTH, WIDTH), Experts()), (7, WIDTH)),
     "experts all at once": (lambda: nn.Sequential(nn.Linear(8, 8), GroupedExperts()), (7, 8)),
     "a frozen layer": (
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, WIDTH)), (4, WIDTH)
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, WIDTH)),
+        (4, WIDTH),
     ),
-}  # fmt: skip
+}
 WHOLE: dict[str, Callable[[], nn.Module]] = {
     "a weight of two products": Twice,
     "a weight of two products, of one also alone": Partly,

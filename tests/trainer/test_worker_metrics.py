@@ -67,8 +67,12 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
     check_page(Exporter.WORKER, text, complete=True)
-    assert promtool("check", "metrics", stdin="\n".join(line for line in text.splitlines() if "process_" not in line)
-                    + "\n") == ""  # fmt: skip
+    assert (
+        promtool(
+            "check", "metrics", stdin="\n".join(line for line in text.splitlines() if "process_" not in line) + "\n"
+        )
+        == ""
+    )
     lines = text.splitlines()
     assert 'bamboo_worker_stages{role="owner"} 1.0' in lines
     assert "bamboo_worker_step_duration_seconds_count 5.0" in lines
@@ -136,8 +140,12 @@ def test_a_port_that_is_none_is_named(port: str, tmp_path: Path) -> None:
         "BAMBOO_TOKEN_FILE": str(tmp_path / "t"),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "bamboo_trainer"], env={**os.environ, **needed, "BAMBOO_METRICS_PORT": port},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "bamboo_trainer"],
+        env={**os.environ, **needed, "BAMBOO_METRICS_PORT": port},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2
     assert f'BAMBOO_METRICS_PORT: expected a port, got "{port}"' in done.stderr

@@ -88,9 +88,13 @@ def profiled(document: dict[str, Any]) -> ModelProfile:
     task = settled(load_task(spec.task.entrypoint, spec.task.config), 0)
     layers = tuple(
         Layer(
-            forward=0.1, backward=0.1, parameters=size.held, optimizer=size.remembered, gradients=size.gradients,
+            forward=0.1,
+            backward=0.1,
+            parameters=size.held,
+            optimizer=size.remembered,
+            gradients=size.gradients,
             boundary=size.outputs,
         )
         for size in measure(task, spec)
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(read_profile("vgg-v100"), layers=layers, samples=spec.training.micro_batch_size)

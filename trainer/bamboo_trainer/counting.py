@@ -27,9 +27,14 @@ def _layers(spec: JobSpec) -> list[dict[str, Any]]:
     sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
     return [
         {
-            "forward": work.forward, "backward": work.backward, "parameters": size.held,
-            "optimizer": size.remembered, "gradients": size.gradients, "activations": size.kept,
-            "boundary": 0 if index == len(sizes) - 1 else size.outputs, "cost": cost,
+            "forward": work.forward,
+            "backward": work.backward,
+            "parameters": size.held,
+            "optimizer": size.remembered,
+            "gradients": size.gradients,
+            "activations": size.kept,
+            "boundary": 0 if index == len(sizes) - 1 else size.outputs,
+            "cost": cost,
         }
         for index, (work, size, cost) in enumerate(zip(layer_work(task, spec), sizes, costs, strict=True))
-    ]  # fmt: skip
+    ]

@@ -76,8 +76,9 @@ def _profile(spec: JobSpec, repeats: int, seconds: float, began: float) -> dict[
         "waited": max(0.0, 1 - (clock() - worked) / took),
         "repeats": max(len(one.kinds[0]) for one in measured),
         "unsteady": [index for index, one in enumerate(measured) if not steadiness.reached(one.kinds)],
-        "spread": min(1.0, max(spreads)), "bound": steadiness.bound,
-    }  # fmt: skip
+        "spread": min(1.0, max(spreads)),
+        "bound": steadiness.bound,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,16 @@ class LayerTimes:
 def _told(times: LayerTimes, size: LayerSize, cost: float) -> dict[str, Any]:
     forward, backward, update = map(statistics.median, (times.forward, times.backward, times.update))
     return {
-        "forward": forward, "backward": backward, "update": update, "parameters": size.held,
-        "optimizer": size.remembered, "gradients": size.gradients, "activations": size.kept, "boundary": size.outputs,
+        "forward": forward,
+        "backward": backward,
+        "update": update,
+        "parameters": size.held,
+        "optimizer": size.remembered,
+        "gradients": size.gradients,
+        "activations": size.kept,
+        "boundary": size.outputs,
         "cost": cost,
-    }  # fmt: skip
+    }
 
 
 def _measured(

@@ -19,9 +19,15 @@ class Removal:
 
 
 def removable(
-    found: Iterable[Found], keep: int, *, now: float, digest: str | None = None, owner: str | None = None,
-    writing: Collection[Attempt] = (), dead_after: float = DEAD_AFTER_SECONDS,
-) -> tuple[Removal, ...]:  # fmt: skip
+    found: Iterable[Found],
+    keep: int,
+    *,
+    now: float,
+    digest: str | None = None,
+    owner: str | None = None,
+    writing: Collection[Attempt] = (),
+    dead_after: float = DEAD_AFTER_SECONDS,
+) -> tuple[Removal, ...]:
     """Oldest first.
 
     keep: so many complete ones stay, and at least the newest one, the one that was written last, and the one with the

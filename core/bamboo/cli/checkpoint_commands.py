@@ -100,9 +100,10 @@ def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> Non
     with _told():
         store = _open(url)
         found = [
-            one for one in store.list()
+            one
+            for one in store.list()
             if one.state is not FoundState.UNFINISHED and (step is None or one.attempt.step == step)
-        ]  # fmt: skip
+        ]
         for one in found:
             problems = _problems(store, one)
             bad += bool(problems)

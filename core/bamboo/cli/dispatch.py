@@ -50,9 +50,15 @@ def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None
 
 
 def on_cluster(
-    file: str, cluster: ClusterOptions, *, load: bool = True, apply: bool = False, force: bool = False,
-    dry_run: bool = False, watch: bool = False,
-) -> NoReturn:  # fmt: skip
+    file: str,
+    cluster: ClusterOptions,
+    *,
+    load: bool = True,
+    apply: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    watch: bool = False,
+) -> NoReturn:
     """`submit`, also for `bamboo run --on cluster`."""
     from bamboo.kube.errors import RemoteError
     from bamboo.remote import changes

@@ -49,9 +49,12 @@ class HistoryFeed:
     def add(self, told: Told) -> None:
         self._number += 1
         event = HistoryEvent(
-            number=self._number, time=self._clock(), reason=told.reason, message=told.message[:MOST_TEXT],
+            number=self._number,
+            time=self._clock(),
+            reason=told.reason,
+            message=told.message[:MOST_TEXT],
             warning=told.warning,
-        )  # fmt: skip
+        )
         self._waiting.append(event)
 
     def _heard(self, event: object) -> None:

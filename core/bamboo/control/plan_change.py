@@ -23,9 +23,19 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
 
 # The fields of a plan that a change says as a plan does.
 PLAIN: Final = (
-    "stages", "mode", "origin", "restore", "mixed", "moved", "sources", "shards", "device_layers", "boundary", "reason",
+    "stages",
+    "mode",
+    "origin",
+    "restore",
+    "mixed",
+    "moved",
+    "sources",
+    "shards",
+    "device_layers",
+    "boundary",
+    "reason",
     "message",
-)  # fmt: skip
+)
 
 
 class SendPlan(Message, frozen=True):
@@ -101,9 +111,15 @@ def change_between(base: Plan, plan: Plan) -> PlanChange | None:
     if plan.layouts != base.layouts:
         said["layouts"] = tuple(_layout_said(base, layout) for layout in plan.layouts)
     return PlanChange(
-        base=base.epoch, epoch=plan.epoch, digest=plan_digest(plan), rows=len(plan.pipelines),
-        cells=tuple(_changed_cells(base, plan)), gone=gone, peers=others, **said,
-    )  # fmt: skip
+        base=base.epoch,
+        epoch=plan.epoch,
+        digest=plan_digest(plan),
+        rows=len(plan.pipelines),
+        cells=tuple(_changed_cells(base, plan)),
+        gone=gone,
+        peers=others,
+        **said,
+    )
 
 
 def _changed_peers(base: Plan, plan: Plan) -> tuple[tuple[WorkerId, ...], tuple[Peer, ...]] | None:
@@ -152,9 +168,13 @@ def changed_plan(base: Plan, change: PlanChange) -> Plan:
     said = {name: value for name in PLAIN if (value := getattr(change, name)) is not UNSET}
     stages = base.stages if change.stages is UNSET else change.stages
     plan = msgspec.structs.replace(
-        base, epoch=change.epoch, pipelines=_rows(base, change, len(stages)), layouts=_layouts(base, change),
-        workers=_with_peers(base.workers, change.gone, change.peers), **said,
-    )  # fmt: skip
+        base,
+        epoch=change.epoch,
+        pipelines=_rows(base, change, len(stages)),
+        layouts=_layouts(base, change),
+        workers=_with_peers(base.workers, change.gone, change.peers),
+        **said,
+    )
     if plan_digest(plan) != change.digest:
         raise UnusableChange(f"the plan of epoch {change.epoch} comes out as another one")
     return plan

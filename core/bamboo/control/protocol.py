@@ -286,12 +286,40 @@ class Bye(Message, frozen=True):
 
 
 ToCoordinator = (
-    Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
-    | StepCommitted | Evaluated | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted
-    | CheckpointFailed | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved
-    | WeightsCommitted | HistoryKept | WorkerWarning | StateSum | ForwardDiffers | ForwardSum
-    | WholePlanWanted | WorkerFailed | Bye
-)  # fmt: skip
+    Hello
+    | WorkerReady
+    | Profile
+    | Heartbeat
+    | PeerDown
+    | PeerUp
+    | PlanApplied
+    | ReplicaSynced
+    | Report
+    | LeftBehind
+    | StepCommitted
+    | Evaluated
+    | CheckpointFound
+    | CheckpointBegun
+    | PartsWritten
+    | CheckpointCommitted
+    | CheckpointFailed
+    | StateHeld
+    | CopiesHeld
+    | RestoreFailed
+    | TakenOver
+    | CellFinished
+    | NoticeReceived
+    | Saved
+    | WeightsCommitted
+    | HistoryKept
+    | WorkerWarning
+    | StateSum
+    | ForwardDiffers
+    | ForwardSum
+    | WholePlanWanted
+    | WorkerFailed
+    | Bye
+)
 
 
 # coordinator -> worker
@@ -396,7 +424,20 @@ class Refused(Message, frozen=True):
 
 
 ToWorker = (
-    Welcome | ProfileRequest | ReportRequest | SendPlan | PlanChange | FindCheckpoint | TakeCheckpoint | KeepLastState
-    | CommitCheckpoint | DropCopies | LookAgain | HistoryEvents | Save | CommitWeights
-    | Stop | Refused
-)  # fmt: skip
+    Welcome
+    | ProfileRequest
+    | ReportRequest
+    | SendPlan
+    | PlanChange
+    | FindCheckpoint
+    | TakeCheckpoint
+    | KeepLastState
+    | CommitCheckpoint
+    | DropCopies
+    | LookAgain
+    | HistoryEvents
+    | Save
+    | CommitWeights
+    | Stop
+    | Refused
+)

@@ -74,10 +74,19 @@ def initial(
     """
     return CoordinatorState(
         phase="Recovering" if resumed else "Pending",
-        spec=spec, manifest=manifest, secret=secret, save_path=save_path, history=history, started=now, phase_since=now,
-        heartbeat_timeout=heartbeat_timeout, last_progress=now, earlier=earlier, furthest=earlier.step,
+        spec=spec,
+        manifest=manifest,
+        secret=secret,
+        save_path=save_path,
+        history=history,
+        started=now,
+        phase_since=now,
+        heartbeat_timeout=heartbeat_timeout,
+        last_progress=now,
+        earlier=earlier,
+        furthest=earlier.step,
         checkpoints=CheckpointState(number=checkpoints.first_number(secret, now)),
-    )  # fmt: skip
+    )
 
 
 def step(state: CoordinatorState, event: Event, now: float) -> tuple[CoordinatorState, tuple[Command, ...]]:

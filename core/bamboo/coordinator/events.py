@@ -104,9 +104,20 @@ class Interrupted:
 
 
 Event = (
-    WorkerJoined | Received | ChannelClosed | WorkerLost | WorkersAbsent | PreemptionNotice | NoticeWithdrawn
-    | RequestsWithdrawn | PricesTold | TimeTold | SpecChanged | Tick | Interrupted
-)  # fmt: skip
+    WorkerJoined
+    | Received
+    | ChannelClosed
+    | WorkerLost
+    | WorkersAbsent
+    | PreemptionNotice
+    | NoticeWithdrawn
+    | RequestsWithdrawn
+    | PricesTold
+    | TimeTold
+    | SpecChanged
+    | Tick
+    | Interrupted
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,12 +146,16 @@ def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
     plan = state.plan
     found = (
         SlowWorker(
-            worker=worker, pipeline=seen.cell.pipeline, stage=seen.cell.stage, seconds=seen.seconds, usual=seen.usual,
+            worker=worker,
+            pipeline=seen.cell.pipeline,
+            stage=seen.cell.stage,
+            seconds=seen.seconds,
+            usual=seen.usual,
             told=stragglers.told(worker, seen),
         )
         for worker, seen in state.stragglers.slow.items()
         if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)
-    )  # fmt: skip
+    )
     return tuple(sorted(found, key=lambda one: one.usual / one.seconds))
 
 
@@ -160,9 +164,12 @@ def _differences(state: CoordinatorState) -> Differences | None:
         return None
     v = state.verification
     return Differences(
-        forwards=v.found.get(ForwardPlace.kind, 0), states=v.found.get(StatePlace.kind, 0), corrupt=v.corrupt,
-        unresolved=v.unresolved, resolved=v.resolved,
-    )  # fmt: skip
+        forwards=v.found.get(ForwardPlace.kind, 0),
+        states=v.found.get(StatePlace.kind, 0),
+        corrupt=v.corrupt,
+        unresolved=v.unresolved,
+        resolved=v.resolved,
+    )
 
 
 def _named(cell: Cell) -> str:

@@ -209,9 +209,16 @@ def _start(turn: Turn) -> None:
         ready = in_places(state.plan, ready, grid.stages * grid.pipelines)
     spec = choosing.spec_on(state, grid, stages)
     plan = initial_plan(
-        ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found,
-        spread=spec.spread.policy, schedule=grid.schedule,
-    )  # fmt: skip
+        ready,
+        stages,
+        grid.pipelines,
+        spec.training,
+        spec.redundancy,
+        epoch=epoch,
+        restore=c.found,
+        spread=spec.spread.policy,
+        schedule=grid.schedule,
+    )
     plan = sharded(plan, spec, state.sizes)
     sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
     known = state.plan.device_layers if state.plan and state.plan.stages == stages else ()
@@ -268,13 +275,28 @@ def _forget_what_was(turn: Turn, step: int) -> None:
     if stop and step < spec.training.steps:
         turn.set(spec=replace(spec, training=replace(spec.training, steps=stop.wanted_steps)), early_stop=None)
     turn.set(
-        plan=None, step=step, generation=-1, finished=(), finishers={}, saving=None,
-        losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None, filling=None,
+        plan=None,
+        step=step,
+        generation=-1,
+        finished=(),
+        finishers={},
+        saving=None,
+        losses={k: loss for k, loss in turn.state.losses.items() if k < step},
+        recoveries=(),
+        resize=None,
+        filling=None,
         lost_by_step={k: lost for k, lost in turn.state.lost_by_step.items() if k < step},
         skips=tuple(k for k in turn.state.skips if k < step),
-        applied=frozenset(), synced=frozenset(), reports={}, asked_at=None, ends={}, last_progress=turn.now,
-        gradient_norm=None, learning_rate=None, metrics={},
-    )  # fmt: skip
+        applied=frozenset(),
+        synced=frozenset(),
+        reports={},
+        asked_at=None,
+        ends={},
+        last_progress=turn.now,
+        gradient_norm=None,
+        learning_rate=None,
+        metrics={},
+    )
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
@@ -355,9 +377,14 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
     if victims:
         first = min((state.first_signs.get(v, turn.now) for v in lost), default=turn.now)
         new = Recovery(
-            epoch=plan.epoch, lost_at=first, decided_at=turn.now, step=state.step, notice=not lost,
-            announced=bool(lost) or left, victims=tuple(victims),
-        )  # fmt: skip
+            epoch=plan.epoch,
+            lost_at=first,
+            decided_at=turn.now,
+            step=state.step,
+            notice=not lost,
+            announced=bool(lost) or left,
+            victims=tuple(victims),
+        )
         recoveries = (*recoveries, new)
     turn.set(recoveries=recoveries, first_signs={})
 

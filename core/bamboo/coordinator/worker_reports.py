@@ -239,11 +239,20 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
     if not recovery.announced:
         return
     taken = Takeover(
-        epoch=recovery.epoch, victim=victim, worker=worker, pipeline=cell.pipeline, stage=cell.stage,
-        step=message.step + 1, notice=recovery.notice, decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
-        reform_ms=_milliseconds(message.reform_ms), recompute_ms=_milliseconds(message.recompute_ms),
-        forwards=message.forwards, backwards=message.backwards, reused=message.reused,
-    )  # fmt: skip
+        epoch=recovery.epoch,
+        victim=victim,
+        worker=worker,
+        pipeline=cell.pipeline,
+        stage=cell.stage,
+        step=message.step + 1,
+        notice=recovery.notice,
+        decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
+        reform_ms=_milliseconds(message.reform_ms),
+        recompute_ms=_milliseconds(message.recompute_ms),
+        forwards=message.forwards,
+        backwards=message.backwards,
+        reused=message.reused,
+    )
     turn.set(takeovers=(*turn.state.takeovers, taken))
     turn.do(
         Emit(

@@ -10,9 +10,19 @@ from bamboo.history.gaps import NOT_RECORDED, Range, holes, joined, without
 from bamboo.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
 
 COLUMNS = (
-    "attempt", "step", "time", "loss", "gradient_norm", "learning_rate", "seconds", "samples", "samples_per_second",
-    "tokens", "tokens_per_second", "skipped",
-)  # fmt: skip
+    "attempt",
+    "step",
+    "time",
+    "loss",
+    "gradient_norm",
+    "learning_rate",
+    "seconds",
+    "samples",
+    "samples_per_second",
+    "tokens",
+    "tokens_per_second",
+    "skipped",
+)
 
 
 def merged(records: Iterable[Record]) -> list[Record]:

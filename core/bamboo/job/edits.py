@@ -12,18 +12,35 @@ from bamboo.job.spec import JobSpec
 from bamboo.job.training_spec import ParameterPrecision
 
 CHANGEABLE = (  # beside topology.pipelines and schedule, redundancy.mode and replicas
-    "suspend", "elastic", "standby", "node_pools", "budget", "worker", "rollout", "clean_pod_policy",
+    "suspend",
+    "elastic",
+    "standby",
+    "node_pools",
+    "budget",
+    "worker",
+    "rollout",
+    "clean_pod_policy",
     "ttl_seconds_after_finished",
-    "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
-)  # fmt: skip
+    "active_deadline_seconds",
+    "progress_deadline_seconds",
+    "disruption_budget",
+)
 CHANGEABLE_INSIDE = {"topology": ("pipelines", "schedule"), "redundancy": ("mode", "replicas")}
 FIXED_INSIDE = {"worker": ("devices",)}
 # For how long; what becomes of steps that would otherwise end the job; what is only measured; whether kernels may add
 # in any order, or are compiled; and two by what follows from them, `groups`.
 _NO_NUMBERS = (
-    "steps", "until", "non_finite", "max_consecutive_skips", "evaluation", "loggers", "deterministic", "compile",
-    "reproducible", "gradient_groups",
-)  # fmt: skip
+    "steps",
+    "until",
+    "non_finite",
+    "max_consecutive_skips",
+    "evaluation",
+    "loggers",
+    "deterministic",
+    "compile",
+    "reproducible",
+    "gradient_groups",
+)
 MOST_NAMED = 10  # fields in one sentence
 _SPELLED = {
     "transfer_mbps": "transferMBps",

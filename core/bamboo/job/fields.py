@@ -119,9 +119,14 @@ class Fields:
         return value
 
     def _read(
-        self, name: str, said: str, fits: Callable[[Any], bool], *, required: bool = False,
+        self,
+        name: str,
+        said: str,
+        fits: Callable[[Any], bool],
+        *,
+        required: bool = False,
         shown: Callable[[str], str] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         value = self.get(name) if self.has(name) else None
         if value is None and required:
             self.problem(name, f"required, expected {said}")

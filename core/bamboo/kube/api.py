@@ -152,9 +152,10 @@ class KubeApi:
     async def token(self, namespace: str, account: str, audience: str, seconds: int) -> Object:
         """The status of a TokenRequest."""
         body = {
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
             "spec": {"audiences": [audience], "expirationSeconds": seconds},
-        }  # fmt: skip
+        }
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         found: Object = (await self.call("POST", path, body)).get("status") or {}
         return found
@@ -182,9 +183,13 @@ class KubeApi:
             asked["continue"] = following
 
     async def call(
-        self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
         kind: str = JSON,
-    ) -> Object:  # fmt: skip
+    ) -> Object:
         """Again for a while if the server has too much to do (429); so it also answers for a CRD that is new."""
         with self._refused(), self._unanswered():
             return await self._connection.call(method, path, body, query, kind)

@@ -76,9 +76,13 @@ class Connection:
             await session.close()
 
     async def call(
-        self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
         kind: str = JSON,
-    ) -> Object:  # fmt: skip
+    ) -> Object:
         """What the server answers, if that is an object, else {}. kind: of the body."""
         data = None if body is None else json.dumps(body).encode()
         request = _Request(method=method, path=path, query=query, data=data, kind=kind)
@@ -113,9 +117,14 @@ class Connection:
         assert self._session is not None
         try:
             async with self._session.ws_connect(
-                self._url(path), params=query, protocols=[protocol], headers=self._headers(),
-                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS), max_msg_size=0, **self._route(),
-            ) as socket:  # fmt: skip
+                self._url(path),
+                params=query,
+                protocols=[protocol],
+                headers=self._headers(),
+                timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
+                max_msg_size=0,
+                **self._route(),
+            ) as socket:
                 yield socket
         except aiohttp.WSServerHandshakeError as error:
             raise ApiError(error.status, "", f"the API server refuses {path}: {error.status} {error.message}") from None
@@ -133,9 +142,13 @@ class Connection:
             begun, code = time.monotonic(), "error"
             try:
                 async with self._session.request(
-                    request.method, self._url(request.path), params=request.query, data=request.data, headers=headers,
+                    request.method,
+                    self._url(request.path),
+                    params=request.query,
+                    data=request.data,
+                    headers=headers,
                     **options,
-                ) as answer:  # fmt: skip
+                ) as answer:
                     if answer.status == 401 and not last and await self._ready(refused=True):
                         code = "401"
                         continue

@@ -130,9 +130,12 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> Credential:
     limit = INTERACTIVE_SECONDS if terminal else PLUGIN_SECONDS
     try:
         process = await asyncio.create_subprocess_exec(
-            plugin.command, *plugin.args, env=environment,
-            stdin=None if terminal else asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            plugin.command,
+            *plugin.args,
+            env=environment,
+            stdin=None if terminal else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
     except OSError as error:
         hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
         raise ConfigError(f"exec: {plugin.command} cannot be run: {system_reason(error)}{hint}") from None
@@ -164,9 +167,13 @@ def _cluster(access: Access) -> dict[str, Any]:
     server = access.server
     authority = base64.b64encode(server.authority.encode()).decode() if server.authority else None
     told = {
-        "server": server.url, "certificate-authority-data": authority, "tls-server-name": server.tls_name,
-        "insecure-skip-tls-verify": server.insecure or None, "proxy-url": server.proxy, "config": access.extension,
-    }  # fmt: skip
+        "server": server.url,
+        "certificate-authority-data": authority,
+        "tls-server-name": server.tls_name,
+        "insecure-skip-tls-verify": server.insecure or None,
+        "proxy-url": server.proxy,
+        "config": access.extension,
+    }
     return {key: value for key, value in told.items() if value is not None}
 
 

@@ -43,10 +43,17 @@ class StepsHeard:
         if self._steps and step <= self._steps[-1].step:
             self._attempt += 1
         record = StepRecord(
-            attempt=self._attempt, step=step, time=time, loss=said.loss, gradient_norm=said.gradient_norm,
-            learning_rate=said.learning_rate, seconds=said.seconds or None, samples=step * self._batch,
-            skipped=said.skipped, metrics=said.metrics,
-        )  # fmt: skip
+            attempt=self._attempt,
+            step=step,
+            time=time,
+            loss=said.loss,
+            gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate,
+            seconds=said.seconds or None,
+            samples=step * self._batch,
+            skipped=said.skipped,
+            metrics=said.metrics,
+        )
         self._steps.append(record)
 
     def evaluated(self, said: Evaluated, time: float) -> None:
@@ -115,11 +122,16 @@ def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path |
     attempt = max(record.attempt for record in [*kept, *more])
     records = [
         EventRecord(
-            attempt=attempt, time=event.time, reason=event.reason, message=event.message, warning=event.warning,
-            source=rest.source, number=event.number,
+            attempt=attempt,
+            time=event.time,
+            reason=event.reason,
+            message=event.message,
+            warning=event.warning,
+            source=rest.source,
+            number=event.number,
         )
         for event in rest.events
-    ]  # fmt: skip
+    ]
     if there and records and problem is None:
         number = sum(file.epoch == LAST_EPOCH for file in there)
         try:

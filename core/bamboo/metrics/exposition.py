@@ -53,7 +53,7 @@ _MAKERS = {
     MetricKind.COUNTER: CounterMetricFamily,
     MetricKind.GAUGE: GaugeMetricFamily,
     MetricKind.HISTOGRAM: HistogramMetricFamily,
-}  # fmt: skip
+}
 
 
 class MetricsPage:

@@ -6,8 +6,16 @@ from bamboo.metrics.exposition import Buckets, Exporter, Metric, MetricKind
 OPERATOR, RUN = Exporter.OPERATOR, Exporter.RUN
 
 STATES = (
-    "Pending", "Running", "Degraded", "Saving", "Restoring", "Suspended", "Invalid", "Complete", "Failed",
-)  # fmt: skip
+    "Pending",
+    "Running",
+    "Degraded",
+    "Saving",
+    "Restoring",
+    "Suspended",
+    "Invalid",
+    "Complete",
+    "Failed",
+)
 PHASES = ("decide", "reform", "recompute")  # of a takeover
 
 PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -134,13 +142,21 @@ JOB_ROLLOUT_STATE = _job(
 )
 JOB_READY_WORKERS = _job("ready_workers", MetricKind.GAUGE, "Workers that have loaded their task.")
 JOB_PODS = _job(
-    "pods", MetricKind.GAUGE, "Workers' pods that have not ended, by node pool and its capacity.", "pool", "capacity",
+    "pods",
+    MetricKind.GAUGE,
+    "Workers' pods that have not ended, by node pool and its capacity.",
+    "pool",
+    "capacity",
     run=False,
-)  # fmt: skip
+)
 JOB_PAID_PODS = _job(
-    "paid_pods", MetricKind.GAUGE, "Those of bamboo_job_pods that have a node, which is paid for.", "pool", "capacity",
+    "paid_pods",
+    MetricKind.GAUGE,
+    "Those of bamboo_job_pods that have a node, which is paid for.",
+    "pool",
+    "capacity",
     run=False,
-)  # fmt: skip
+)
 JOB_PIPELINES = _job("pipelines", MetricKind.GAUGE, "Pipelines of the plan.")
 JOB_DESIRED_PIPELINES = _job(
     "desired_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested.", run=False
@@ -275,16 +291,23 @@ JOB_PAID = _job(
     run=False,
 )
 JOB_COST_PER_HOUR = _job(
-    "cost_per_hour", MetricKind.GAUGE, "What the pods that have a node cost in an hour, by their pools' pricePerHour.",
+    "cost_per_hour",
+    MetricKind.GAUGE,
+    "What the pods that have a node cost in an hour, by their pools' pricePerHour.",
     run=False,
-)  # fmt: skip
+)
 JOB_COST = _job(
-    "cost_total", MetricKind.COUNTER, "What the job's pods cost, by its pools' pricePerHour.", run=False,
-)  # fmt: skip
-JOB_COST_SO_FAR = _job(
-    "cost_so_far", MetricKind.GAUGE, "What the job has cost so far, across operator restarts, as in status.cost.total.",
+    "cost_total",
+    MetricKind.COUNTER,
+    "What the job's pods cost, by its pools' pricePerHour.",
     run=False,
-)  # fmt: skip
+)
+JOB_COST_SO_FAR = _job(
+    "cost_so_far",
+    MetricKind.GAUGE,
+    "What the job has cost so far, across operator restarts, as in status.cost.total.",
+    run=False,
+)
 JOB_ON_DEMAND_COST = _job(
     "on_demand_cost_total",
     MetricKind.COUNTER,
@@ -333,8 +356,10 @@ JOB_DIFFERENCES = _job(
     "kind",
 )
 JOB_CORRUPT_WORKERS = _job(
-    "corrupt_workers_total", MetricKind.COUNTER, "Workers whose results turned out to be the wrong ones.",
-)  # fmt: skip
+    "corrupt_workers_total",
+    MetricKind.COUNTER,
+    "Workers whose results turned out to be the wrong ones.",
+)
 JOB_LARGEST_MEMORY = _job(
     "largest_memory_bytes",
     MetricKind.GAUGE,
@@ -350,10 +375,18 @@ JOB_STEP_SENT = _job(
     unit="bytes",
 )
 RUN_WORKER_SENT = Metric(
-    name="bamboo_job_worker_step_sent_bytes", kind=MetricKind.GAUGE, unit="bytes", by=(RUN,),
-    labels=("namespace", "job", "worker", "kind"), help="What a local worker sends to the others in a step, by kind.",
-)  # fmt: skip
+    name="bamboo_job_worker_step_sent_bytes",
+    kind=MetricKind.GAUGE,
+    unit="bytes",
+    by=(RUN,),
+    labels=("namespace", "job", "worker", "kind"),
+    help="What a local worker sends to the others in a step, by kind.",
+)
 RUN_WORKER_MEMORY = Metric(
-    name="bamboo_job_worker_memory_bytes", kind=MetricKind.GAUGE, unit="bytes", by=(RUN,),
-    labels=("namespace", "job", "worker", "kind"), help="Memory use of a local worker, by kind.",
-)  # fmt: skip
+    name="bamboo_job_worker_memory_bytes",
+    kind=MetricKind.GAUGE,
+    unit="bytes",
+    by=(RUN,),
+    labels=("namespace", "job", "worker", "kind"),
+    help="Memory use of a local worker, by kind.",
+)

@@ -19,9 +19,12 @@ OPERATOR_RECONCILES = _operator(
     "result",
 )
 OPERATOR_RECONCILE_DURATION = _operator(
-    "reconcile_duration_seconds", MetricKind.HISTOGRAM, "Duration of a reconciliation, its API calls included.",
-    unit="seconds", buckets=LATENCIES,
-)  # fmt: skip
+    "reconcile_duration_seconds",
+    MetricKind.HISTOGRAM,
+    "Duration of a reconciliation, its API calls included.",
+    unit="seconds",
+    buckets=LATENCIES,
+)
 OPERATOR_OLDEST_RECONCILE = _operator(
     "oldest_reconcile_age_seconds",
     MetricKind.GAUGE,

@@ -11,9 +11,11 @@ def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = ""
 
 
 WORKER_INFO = _worker(
-    "info", MetricKind.GAUGE, "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
+    "info",
+    MetricKind.GAUGE,
+    "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
     *("worker", "device", "version"),
-)  # fmt: skip
+)
 WORKER_STEP = _worker("step", MetricKind.GAUGE, "Committed steps of the job, as far as this worker knows.")
 WORKER_STAGES = _worker("stages", MetricKind.GAUGE, "Stages whose state it holds; role: owner or replica.", "role")
 WORKER_STEP_DURATION = _worker(
@@ -82,6 +84,9 @@ WORKER_COMPARED = _worker(
     "Forwards that it computed in advance and compared with the owner's; with redundancy.verify only.",
 )
 WORKER_MEMORY = _worker(
-    "memory_bytes", MetricKind.GAUGE, "Its memory use by kind, the larger of two measurements in a step.", "kind",
+    "memory_bytes",
+    MetricKind.GAUGE,
+    "Its memory use by kind, the larger of two measurements in a step.",
+    "kind",
     unit="bytes",
-)  # fmt: skip
+)

@@ -236,10 +236,20 @@ def mark(mark: TimelineMark, names: Labels) -> d.PageMark:
 
 def takeover(taken: TakenOver, names: Labels) -> d.TakeoverPhases:
     return d.TakeoverPhases(
-        victim=names(taken.victim), worker=names(taken.worker), pipeline=taken.pipeline, stage=taken.stage,
-        step=taken.step, notice=taken.notice, pause=taken.pause_ms, decide=taken.decide_ms, reform=taken.reform_ms,
-        recompute=taken.recompute_ms, forwards=taken.forwards, backwards=taken.backwards, reused=taken.reused,
-    )  # fmt: skip
+        victim=names(taken.victim),
+        worker=names(taken.worker),
+        pipeline=taken.pipeline,
+        stage=taken.stage,
+        step=taken.step,
+        notice=taken.notice,
+        pause=taken.pause_ms,
+        decide=taken.decide_ms,
+        reform=taken.reform_ms,
+        recompute=taken.recompute_ms,
+        forwards=taken.forwards,
+        backwards=taken.backwards,
+        reused=taken.reused,
+    )
 
 
 def finite(number: float | None) -> float | None:
@@ -259,11 +269,17 @@ def checkpoint(known: CheckpointSummary, now: float) -> d.PageCheckpoint:
         writing = d.PageCheckpointWrite(step=write.step, written=write.written, layers=write.layers, since=since)
     here = known.age is not None
     return d.PageCheckpoint(
-        place=known.place, every_steps=known.every_steps, step=known.step, writing=writing,
+        place=known.place,
+        every_steps=known.every_steps,
+        step=known.step,
+        writing=writing,
         at=round(now - known.age) if known.age is not None else None,
-        seconds=known.seconds if here else None, bytes=known.bytes if here else None, restores=known.restores,
-        repeated=known.repeated, repeated_seconds=known.repeated_seconds,
-    )  # fmt: skip
+        seconds=known.seconds if here else None,
+        bytes=known.bytes if here else None,
+        restores=known.restores,
+        repeated=known.repeated,
+        repeated_seconds=known.repeated_seconds,
+    )
 
 
 def rows(names: Sequence[Sequence[WorkerId]], labels: Labels) -> tuple[tuple[d.PageCell, ...], ...]:

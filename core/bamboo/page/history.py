@@ -98,8 +98,10 @@ class TimelineKind(StrEnum):
 
 # By an Emit's reason.
 MARKED = {
-    "NoticeReceived": TimelineKind.NOTICE, "WorkerLost": TimelineKind.LOSS, "Restored": TimelineKind.RESTORE,
-}  # fmt: skip
+    "NoticeReceived": TimelineKind.NOTICE,
+    "WorkerLost": TimelineKind.LOSS,
+    "Restored": TimelineKind.RESTORE,
+}
 
 
 @dataclass(frozen=True, slots=True)

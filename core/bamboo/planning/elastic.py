@@ -69,9 +69,13 @@ def _shrink(view: PlanningView) -> Plan:
             kept = cells[successor_of]
             cells[successor_of] = Assignment(owner=kept.owner, replicas=(*kept.replicas, worker))
     return next_plan(
-        view, cells, "Shrinking", f"{text.count(count, 'pipeline')} from the next step on", boundary=True,
+        view,
+        cells,
+        "Shrinking",
+        f"{text.count(count, 'pipeline')} from the next step on",
+        boundary=True,
         layouts=_layouts(view, count),
-    )  # fmt: skip
+    )
 
 
 def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:

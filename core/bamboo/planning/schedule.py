@@ -113,9 +113,18 @@ class ReportReady:
 
 Computed = Forward | Backward | BackwardWeight | BackwardRest
 Instruction = (
-    Evaluate | Computed | SendPartialSum | AddPartialSums | ScatterGradients | ReduceGradients
-    | GatherGradients | ExchangeTied | SumTied | SyncReplicas | ReportReady
-)  # fmt: skip
+    Evaluate
+    | Computed
+    | SendPartialSum
+    | AddPartialSums
+    | ScatterGradients
+    | ReduceGradients
+    | GatherGradients
+    | ExchangeTied
+    | SumTied
+    | SyncReplicas
+    | ReportReady
+)
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Forward | Backward]:

@@ -23,13 +23,17 @@ def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> Model
     layers = tuple(_layer(one, device, launch) for one in counts.layers for _ in range(one.times))
     link = device.network
     return ModelProfile(
-        name=f"{counts.name}@{name.lower()}", device=device.device, samples=counts.samples, layers=layers,
+        name=f"{counts.name}@{name.lower()}",
+        device=device.device,
+        samples=counts.samples,
+        layers=layers,
         network=link.network,
         storage=Storage(write=link.flow, read=link.flow, latency=link.latency),
         times=Times(start=table.start.seconds, detection=HEARTBEAT_TIMEOUT_SECONDS),
         machine=Machine(memory=device.memory, host_memory=device.host_memory),
-        task=counts.task, sources=_sources(counts, table, device),
-    )  # fmt: skip
+        task=counts.task,
+        sources=_sources(counts, table, device),
+    )
 
 
 def operation_seconds(operation: Operation, device: Device, launch: float) -> float:
@@ -51,10 +55,16 @@ def _layer(count: LayerCount, device: Device, launch: float) -> Layer:
     trained = min(count.parameters, count.gradients)
     update = READ_AND_WRITTEN * (trained + count.optimizer) + count.gradients if trained else 0
     return Layer(
-        forward=_rounded(forward), backward=_rounded(backward), update=_rounded(update / device.bandwidth.reached),
-        parameters=count.parameters, optimizer=count.optimizer, gradients=count.gradients,
-        activations=count.activations, boundary=count.boundary, cost=count.cost,
-    )  # fmt: skip
+        forward=_rounded(forward),
+        backward=_rounded(backward),
+        update=_rounded(update / device.bandwidth.reached),
+        parameters=count.parameters,
+        optimizer=count.optimizer,
+        gradients=count.gradients,
+        activations=count.activations,
+        boundary=count.boundary,
+        cost=count.cost,
+    )
 
 
 def _sources(counts: TaskCounts, table: DeviceTable, device: Device) -> dict[str, Source]:

@@ -249,11 +249,14 @@ def for_microbatch(profile: ModelProfile, samples: int) -> ModelProfile:
     replace = msgspec.structs.replace
     layers = tuple(
         replace(
-            layer, forward=layer.forward * by, backward=layer.backward * by,
-            activations=round(layer.activations * by), boundary=round(layer.boundary * by),
+            layer,
+            forward=layer.forward * by,
+            backward=layer.backward * by,
+            activations=round(layer.activations * by),
+            boundary=round(layer.boundary * by),
         )
         for layer in profile.layers
-    )  # fmt: skip
+    )
     told = f"{profile.sources['layers.seconds'].text}; in proportion, from microbatches of {profile.samples} samples"
     sources = {**profile.sources, "layers.seconds": Source(text=told[:2000], estimated=True)}
     return replace(profile, samples=samples, layers=layers, sources=sources)

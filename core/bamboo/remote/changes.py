@@ -64,9 +64,15 @@ def _invalid(problems: Sequence[Problem]) -> Invalid:
 
 
 async def submit(
-    session: Session, manifest: Manifest, *, apply: bool, force: bool, dry_run: bool, watch: bool,
+    session: Session,
+    manifest: Manifest,
+    *,
+    apply: bool,
+    force: bool,
+    dry_run: bool,
+    watch: bool,
     wanted_namespace: str | None,
-) -> int:  # fmt: skip
+) -> int:
     """Makes the job; with apply, or merges it into the one there is. wanted_namespace: what --namespace says."""
     document = manifest.document
     namespace, name = _place(session, manifest.path, document, wanted_namespace), document["metadata"]["name"]

@@ -153,9 +153,13 @@ async def _report(
     training = [w for w in lost if w.cells]
     if training:
         job = await _until(
-            session, job_reader, lambda job: victims.taken_over(job, before, training),
-            "its stages were not taken over", end, before.uid,
-        )  # fmt: skip
+            session,
+            job_reader,
+            lambda job: victims.taken_over(job, before, training),
+            "its stages were not taken over",
+            end,
+            before.uid,
+        )
         if job.ended:
             return _over(session, job, began)
         session.say(f"{_after(began)} {_takeover(job, training)}")

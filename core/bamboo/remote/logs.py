@@ -23,9 +23,16 @@ AT_ONCE = 64  # logs that are read at the same time
 
 
 async def logs(
-    session: Session, name: Target, wanted: Sequence[str], *, follow: bool, since: int | None, tail: int | None,
-    previous: bool, prefix: bool,
-) -> int:  # fmt: skip
+    session: Session,
+    name: Target,
+    wanted: Sequence[str],
+    *,
+    follow: bool,
+    since: int | None,
+    tail: int | None,
+    previous: bool,
+    prefix: bool,
+) -> int:
     """wanted: workers; all if none is named. previous: only workers that have ended. tail: -1 is everything."""
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()

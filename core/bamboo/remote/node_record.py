@@ -35,10 +35,11 @@ def _text(config_maps: list[Object], namespace: str) -> str:
     if len(config_maps) != 1:
         names = ", ".join(str(one["metadata"]["name"]) for one in config_maps)
         raise RemoteError(
-            f"namespace {namespace} has {len(config_maps)} records of nodes ({names}); expected one" if names else
-            f"namespace {namespace} has no record of nodes: expected the namespace of an operator with nodeRecord,"
+            f"namespace {namespace} has {len(config_maps)} records of nodes ({names}); expected one"
+            if names
+            else f"namespace {namespace} has no record of nodes: expected the namespace of an operator with nodeRecord,"
             " whose jobs' workers have run for a minute"
-        )  # fmt: skip
+        )
     name = config_maps[0]["metadata"]["name"]
     try:
         text = text_of(

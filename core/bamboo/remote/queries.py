@@ -144,11 +144,15 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
 def _print_events(snapshot: JobSnapshot, form: OutputFormat) -> None:
     found = [
         {
-            "time": one.at.astimezone(UTC).isoformat(), "about": one.about, "warning": one.warning,
-            "reason": one.reason, "message": one.message, "count": one.count,
+            "time": one.at.astimezone(UTC).isoformat(),
+            "about": one.about,
+            "warning": one.warning,
+            "reason": one.reason,
+            "message": one.message,
+            "count": one.count,
         }
         for one in snapshot.events
-    ]  # fmt: skip
+    ]
     if form is OutputFormat.JSON:
         print(json.dumps(found, indent=2))
     else:

@@ -214,9 +214,12 @@ class CoordinatorRuns:
         for trace in choose.zone_choices(self.trace):
             for nodes in sizes:
                 seen = timeline(
-                    trace, capacity=nodes, start=job.profile.times.start, usd_per_hour=prices.spot,
+                    trace,
+                    capacity=nodes,
+                    start=job.profile.times.start,
+                    usd_per_hour=prices.spot,
                     duration=None if self.hours is None else self.hours * HOUR,
-                )  # fmt: skip
+                )
                 samples = job.spec.training.global_batch_size * steps_without_pauses(rates, seen)
                 usd = seen.usd + samples * _crossing_usd(job, rates, seen)
                 yield _Choice(trace, job.with_nodes(nodes), samples, seen.duration, usd)
@@ -226,9 +229,13 @@ class CoordinatorRuns:
         if key not in self._made:
             job = choice.job
             run = JobRun(
-                spec=job.spec, manifest=dict(job.document), profile=job.profile, trace=choice.trace,
-                seconds=choice.duration, zone_price=job.place.zone_price,
-            )  # fmt: skip
+                spec=job.spec,
+                manifest=dict(job.document),
+                profile=job.profile,
+                trace=choice.trace,
+                seconds=choice.duration,
+                zone_price=job.place.zone_price,
+            )
             self._made[key] = result_of(simulate_job(run).figures, job.spec.training.global_batch_size)
         return self._made[key]
 
@@ -271,9 +278,16 @@ def result_of(figures: JobFigures, batch: int) -> StrategyResult:
     trained, redone = figures.trained * HOUR, figures.redone * HOUR
     idle = min(figures.waited * HOUR, max(0.0, duration - trained - redone))
     return StrategyResult(
-        duration=duration, samples=float(steps * batch), usd=0.0 if math.isnan(figures.usd) else figures.usd,
-        node_seconds=figures.nodes * duration, preemptions=figures.preemptions, productive=trained, redone=redone,
-        stalled=max(0.0, duration - trained - redone - idle), idle=idle, saving=0.0,
+        duration=duration,
+        samples=float(steps * batch),
+        usd=0.0 if math.isnan(figures.usd) else figures.usd,
+        node_seconds=figures.nodes * duration,
+        preemptions=figures.preemptions,
+        productive=trained,
+        redone=redone,
+        stalled=max(0.0, duration - trained - redone - idle),
+        idle=idle,
+        saving=0.0,
         crossed=figures.zone_gb_per_hour * figures.hours * GB,
         zone_usd=figures.zone_usd_per_hour * figures.hours,
-    )  # fmt: skip
+    )

@@ -17,9 +17,12 @@ def task_of(spec: JobSpec) -> ProfiledTask:
     training = spec.training
     config: dict[str, Any] = json.loads(json.dumps(spec.task.config))
     return ProfiledTask(
-        entrypoint=spec.task.entrypoint, config=config, precision=training.precision.value,
-        parameter_precision=training.parameter_precision.value, boundary_precision=training.boundary_precision.value,
-    )  # fmt: skip
+        entrypoint=spec.task.entrypoint,
+        config=config,
+        precision=training.precision.value,
+        parameter_precision=training.parameter_precision.value,
+        boundary_precision=training.boundary_precision.value,
+    )
 
 
 def differences(profile: ModelProfile, spec: JobSpec) -> tuple[str, ...]:
@@ -90,8 +93,10 @@ def _seconds_of_a_sample(profile: ModelProfile) -> float:
 
 
 _PRECISIONS: Final = {
-    "precision": "precision", "parameter_precision": "parameterPrecision", "boundary_precision": "boundaryPrecision"
-}  # fmt: skip
+    "precision": "precision",
+    "parameter_precision": "parameterPrecision",
+    "boundary_precision": "boundaryPrecision",
+}
 
 
 def _shown(config: Mapping[str, Any]) -> str:

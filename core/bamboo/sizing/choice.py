@@ -147,10 +147,13 @@ def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Pla
 def _comparison(one: Assessment, label: str) -> PlanInstead:
     several = len(one.outcomes) > 1
     return PlanInstead(
-        label=label, hours=one.hours, usd=one.usd, traffic_usd=one.mean("traffic_usd"),
+        label=label,
+        hours=one.hours,
+        usd=one.usd,
+        traffic_usd=one.mean("traffic_usd"),
         hours_deviation=one.deviation("hours") if several else None,
         usd_deviation=one.deviation("usd") if several else None,
-    )  # fmt: skip
+    )
 
 
 def reasons(

@@ -25,14 +25,25 @@ def draw_front(
     for one in front:
         special = one is chosen
         axes.errorbar(
-            one.hours, one.usd, xerr=one.deviation("hours"), yerr=one.deviation("usd"), fmt="o",
-            color=COLOURS[2] if special else COLOURS[0], markersize=9 if special else 5, elinewidth=0.9, capsize=2,
-        )  # fmt: skip
+            one.hours,
+            one.usd,
+            xerr=one.deviation("hours"),
+            yerr=one.deviation("usd"),
+            fmt="o",
+            color=COLOURS[2] if special else COLOURS[0],
+            markersize=9 if special else 5,
+            elinewidth=0.9,
+            capsize=2,
+        )
         plan = one.candidate
         axes.annotate(
             f"{plan.stages} x {plan.pipelines}" + (f" + {plan.standby}" if plan.standby else ""),
-            (one.hours, one.usd), xytext=(6, 6), textcoords="offset points", fontsize=8, color=INK,
-        )  # fmt: skip
+            (one.hours, one.usd),
+            xytext=(6, 6),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     save(figure, "--plot", path)

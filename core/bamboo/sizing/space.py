@@ -50,9 +50,14 @@ def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
                     standby = min(like.standby, limits.nodes - stages * pipelines)
                     if standby >= min(limits.standby, default=0):
                         one = replace(
-                            like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch,
-                            standby=standby, fewest=_fewest(world.spec, pipelines),
-                        )  # fmt: skip
+                            like,
+                            machine=name,
+                            stages=stages,
+                            pipelines=pipelines,
+                            micro_batch=micro_batch,
+                            standby=standby,
+                            fewest=_fewest(world.spec, pipelines),
+                        )
                         yield from (_placed(world, one, spread) for spread in _spreads(world, one))
 
 

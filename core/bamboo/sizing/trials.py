@@ -143,10 +143,19 @@ def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: f
         usd = figures.usd + rest * pace[1]
         traffic = figures.zone_usd_per_hour * figures.hours * training.steps / figures.steps
     return TrialOutcome(
-        hours=hours, usd=usd, traffic_usd=traffic, nodes=figures.nodes, preemptions=figures.preemptions,
-        takeovers=figures.takeovers, restores=figures.restores, fatal=figures.fatal, goodput=figures.goodput,
-        throughput=figures.throughput, simulated=figures.hours, failed=ended,
-    )  # fmt: skip
+        hours=hours,
+        usd=usd,
+        traffic_usd=traffic,
+        nodes=figures.nodes,
+        preemptions=figures.preemptions,
+        takeovers=figures.takeovers,
+        restores=figures.restores,
+        fatal=figures.fatal,
+        goodput=figures.goodput,
+        throughput=figures.throughput,
+        simulated=figures.hours,
+        failed=ended,
+    )
 
 
 def _pace(result: JobResult, settled: float, batch: int) -> tuple[float, float]:

@@ -150,9 +150,13 @@ class World:
         machine = self.machines[candidate.machine]
         trace = _priced(self.market.trace(spec, seed, self.seeds, seconds), machine.price)
         return JobRun(
-            spec=with_prices(spec, machine.price), manifest=document, profile=machine.profile, trace=trace,
-            seconds=seconds, zone_price=self.traffic_price,
-        )  # fmt: skip
+            spec=with_prices(spec, machine.price),
+            manifest=document,
+            profile=machine.profile,
+            trace=trace,
+            seconds=seconds,
+            zone_price=self.traffic_price,
+        )
 
 
 def with_prices(spec: JobSpec, price: MachinePrice | None) -> JobSpec:

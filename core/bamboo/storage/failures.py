@@ -8,17 +8,39 @@ from bamboo.storage.url import without_secrets
 
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _PERMANENT: Final = {
-    errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.EOPNOTSUPP, errno.EFBIG, errno.EMSGSIZE, errno.ELOOP,
-}  # fmt: skip
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EFBIG,
+    errno.EMSGSIZE,
+    errno.ELOOP,
+}
 _NO_CREDENTIALS: Final = {
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError",
-    "ClientAuthenticationError", "RefreshError", "TokenRetrievalError", "CredentialUnavailableError",
-}  # fmt: skip
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+    "ClientAuthenticationError",
+    "RefreshError",
+    "TokenRetrievalError",
+    "CredentialUnavailableError",
+}
 _UNREACHABLE: Final = {
-    "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", "HTTPClientError",
-    "ServiceRequestError", "ServiceResponseError", "ClientConnectionError", "ClientPayloadError", "TransportError",
-    "ServerDisconnectedError", "IncompleteReadError", "ResponseStreamingError",
-}  # fmt: skip
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ConnectionClosedError",
+    "HTTPClientError",
+    "ServiceRequestError",
+    "ServiceResponseError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "TransportError",
+    "ServerDisconnectedError",
+    "IncompleteReadError",
+    "ResponseStreamingError",
+}
 _LONGEST: Final = 300
 
 

@@ -43,7 +43,12 @@ def of_run(summary: CheckpointSummary) -> str:
     price = duration(summary.repeated_seconds) if summary.repeated_seconds else ""
     return checkpoint_line(
         CheckpointFacts(
-            step=summary.step, age=summary.age, place=summary.place, writing=told, restores=summary.restores,
-            repeated=summary.repeated, price=price,
+            step=summary.step,
+            age=summary.age,
+            place=summary.place,
+            writing=told,
+            restores=summary.restores,
+            repeated=summary.repeated,
+            price=price,
         )
-    )  # fmt: skip
+    )

@@ -27,12 +27,20 @@ STYLES = {
     WorkerState.TRAINING: "green",
     WorkerState.LEAVING: "magenta",
 }
-STATES = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "standby", WorkerState.SYNCING: "receiving state",
-          WorkerState.TRAINING: "training", WorkerState.LEAVING: "leaving"}  # fmt: skip
+STATES = {
+    WorkerState.STARTING: "starting",
+    WorkerState.STANDBY: "standby",
+    WorkerState.SYNCING: "receiving state",
+    WorkerState.TRAINING: "training",
+    WorkerState.LEAVING: "leaving",
+}
 PHASES = {
-    "Pending": "waiting for workers", "Running": "training", "Restoring": "going back to a checkpoint",
-    "Saving": "writing the weights", "Over": "over",
-}  # fmt: skip
+    "Pending": "waiting for workers",
+    "Running": "training",
+    "Restoring": "going back to a checkpoint",
+    "Saving": "writing the weights",
+    "Over": "over",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,17 @@ from bamboo.terminal.simulation_table import fitted
 from bamboo.text import count
 
 FIELDS = (
-    "MACHINE", "GRID", "MICROBATCH", "MODE", "REPLICAS", "STANDBY", "PIPELINES FROM", "ON DEMAND", "CHECKPOINT",
+    "MACHINE",
+    "GRID",
+    "MICROBATCH",
+    "MODE",
+    "REPLICAS",
+    "STANDBY",
+    "PIPELINES FROM",
+    "ON DEMAND",
+    "CHECKPOINT",
     "ZONES",
-)  # fmt: skip
+)
 WORDS = ("MACHINE", "MODE", "ZONES")  # all others are numbers
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
 WIDTH = 100  # columns of the paragraph, at most
@@ -95,15 +103,23 @@ def document(report: PlanReport) -> str:
         }
     return json.dumps(
         {
-            "job": spec.name, "steps": report.world.steps,
-            "budget": report.bounds.budget, "deadlineHours": report.bounds.deadline,
-            "recommended": chosen, "front": [_document(one) for one in found.front],
+            "job": spec.name,
+            "steps": report.world.steps,
+            "budget": report.bounds.budget,
+            "deadlineHours": report.bounds.deadline,
+            "recommended": chosen,
+            "front": [_document(one) for one in found.front],
             "compared": [_document(one) for one in found.ends if one not in found.front],
-            "grids": counts.grids, "forbidden": counts.forbidden, "tooLarge": counts.too_large, "slow": counts.slow,
-            "simulated": counts.simulated, "runs": counts.runs, "estimated": _estimated(report),
+            "grids": counts.grids,
+            "forbidden": counts.forbidden,
+            "tooLarge": counts.too_large,
+            "slow": counts.slow,
+            "simulated": counts.simulated,
+            "runs": counts.runs,
+            "estimated": _estimated(report),
         },
         indent=2,
-    )  # fmt: skip
+    )
 
 
 def plan_csv(report: PlanReport) -> str:
@@ -144,13 +160,17 @@ def _fields(plan: Candidate) -> list[str | None]:
     """
     alone = plan.workers == 1
     return [
-        plan.machine, f"{plan.stages} x {plan.pipelines}", str(plan.micro_batch),
+        plan.machine,
+        f"{plan.stages} x {plan.pipelines}",
+        str(plan.micro_batch),
         NOTHING if alone else plan.mode.value,
-        NOTHING if alone else "" if plan.mode is RedundancyMode.NONE else str(plan.replicas), str(plan.standby),
-        str(plan.fewest), "" if plan.on_demand is None else str(plan.on_demand),
+        NOTHING if alone else "" if plan.mode is RedundancyMode.NONE else str(plan.replicas),
+        str(plan.standby),
+        str(plan.fewest),
+        "" if plan.on_demand is None else str(plan.on_demand),
         "" if plan.every_steps is None else str(plan.every_steps),
         NOTHING if alone and not plan.zones else " ".join((plan.spread.value, *plan.zones)),
-    ]  # fmt: skip
+    ]
 
 
 def _any(values: set[str | None]) -> str:
@@ -204,10 +224,18 @@ def _document(one: Assessment) -> dict[str, Any]:
     plan = one.candidate
     return {
         "plan": {
-            "machine": plan.machine, "stages": plan.stages, "pipelines": plan.pipelines,
-            "microBatchSize": plan.micro_batch, "mode": plan.mode.value, "replicas": plan.replicas,
-            "standby": plan.standby, "minPipelines": plan.fewest, "everySteps": plan.every_steps,
-            "onDemand": plan.on_demand, "spread": plan.spread.value, "zones": list(plan.zones),
+            "machine": plan.machine,
+            "stages": plan.stages,
+            "pipelines": plan.pipelines,
+            "microBatchSize": plan.micro_batch,
+            "mode": plan.mode.value,
+            "replicas": plan.replicas,
+            "standby": plan.standby,
+            "minPipelines": plan.fewest,
+            "everySteps": plan.every_steps,
+            "onDemand": plan.on_demand,
+            "spread": plan.spread.value,
+            "zones": list(plan.zones),
             "workers": plan.workers,
         },
         "runs": len(one.outcomes),
@@ -215,7 +243,7 @@ def _document(one: Assessment) -> dict[str, Any]:
         **{f"{name}Deviation": _finite(one.deviation(name)) for name in ("hours", "usd")},
         **{f"{name}Of95": _finite(one.sure(name)) for name in ("hours", "usd")},
         "mean": {name: _finite(one.mean(name)) for name in MEANS},
-    }  # fmt: skip
+    }
 
 
 def _flat(one: Assessment, chosen: bool) -> dict[str, Any]:

@@ -16,18 +16,43 @@ from bamboo.simulation.figures import Spread
 from bamboo.simulation.job.job_record import Series, mean_over_time
 
 HEADS = {
-    "preemptions": "PREEMPTIONS", "takeovers": "TAKEOVERS", "restores": "RESTORES", "interval": "INTERVAL H",
-    "lifetime": "LIFETIME H", "fatal": "FATAL", "pause": "PAUSE S", "waited": "WAITED H", "nodes": "NODES",
-    "throughput": "SAMPLES/S", "usd_per_hour": "USD/H", "usd": "USD",
-    "zone_gb_per_hour": "ZONE GB/H", "zone_usd_per_hour": "ZONE USD/H", "value": "VALUE", "goodput": "GOODPUT",
-    "redone": "REDONE", "stalled": "STALLED", "idle": "IDLE", "saving": "SAVING",
-    "hours": "HOURS", "steps": "STEPS",
-}  # fmt: skip
+    "preemptions": "PREEMPTIONS",
+    "takeovers": "TAKEOVERS",
+    "restores": "RESTORES",
+    "interval": "INTERVAL H",
+    "lifetime": "LIFETIME H",
+    "fatal": "FATAL",
+    "pause": "PAUSE S",
+    "waited": "WAITED H",
+    "nodes": "NODES",
+    "throughput": "SAMPLES/S",
+    "usd_per_hour": "USD/H",
+    "usd": "USD",
+    "zone_gb_per_hour": "ZONE GB/H",
+    "zone_usd_per_hour": "ZONE USD/H",
+    "value": "VALUE",
+    "goodput": "GOODPUT",
+    "redone": "REDONE",
+    "stalled": "STALLED",
+    "idle": "IDLE",
+    "saving": "SAVING",
+    "hours": "HOURS",
+    "steps": "STEPS",
+}
 DIGITS = {
-    "preemptions": 2, "takeovers": 2, "restores": 2, "fatal": 3, "pause": 2, "nodes": 2, "throughput": 2,
-    "usd_per_hour": 2, "usd": 2,
-    "zone_gb_per_hour": 1, "zone_usd_per_hour": 2, "steps": 0,
-}  # fmt: skip
+    "preemptions": 2,
+    "takeovers": 2,
+    "restores": 2,
+    "fatal": 3,
+    "pause": 2,
+    "nodes": 2,
+    "throughput": 2,
+    "usd_per_hour": 2,
+    "usd": 2,
+    "zone_gb_per_hour": 1,
+    "zone_usd_per_hour": 2,
+    "steps": 0,
+}
 UNKNOWN = "–"
 GAP = 2  # columns of a terminal between two of a table
 Case = tuple[str, Spread]

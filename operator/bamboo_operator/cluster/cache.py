@@ -151,8 +151,16 @@ class ClusterCache:
 
 
 def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
-    keep = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "deletionGracePeriodSeconds",
-            "creationTimestamp")  # fmt: skip
+    keep = (
+        "name",
+        "namespace",
+        "uid",
+        "labels",
+        "ownerReferences",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "creationTimestamp",
+    )
     spec, kept = pod.get("spec") or {}, ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
     return {
         "metadata": {key: pod["metadata"][key] for key in keep if key in pod["metadata"]},

@@ -141,8 +141,13 @@ def _from_status(view: JobView, job: d.PageJob, now: float) -> d.Document:
     nothing = d.PageProgress(samples=view.spec.training.global_batch_size if view.spec else None, steps=steps)
     counts = d.PageCounts(preemptions=_count(view.written, "preemptions"), takeovers=_count(view.written, "takeovers"))
     found = d.Document(
-        now=now, job=job, state=state_in_status(view), progress=nothing, counts=counts, epoch=view.written.get("epoch"),
-    )  # fmt: skip
+        now=now,
+        job=job,
+        state=state_in_status(view),
+        progress=nothing,
+        counts=counts,
+        epoch=view.written.get("epoch"),
+    )
     if view.record:
         found = _replace(found, **history_fields(view.record, names))
     else:

@@ -24,9 +24,12 @@ class WebServer:
     """
 
     def __init__(
-        self, healthy: Callable[[], str | None], ready: Callable[[], str | None], registry: CollectorRegistry,
+        self,
+        healthy: Callable[[], str | None],
+        ready: Callable[[], str | None],
+        registry: CollectorRegistry,
         bounds: ConnectionBounds = BOUNDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._healthy, self._ready, self._registry = healthy, ready, registry
         self._scraping = asyncio.Lock()
         self._scraped, self._scraped_at = b"", 0.0

@@ -101,9 +101,12 @@ class EffectiveSpec:
         self.accepted.accept(merged, self._generation)
         warnings = tuple(template_problems(found.spec))
         self._status.update(
-            generation=self._generation, spec=found.spec, problems=found.problems, refused=found.refused,
+            generation=self._generation,
+            spec=found.spec,
+            problems=found.problems,
+            refused=found.refused,
             warnings=warnings,
-        )  # fmt: skip
+        )
         return found.spec
 
     def _changed_task(self, spec: JobSpec) -> tuple[str, ...]:

@@ -109,13 +109,26 @@ def looked_at(state: CoordinatorState) -> tuple[object, ...]:
     """What a reconciliation looks at of the coordinator's state. Not the progress, which is written at its own rate."""
     checkpoints, stragglers, verification = state.checkpoints, state.stragglers, state.verification
     return (
-        state.phase, state.spec, state.plan, state.synced, state.requested, state.gone, state.misfit,
+        state.phase,
+        state.spec,
+        state.plan,
+        state.synced,
+        state.requested,
+        state.gone,
+        state.misfit,
         [(worker, record.ready, record.notice_until is None) for worker, record in state.workers.items()],
-        state.preemptions, state.takeovers, state.restarts, state.finished,
-        checkpoints.kept[:1], checkpoints.looked, checkpoints.counts,
-        stragglers.asked_at is None, [(w, seen) for w, seen in stragglers.slow.items() if seen.found],
-        verification.unresolved, verification.resolved,
-    )  # fmt: skip
+        state.preemptions,
+        state.takeovers,
+        state.restarts,
+        state.finished,
+        checkpoints.kept[:1],
+        checkpoints.looked,
+        checkpoints.counts,
+        stragglers.asked_at is None,
+        [(w, seen) for w, seen in stragglers.slow.items() if seen.found],
+        verification.unresolved,
+        verification.resolved,
+    )
 
 
 def _is_heartbeat(event: Event) -> bool:

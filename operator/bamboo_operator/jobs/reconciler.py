@@ -67,9 +67,14 @@ class JobReconciler:
         """What the job's page and metrics are made of."""
         runner, status, (namespace, name) = self._runner, self._status, self.key
         return JobView(
-            namespace=namespace, name=name, spec=status.facts.spec, facts=status.facts, written=status.written,
-            status=runner.status() if runner else None, record=runner.record if runner else None,
-        )  # fmt: skip
+            namespace=namespace,
+            name=name,
+            spec=status.facts.spec,
+            facts=status.facts,
+            written=status.written,
+            status=runner.status() if runner else None,
+            record=runner.record if runner else None,
+        )
 
     @property
     def last_progress(self) -> float:
@@ -148,10 +153,16 @@ class JobReconciler:
         plan = status.plan  # not the epoch, which a suspended job keeps
         status.begin()
         run = TrainingRun(
-            job=self._job, spec=spec, manifest=self._spec.begin(resumed=plan is not None),
-            resumed=plan is not None, known_lost=status.lost | self._removal.deleted, meter=self.meter,
-            marks=shared.marks, burst=shared.burst, earlier=status.progress(),
-        )  # fmt: skip
+            job=self._job,
+            spec=spec,
+            manifest=self._spec.begin(resumed=plan is not None),
+            resumed=plan is not None,
+            known_lost=status.lost | self._removal.deleted,
+            meter=self.meter,
+            marks=shared.marks,
+            burst=shared.burst,
+            earlier=status.progress(),
+        )
         runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._trigger)
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
@@ -159,14 +170,28 @@ class JobReconciler:
         settings, record = self._pod_settings(), runner.events.append
         templates = WorkerTemplates(self._meta, settings, self._spec.accepted.section)
         controller = PodController(
-            self._job, runner, shared.cluster, shared.api, settings=settings, record=record,
-            created=status.created, resumed=run.resumed,
+            self._job,
+            runner,
+            shared.cluster,
+            shared.api,
+            settings=settings,
+            record=record,
+            created=status.created,
+            resumed=run.resumed,
             rolling=RollingChange(templates, status.written.get("rollout"), record),
-        )  # fmt: skip
+        )
         training = Training(
-            run, runner, controller, status, self._spec, self._cost, shared, self._attempts,
-            edited=self._edited, trigger=self._trigger,
-        )  # fmt: skip
+            run,
+            runner,
+            controller,
+            status,
+            self._spec,
+            self._cost,
+            shared,
+            self._attempts,
+            edited=self._edited,
+            trigger=self._trigger,
+        )
         try:
             self._training = training
             await training.run()

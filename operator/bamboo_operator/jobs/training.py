@@ -37,10 +37,19 @@ class Training:
     """edited: set when the BambooJob has changed; trigger: told when there is something to reconcile."""
 
     def __init__(
-        self, run: TrainingRun, runner: CoordinatorRunner, controller: PodController, status: StatusWriter,
-        spec: EffectiveSpec, cost: CostCounter, shared: SharedResources, attempts: ApiAttempts, *,
-        edited: asyncio.Event, trigger: ReconcileTrigger,
-    ) -> None:  # fmt: skip
+        self,
+        run: TrainingRun,
+        runner: CoordinatorRunner,
+        controller: PodController,
+        status: StatusWriter,
+        spec: EffectiveSpec,
+        cost: CostCounter,
+        shared: SharedResources,
+        attempts: ApiAttempts,
+        *,
+        edited: asyncio.Event,
+        trigger: ReconcileTrigger,
+    ) -> None:
         self._run, self._runner, self._controller, self._status, self._spec = run, runner, controller, status, spec
         self._cost = cost
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
@@ -118,9 +127,14 @@ class Training:
             pods, events = await self._reconcile_with_status()
             status = await self._write_status()
             outcome = ReconcileOutcome(
-                pods=pods, events=events, status=status, finished=finished, unposted=bool(self._runner.events),
-                settled=self._controller.settled, deadline=self._deadline(began),
-            )  # fmt: skip
+                pods=pods,
+                events=events,
+                status=status,
+                finished=finished,
+                unposted=bool(self._runner.events),
+                settled=self._controller.settled,
+                deadline=self._deadline(began),
+            )
             ended = time.monotonic()
             self._run.meter.reconciled(ended - began, ok=outcome.ok)
             schedule = schedule.after(outcome, began, ended)

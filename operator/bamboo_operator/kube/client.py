@@ -57,9 +57,13 @@ class Calls(Protocol):
     """Of a connection to an API server."""
 
     async def call(
-        self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
         kind: str = JSON,
-    ) -> Object: ...  # fmt: skip
+    ) -> Object: ...
 
 
 class ApiClient:

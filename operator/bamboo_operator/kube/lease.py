@@ -189,9 +189,14 @@ class Lease:
     """me: this operator's identity, the name of its pod. First acquire(), then keep() beside settle() and the work."""
 
     def __init__(
-        self, api: LeaseApi, place: LeaseName, me: str, *,
-        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:  # fmt: skip
+        self,
+        api: LeaseApi,
+        place: LeaseName,
+        me: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self.waiting: str | None = None  # for what, while it does
         self.stands_by = False  # does another one hold it, as far as is known?
         self.predecessors: tuple[str, ...] = ()  # who may not have noticed that this one holds it now

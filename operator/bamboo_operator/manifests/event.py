@@ -17,7 +17,11 @@ def event(job: JobIdentity, emit: Emit, now: datetime) -> Object:
         "kind": "Event",
         "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
         "involvedObject": {
-            "apiVersion": API_VERSION, "kind": KIND, "namespace": namespace, "name": name, "uid": job.uid,
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": namespace,
+            "name": name,
+            "uid": job.uid,
         },
         "reason": emit.reason[:128],
         "message": emit.message[:1000],
@@ -28,4 +32,4 @@ def event(job: JobIdentity, emit: Emit, now: datetime) -> Object:
         "firstTimestamp": api_time(now),
         "lastTimestamp": api_time(now),
         "count": 1,
-    }  # fmt: skip
+    }

@@ -57,10 +57,18 @@ class PodController:
     """
 
     def __init__(
-        self, job: JobIdentity, requests: PodRequests, cluster: ClusterCache, api: ApiClient, *,
-        settings: WorkerPodSettings, record: Callable[[Emit], None], created: int, resumed: bool,
+        self,
+        job: JobIdentity,
+        requests: PodRequests,
+        cluster: ClusterCache,
+        api: ApiClient,
+        *,
+        settings: WorkerPodSettings,
+        record: Callable[[Emit], None],
+        created: int,
+        resumed: bool,
         rolling: RollingChange,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._job, self._requests, self._cluster, self._api = job, requests, cluster, api
         self._meta = JobMeta(uid=job.uid)
         self._settings, self._record = settings, record
@@ -122,10 +130,18 @@ class PodController:
     def _memory(self) -> tuple[object, ...]:
         """What one reconciliation leaves to the next, but for times."""
         return (
-            self.created, self._probes, self._given_back.copy(), self._backoff, self._joined_before, self._pools_full,
-            self._refusal is None, self._waiting_since is None, self.adding, dict(self._requests.removing),
+            self.created,
+            self._probes,
+            self._given_back.copy(),
+            self._backoff,
+            self._joined_before,
+            self._pools_full,
+            self._refusal is None,
+            self._waiting_since is None,
+            self.adding,
+            dict(self._requests.removing),
             self._rolling.memory(),
-        )  # fmt: skip
+        )
 
     @property
     def deadline(self) -> float:
@@ -217,9 +233,12 @@ class PodController:
     def _sight(self) -> Sight:
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         return Sight(
-            state=self._requests.state, status=self._requests.status(), pods=self.pods.all(), waited=waited,
+            state=self._requests.state,
+            status=self._requests.status(),
+            pods=self.pods.all(),
+            waited=waited,
             startup_events=self._startup_events.problems,
-        )  # fmt: skip
+        )
 
     def _withdraw(self) -> None:
         if count := min(self.adding, surplus_requests(self._requests.state)):

@@ -84,9 +84,11 @@ def observed(
     if not changes and not prices and there == record.there:
         return record
     trace = replace(
-        record.trace, changes=(*record.trace.changes, *changes), prices=(*record.trace.prices, *prices),
+        record.trace,
+        changes=(*record.trace.changes, *changes),
+        prices=(*record.trace.prices, *prices),
         duration=max(record.trace.duration, at),
-    )  # fmt: skip
+    )
     return replace(record, trace=trace, there=there)
 
 
@@ -187,9 +189,7 @@ def _removal(record: NodeRecord, name: str, trouble: Trouble | None, now: float)
     before = next(c for c in reversed(record.trace.changes) if c.node == name and c.change is Change.ADD)
     noticed = trouble.noticed if trouble else None
     notice = None if noticed is None else max(0.0, round(at - (noticed - record.began), 1))
-    return NodeChange(
-        at=at, change=Change.REMOVE, node=name, zone=before.zone, pool=before.pool, notice=notice
-    )  # fmt: skip
+    return NodeChange(at=at, change=Change.REMOVE, node=name, zone=before.zone, pool=before.pool, notice=notice)
 
 
 def _new_prices(trace: Trace, new: Mapping[str, SeenNode], at: float) -> Iterator[PriceChange]:

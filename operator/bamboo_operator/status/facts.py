@@ -33,9 +33,11 @@ class EarlierCounts:
         counters = {name: int(previous.get(name) or 0) for name in ("preemptions", "takeovers", "restores", "restarts")}
         cost = previous.get("cost") or {}
         return cls(
-            cost=Decimal(cost.get("total") or 0), repeated_cost=Decimal(cost.get("repeated") or 0),
-            repeated_steps=int(previous.get("repeatedSteps") or 0), **counters,
-        )  # fmt: skip
+            cost=Decimal(cost.get("total") or 0),
+            repeated_cost=Decimal(cost.get("repeated") or 0),
+            repeated_steps=int(previous.get("repeatedSteps") or 0),
+            **counters,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

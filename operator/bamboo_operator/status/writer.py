@@ -29,9 +29,14 @@ class StatusWriter:
         self._warnings: list[Emit] = []
         self._possible: dict[str, Any] | None = None  # what may have been written, too: the answer was lost
         self.facts = StatusFacts(
-            now=utc_now(), generation=0, spec=None, earlier=EarlierCounts.of(self.written), selector=selector,
-            comparison=CostComparison.of(self.written), counted_until=_counted_until(self.written),
-        )  # fmt: skip
+            now=utc_now(),
+            generation=0,
+            spec=None,
+            earlier=EarlierCounts.of(self.written),
+            selector=selector,
+            comparison=CostComparison.of(self.written),
+            counted_until=_counted_until(self.written),
+        )
 
     def update(self, **facts: Any) -> None:
         """facts: the fields that have changed."""

@@ -52,9 +52,14 @@ class Child:
 
 
 async def start(
-    argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, folder: str = "/",
-    mounts: Sequence[Mount] = (), scratch: Path | None = None,
-) -> Child:  # fmt: skip
+    argv: Sequence[str],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    folder: str = "/",
+    mounts: Sequence[Mount] = (),
+    scratch: Path | None = None,
+) -> Child:
     """log: appended to. scratch: an empty folder, needed for mounts."""
     command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
     if mounts:
@@ -71,9 +76,14 @@ async def start(
         folder = "/"
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
-            *command, env=env, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,
+            *command,
+            env=env,
+            cwd=folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
             start_new_session=True,
-        )  # fmt: skip
+        )
     return Child(process, log)
 
 

@@ -23,9 +23,7 @@ class StartError(Exception):
 def base_environment(pod: Json, image: Image, extra: Mapping[str, str]) -> dict[str, str]:
     """Programs are found beside this Python and where the host finds them."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {
-        "PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": pod["metadata"]["name"], **extra, **image.env
-    }  # fmt: skip
+    return {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": pod["metadata"]["name"], **extra, **image.env}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,9 +39,16 @@ class Start:
 
     @classmethod
     async def of(
-        cls, pod: Json, container: Json, image: Image, extra: Mapping[str, str], allocatable: Json, read: Read,
-        mounts: list[children.Mount], folder: Path,
-    ) -> "Start":  # fmt: skip
+        cls,
+        pod: Json,
+        container: Json,
+        image: Image,
+        extra: Mapping[str, str],
+        allocatable: Json,
+        read: Read,
+        mounts: list[children.Mount],
+        folder: Path,
+    ) -> "Start":
         """Raises downward.Unknown if something is not there yet, StartError if it will never work."""
         env = await environment(pod, container, base_environment(pod, image, extra), allocatable, read)
         argv = command(container, image.entrypoint, env)

@@ -61,8 +61,12 @@ class ControlPlane:
             await self._until("the API server", api, "/readyz")
             await self._spawn("kube-controller-manager", *self._manager_flags(self.pki, minor))
             await self._spawn("kube-scheduler", *self._scheduler_flags(minor))
-            await self._until("the default ServiceAccount", api, "/api/v1/namespaces/default/serviceaccounts/default",
-                              lambda text: minor >= SECURE_ONLY or '"secrets"' in text)  # fmt: skip
+            await self._until(
+                "the default ServiceAccount",
+                api,
+                "/api/v1/namespaces/default/serviceaccounts/default",
+                lambda text: minor >= SECURE_ONLY or '"secrets"' in text,
+            )
             await self._until("the roles", api, "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:kube-scheduler")
 
     async def stop(self) -> None:
@@ -127,30 +131,44 @@ class ControlPlane:
             "persistentvolume-expander",
         )
         return [
-            f"--kubeconfig={self.kubeconfig('controller-manager')}", "--leader-elect=false", f"--bind-address={HOST}",
-            f"--secure-port={self._ports['manager']}", "--use-service-account-credentials=true",
+            f"--kubeconfig={self.kubeconfig('controller-manager')}",
+            "--leader-elect=false",
+            f"--bind-address={HOST}",
+            f"--secure-port={self._ports['manager']}",
+            "--use-service-account-credentials=true",
             f"--service-account-private-key-file={made.service_account_key}",
             f"--root-ca-file={made.authority.certificate}",
-            f"--node-monitor-period={NODE_MONITOR_PERIOD}", f"--node-monitor-grace-period={NODE_MONITOR_GRACE}",
-            "--node-eviction-rate=100", "--secondary-node-eviction-rate=100", "--unhealthy-zone-threshold=1.0",
-            "--pvclaimbinder-sync-period=1s", f"--controllers=*,{','.join('-' + name for name in off)}",
+            f"--node-monitor-period={NODE_MONITOR_PERIOD}",
+            f"--node-monitor-grace-period={NODE_MONITOR_GRACE}",
+            "--node-eviction-rate=100",
+            "--secondary-node-eviction-rate=100",
+            "--unhealthy-zone-threshold=1.0",
+            "--pvclaimbinder-sync-period=1s",
+            f"--controllers=*,{','.join('-' + name for name in off)}",
             *no_insecure_port("port", minor),
-        ]  # fmt: skip
+        ]
 
     def _scheduler_flags(self, minor: int) -> list[str]:
         return [
-            f"--kubeconfig={self.kubeconfig('scheduler')}", "--leader-elect=false", f"--bind-address={HOST}",
-            f"--secure-port={self._ports['scheduler']}", *no_insecure_port("port", minor),
-        ]  # fmt: skip
+            f"--kubeconfig={self.kubeconfig('scheduler')}",
+            "--leader-elect=false",
+            f"--bind-address={HOST}",
+            f"--secure-port={self._ports['scheduler']}",
+            *no_insecure_port("port", minor),
+        ]
 
 
 def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
     client, peer = (f"http://{HOST}:{ports[name]}" for name in ("etcd", "peer"))
     return [
-        f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
-        f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
         "--log-level=error",
-    ]  # fmt: skip
+    ]
 
 
 def no_insecure_port(flag: str, minor: int) -> list[str]:
@@ -162,14 +180,20 @@ def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int) -> list[s
     """RBAC and the default admission plugins, as a real cluster has them."""
     headers = {"username": "X-Remote-User", "group": "X-Remote-Group", "extra": "X-Remote-Extra-"}
     return [
-        f"--etcd-servers=http://{HOST}:{ports['etcd']}", f"--bind-address={HOST}", f"--secure-port={ports['api']}",
-        f"--advertise-address={HOST}", "--endpoint-reconciler-type=none",
-        f"--tls-cert-file={made.server.certificate}", f"--tls-private-key-file={made.server.key}",
+        f"--etcd-servers=http://{HOST}:{ports['etcd']}",
+        f"--bind-address={HOST}",
+        f"--secure-port={ports['api']}",
+        f"--advertise-address={HOST}",
+        "--endpoint-reconciler-type=none",
+        f"--tls-cert-file={made.server.certificate}",
+        f"--tls-private-key-file={made.server.key}",
         f"--client-ca-file={made.authority.certificate}",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={made.service_account_public}",
         f"--service-account-signing-key-file={made.service_account_key}",
-        "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
         "--service-cluster-ip-range=10.96.0.0/16",
         f"--default-not-ready-toleration-seconds={UNREACHABLE_TOLERATION_SECONDS}",
         f"--default-unreachable-toleration-seconds={UNREACHABLE_TOLERATION_SECONDS}",
@@ -184,7 +208,7 @@ def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int) -> list[s
         f"--kubelet-client-certificate={made.clients['admin'].certificate}",
         *no_insecure_port("insecure-port", minor),
         f"--kubelet-client-key={made.clients['admin'].key}",
-    ]  # fmt: skip
+    ]
 
 
 def free_ports(count: int) -> list[int]:

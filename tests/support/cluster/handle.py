@@ -39,17 +39,26 @@ class Cluster:
     """folder: of the test cluster, None for a real one. refuse: is told what a real one cannot do."""
 
     def __init__(
-        self, path: Path, folder: Path | None = None, *, refuse: Callable[[str], NoReturn] = _refuse,
+        self,
+        path: Path,
+        folder: Path | None = None,
+        *,
+        refuse: Callable[[str], NoReturn] = _refuse,
         process: "subprocess.Popen[str] | None" = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kubeconfig, self.folder, self.api = path, folder, Client(path)
         self._refuse, self._process = refuse, process
 
     @classmethod
     def start(
-        cls, *, nodes: Sequence[NodeSpec] | None = None, images: Mapping[str, Image | None] | None = None,
-        folder: Path | None = None, owned: bool = True, report: build.Report = build.to_stderr,
-    ) -> Self:  # fmt: skip
+        cls,
+        *,
+        nodes: Sequence[NodeSpec] | None = None,
+        images: Mapping[str, Image | None] | None = None,
+        folder: Path | None = None,
+        owned: bool = True,
+        report: build.Report = build.to_stderr,
+    ) -> Self:
         """Ends with this process if owned. images: by name without tag; None for one that cannot be pulled.
 
         Raises build.Unavailable or build.Broken, or RuntimeError with the components' logs.
@@ -57,19 +66,24 @@ class Cluster:
         programs = build.binaries(report)
         folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
         config = {
-            "programs": str(programs), "owner": os.getpid() if owned else None,
+            "programs": str(programs),
+            "owner": os.getpid() if owned else None,
             "nodes": [spec.to_json() for spec in (usual_nodes() if nodes is None else nodes)],
             "images": {name: image and image.to_json() for name, image in (images or {}).items()},
-        }  # fmt: skip
+        }
         (folder / "config.json").write_text(json.dumps(config))
         errors_log = folder / "host-errors.log"
         modules = [Path(__file__).parents[1], *filter(None, [os.environ.get("PYTHONPATH")])]
         with errors_log.open("w") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.host", str(folder)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=errors, text=True, start_new_session=True,
+                [sys.executable, "-m", "cluster.host", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))},
-            )  # fmt: skip
+            )
         assert process.stdout is not None
         try:
             told = json.loads(process.stdout.readline() or "{}")

@@ -43,10 +43,19 @@ class Host:
         self._indexes = iter(range(1, 250))
         self._tasks: list[asyncio.Task[None]] = []
         self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
-            "add": self.add, "fail": self.fail, "partition": self.partition, "freeze": self.freeze,
-            "recover": self.recover, "delete": self.delete, "restore": self.restore, "signal": self.signal,
-            "log": self.log, "status": self.status, "take_down": self.take_down, "bring_up": self.bring_up,
-        }  # fmt: skip
+            "add": self.add,
+            "fail": self.fail,
+            "partition": self.partition,
+            "freeze": self.freeze,
+            "recover": self.recover,
+            "delete": self.delete,
+            "restore": self.restore,
+            "signal": self.signal,
+            "log": self.log,
+            "status": self.status,
+            "take_down": self.take_down,
+            "bring_up": self.bring_up,
+        }
 
     async def open(self, stack: AsyncExitStack) -> None:
         self.api = await stack.enter_async_context(Api(self.plane.kubeconfig("kubelet")))

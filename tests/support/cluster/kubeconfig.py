@@ -88,8 +88,11 @@ def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
     extra = {entry["name"]: entry["value"] for entry in plugin.get("env") or []}
     info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
     done = subprocess.run(
-        [plugin["command"], *(plugin.get("args") or [])], check=True, capture_output=True, text=True,
+        [plugin["command"], *(plugin.get("args") or [])],
+        check=True,
+        capture_output=True,
+        text=True,
         env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)},
-    )  # fmt: skip
+    )
     status: dict[str, Any] = json.loads(done.stdout)["status"]
     return status

@@ -155,9 +155,14 @@ class Kubelet:
         meta = pod["metadata"]
         gpus = node.take_gpus(pod)
         place = Place(
-            pod_ip=node.next_address(), host_ip=node.address, gpus=gpus, allocatable=node.allocatable,
-            contact=node.contact, env=self.env, image=self._image,
-        )  # fmt: skip
+            pod_ip=node.next_address(),
+            host_ip=node.address,
+            gpus=gpus,
+            allocatable=node.allocatable,
+            contact=node.contact,
+            env=self.env,
+            image=self._image,
+        )
         logs = self.folder / "logs" / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         runner = PodRunner(self.api, pod, place, self.folder / "pods" / meta["uid"], logs)
         self.runners[meta["uid"]] = runner

@@ -17,9 +17,7 @@ LATE_SECONDS = 3.0
 DOUBT_SECONDS = 20.0
 LEASE_SECONDS = 40
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-INFO = (
-    "machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeProxyVersion"
-)  # fmt: skip
+INFO = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeProxyVersion")
 
 
 class Mode(StrEnum):
@@ -70,13 +68,17 @@ class Node:
     async def register(self) -> None:
         """As at a kubelet's start: an existing node keeps its taints and labels."""
         labels = {
-            "kubernetes.io/hostname": self.spec.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+            "kubernetes.io/hostname": self.spec.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
             **self.spec.labels,
-        }  # fmt: skip
+        }
         body = {
-            "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.spec.name, "labels": labels},
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": self.spec.name, "labels": labels},
             "spec": {"taints": [dict(taint) for taint in self.spec.taints]},
-        }  # fmt: skip
+        }
         try:
             await self.api.request("POST", "/api/v1/nodes", body)
         except ApiError as error:
@@ -124,14 +126,18 @@ class Node:
         times = {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
         empty = dict.fromkeys(INFO, "")
         return {
-            "capacity": self.allocatable, "allocatable": self.allocatable,
+            "capacity": self.allocatable,
+            "allocatable": self.allocatable,
             "addresses": [
-                {"type": "InternalIP", "address": self.address}, {"type": "Hostname", "address": self.spec.name}
+                {"type": "InternalIP", "address": self.address},
+                {"type": "Hostname", "address": self.spec.name},
             ],
             "conditions": [{**condition, **times} for condition in (ready, *pressure)],
             "nodeInfo": {
-                **empty, "operatingSystem": "linux", "architecture": "amd64",
+                **empty,
+                "operatingSystem": "linux",
+                "architecture": "amd64",
                 "kubeletVersion": f"{self.version}-process",
             },
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.log_port}},
-        }  # fmt: skip
+        }

@@ -62,10 +62,26 @@ def _leaf(folder: Path, name: str, subject: str, authority: Pair, *extensions: s
 def _certificate(folder: Path, name: str, subject: str, *extensions: str, signer: tuple[str, ...] = ()) -> Pair:
     pair = Pair(folder / f"{name}.crt", folder / f"{name}.key")
     _openssl(
-        "req", "-x509", "-config", str(folder / "openssl.cnf"), "-newkey", "ec", "-pkeyopt",
-        "ec_paramgen_curve:prime256v1", "-nodes", "-days", DAYS, "-subj", subject, "-keyout", str(pair.key),
-        "-out", str(pair.certificate), *signer, *(text for e in extensions for text in ("-addext", e)),
-    )  # fmt: skip
+        "req",
+        "-x509",
+        "-config",
+        str(folder / "openssl.cnf"),
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        DAYS,
+        "-subj",
+        subject,
+        "-keyout",
+        str(pair.key),
+        "-out",
+        str(pair.certificate),
+        *signer,
+        *(text for e in extensions for text in ("-addext", e)),
+    )
     return pair
 
 

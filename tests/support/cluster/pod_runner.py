@@ -47,9 +47,11 @@ class PodRunner:
         self._warned: set[str] = set()  # messages of its events
         self.over = False
         self._facts: Json = {
-            "podIP": place.pod_ip, "podIPs": [{"ip": place.pod_ip}], "hostIP": place.host_ip,
+            "podIP": place.pod_ip,
+            "podIPs": [{"ip": place.pod_ip}],
+            "hostIP": place.host_ip,
             "startTime": pod_status.now(),
-        }  # fmt: skip
+        }
         self._read = reader(api, pod["metadata"]["namespace"])
         self._volumes = Volumes(
             api=api, read=self._read, pod=self._known(), folder=folder, allocatable=place.allocatable
@@ -166,11 +168,18 @@ class PodRunner:
         meta, stamp = self.pod["metadata"], pod_status.now()
         known = {key: meta[key] for key in ("namespace", "name", "uid")}
         event = {
-            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": f"{meta['name']}."}, "type": "Warning",
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **known}, "reason": reason, "message": message,
-            "source": {"component": "kubelet", "host": self.pod["spec"]["nodeName"]}, "count": 1,
-            "firstTimestamp": stamp, "lastTimestamp": stamp,
-        }  # fmt: skip
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{meta['name']}."},
+            "type": "Warning",
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **known},
+            "reason": reason,
+            "message": message,
+            "source": {"component": "kubelet", "host": self.pod["spec"]["nodeName"]},
+            "count": 1,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+        }
         try:
             await self.api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/events", event)
         except Failure as error:
@@ -209,9 +218,15 @@ class PodRunner:
         folder = self.folder / container["name"]
         try:
             start = await Start.of(
-                self._known(), container, image, self._variables(), self.place.allocatable, self._read,
-                self._volumes.mounts(container), folder,
-            )  # fmt: skip
+                self._known(),
+                container,
+                image,
+                self._variables(),
+                self.place.allocatable,
+                self._read,
+                self._volumes.mounts(container),
+                folder,
+            )
         except StartError as problem:
             record.end(128, "StartError", str(problem))
             self._changed.set()

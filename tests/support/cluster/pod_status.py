@@ -39,10 +39,14 @@ class Record:
         self.ready = False
         self.state = {
             "terminated": {
-                "exitCode": code, "reason": reason, "message": message, "startedAt": started, "finishedAt": now(),
+                "exitCode": code,
+                "reason": reason,
+                "message": message,
+                "startedAt": started,
+                "finishedAt": now(),
                 "containerID": self.container_id,
             }
-        }  # fmt: skip
+        }
 
     @property
     def exit_code(self) -> int | None:
@@ -52,10 +56,16 @@ class Record:
     def to_json(self) -> Json:
         running = "running" in self.state
         return {
-            "name": self.name, "image": self.image, "imageID": self.image, "containerID": self.container_id,
-            "ready": self.ready, "started": running, "restartCount": self.restarts,
-            "state": _only(self.state), "lastState": _only(self.last),
-        }  # fmt: skip
+            "name": self.name,
+            "image": self.image,
+            "imageID": self.image,
+            "containerID": self.container_id,
+            "ready": self.ready,
+            "started": running,
+            "restartCount": self.restarts,
+            "state": _only(self.state),
+            "lastState": _only(self.last),
+        }
 
 
 def _only(state: Json) -> Json:

@@ -17,9 +17,11 @@ VOLUMES = "/api/v1/persistentvolumes"
 async def create_class(api: Api) -> None:
     annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
     body = {
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": PROVISIONER,
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "provisioner": PROVISIONER,
         "metadata": {"name": CLASS, "annotations": annotations},
-    }  # fmt: skip
+    }
     await api.request("POST", "/apis/storage.k8s.io/v1/storageclasses", body)
 
 
@@ -53,14 +55,18 @@ async def _create(api: Api, folder: Path, claim: Json) -> None:
     reference = {"kind": "PersistentVolumeClaim", "apiVersion": "v1"}
     reference |= {key: meta[key] for key in ("namespace", "name", "uid")}
     body = {
-        "apiVersion": "v1", "kind": "PersistentVolume",
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
         "metadata": {"name": name, "annotations": {"pv.kubernetes.io/provisioned-by": PROVISIONER}},
         "spec": {
-            "capacity": spec["resources"]["requests"], "accessModes": spec["accessModes"], "storageClassName": CLASS,
-            "persistentVolumeReclaimPolicy": "Delete", "claimRef": reference,
+            "capacity": spec["resources"]["requests"],
+            "accessModes": spec["accessModes"],
+            "storageClassName": CLASS,
+            "persistentVolumeReclaimPolicy": "Delete",
+            "claimRef": reference,
             "hostPath": {"path": str(folder / name)},
         },
-    }  # fmt: skip
+    }
     try:
         await api.request("POST", VOLUMES, body)
     except Failure as error:

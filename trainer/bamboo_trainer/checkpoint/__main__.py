@@ -37,9 +37,13 @@ def main(arguments: list[str]) -> int:
         config = task_config(given.job, given.model) if given.format is ExportForm.HUGGINGFACE else None
         source = _source(given.url, given.step, averaged=given.ema)
         done = export(
-            source, given.format, given.output, force=given.force, task_config=config,
+            source,
+            given.format,
+            given.output,
+            force=given.force,
+            task_config=config,
             progress=(lambda *_: None) if given.quiet else ProgressLine(_read),
-        )  # fmt: skip
+        )
     except (StorageError, ExportError) as error:
         complain(error)
         return EXIT_FAILED

@@ -27,10 +27,18 @@ LENGTH_BYTES: Final = 8  # of the header's length, at the file's beginning
 _ENTRY: Final = "bamboo"
 _ALIGNMENT: Final = 8
 _NAMES: Final = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
     torch.complex64: "C64",
-}  # fmt: skip
+}
 _SIZES: Final = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 _COMPLEX: Final = {torch.complex64: "c64", torch.complex128: "c128"}
 _PARTS: Final = {"c64": "F32", "c128": "F64"}  # as which a complex tensor is stored

@@ -100,9 +100,14 @@ class Committer:
             return commit
         stop = EarlyStop(best=course.state, without=course.without)
         return Commit(
-            norm=0.0, loss=0.0, microbatches=0, generation=commit.generation, epoch=commit.epoch,
-            evaluation=commit.evaluation, early_stop=stop,
-        )  # fmt: skip
+            norm=0.0,
+            loss=0.0,
+            microbatches=0,
+            generation=commit.generation,
+            epoch=commit.epoch,
+            evaluation=commit.evaluation,
+            early_stop=stop,
+        )
 
     def _marked_for_history(self, step: int, commit: Commit) -> Commit:
         """With what only the root knows."""

@@ -44,12 +44,16 @@ class CompiledLayers:
         }
         self._compiled: dict[int, Callable[..., Any]] = {
             index: compile_layer(
-                layer, fullgraph=True, dynamic=False, options=dict(options), recompile_limit=MOST_FORMS,
+                layer,
+                fullgraph=True,
+                dynamic=False,
+                options=dict(options),
+                recompile_limit=MOST_FORMS,
                 isolate_recompiles=True,
             )
             for index, layer in layers.items()
             if index not in self.left
-        }  # fmt: skip
+        }
         self.seconds = 0.0  # that were spent to compile ahead
 
     def call(self, index: int, given: Any) -> Any:

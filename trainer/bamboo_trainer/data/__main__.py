@@ -65,10 +65,13 @@ def _tokenize(given: argparse.Namespace) -> int:
     if given.tokenizer == BYTES and given.end:
         raise ValueError("--end: bytes have no such token; expected it together with --tokenizer")
     done = tokenize(
-        Texts(files=files, field=given.field, unit=given.document), encoder, output, shard=given.shard,
+        Texts(files=files, field=given.field, unit=given.document),
+        encoder,
+        output,
+        shard=given.shard,
         force=given.force,
         progress=(lambda *_: None) if given.quiet else ProgressLine(_read),
-    )  # fmt: skip
+    )
     in_files = f" in {count(done.files, 'file')}" if given.shard else ""
     print(f"{output}: {count(done.tokens, 'token')}, {count(done.documents, 'document')}{in_files}, ", end="")
     print(f"vocabulary {done.vocabulary}")

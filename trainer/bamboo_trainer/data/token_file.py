@@ -154,9 +154,12 @@ class TokenWriter:
         self._write(bytes(_padded(written) - written))
         self._write(np.asarray(self._ends, dtype="<u8").tobytes())
         header = TokenHeader(
-            width=self._type.itemsize, tokens=self.tokens, documents=self.documents, vocabulary=self._vocabulary,
+            width=self._type.itemsize,
+            tokens=self.tokens,
+            documents=self.documents,
+            vocabulary=self._vocabulary,
             digest=self._digest.digest(),
-        )  # fmt: skip
+        )
         self._file.seek(0)
         self._file.write(header.packed())
 

@@ -182,9 +182,14 @@ def text_files(given: Sequence[Path], patterns: Sequence[str], output: Path) -> 
 
 
 def tokenize(
-    texts: Texts, encoder: Encoder, output: Path, *, shard: int | None = None, force: bool = False,
+    texts: Texts,
+    encoder: Encoder,
+    output: Path,
+    *,
+    shard: int | None = None,
+    force: bool = False,
     progress: Progress = lambda done, of: None,
-) -> Written:  # fmt: skip
+) -> Written:
     """shard: tokens after which a document begins a new file, in the folder `output`; None: one file.
 
     What is written appears as a whole at the end. Raises ValueError.

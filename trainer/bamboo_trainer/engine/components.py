@@ -60,9 +60,15 @@ class Components:
         self.states = StageStates(states.build, ports.on_host, states.begun, ports.build_whole)
         self.distribution = ParameterDistribution(self.plan, self.outbox, self.states)
         self.committer = Committer(
-            self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, ports.history,
+            self.plan,
+            self.outbox,
+            self.states,
+            ports.tell,
+            ports.clock,
+            ports.new_id,
+            ports.history,
             policy=ports.policy,
-        )  # fmt: skip
+        )
         log, verifies = self.committer.log, ports.verifies
         told = StateSums(
             self.plan, self.states, log, ports.tell, asked=states.versions, steps=ports.steps, verifies=verifies
@@ -75,16 +81,31 @@ class Components:
         self.comparison = StateComparison(self.plan, self.outbox, self.states, told)
         self.forward_sums = ForwardSums(self.plan, self.outbox, ports.tell, states.questions, verifies=verifies)
         self.redundant = RedundantWork(
-            self.plan, self.outbox.log, self.states, ports.observer, ports.clock, timer, self.forward_sums,
-            lookahead=ports.lookahead, on_host=ports.on_host,
-        )  # fmt: skip
+            self.plan,
+            self.outbox.log,
+            self.states,
+            ports.observer,
+            ports.clock,
+            timer,
+            self.forward_sums,
+            lookahead=ports.lookahead,
+            on_host=ports.on_host,
+        )
         self.spots = SpotChecks(
             self.plan, self.outbox, self.states, log, self.forward_sums, ports.observer, ports.spots
         )
         self.executor = Executor(
-            self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
-            self.forward_sums, self.spots, timer, ports,
-        )  # fmt: skip
+            self.plan,
+            self.outbox,
+            self.states,
+            self.committer,
+            self.replicator,
+            self.redundant,
+            self.forward_sums,
+            self.spots,
+            timer,
+            ports,
+        )
 
     @property
     def step(self) -> int:

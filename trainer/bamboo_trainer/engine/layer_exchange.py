@@ -76,9 +76,12 @@ class LayerExchange:
             del self._wanted[layer]
             tensors = dict(zip(payload.tensors, frame.tensors, strict=True))
             state = LayerState(
-                layer=layer, version=payload.checkpoint.step, tensors=tensors, scalars=payload.scalars,
+                layer=layer,
+                version=payload.checkpoint.step,
+                tensors=tensors,
+                scalars=payload.scalars,
                 names=payload.names,
-            )  # fmt: skip
+            )
             self._copies.add(payload.checkpoint, state)
 
     def _answer(self, worker: WorkerId, wanted: LayersWanted) -> None:

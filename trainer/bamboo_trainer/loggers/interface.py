@@ -38,10 +38,15 @@ def scalars(record: StepRecord | EvaluationRecord) -> dict[str, float]:
     if isinstance(record, EvaluationRecord):
         return _known({f"evaluation/{name}": value for name, value in record.metrics.items()})
     found = {
-        "loss": record.loss, "gradient_norm": record.gradient_norm, "learning_rate": record.learning_rate,
-        "seconds": record.seconds, "samples": record.samples, "samples_per_second": record.samples_per_second,
-        "tokens": record.tokens, "tokens_per_second": record.tokens_per_second,
-    }  # fmt: skip
+        "loss": record.loss,
+        "gradient_norm": record.gradient_norm,
+        "learning_rate": record.learning_rate,
+        "seconds": record.seconds,
+        "samples": record.samples,
+        "samples_per_second": record.samples_per_second,
+        "tokens": record.tokens,
+        "tokens_per_second": record.tokens_per_second,
+    }
     return _known(found | record.metrics)
 
 

@@ -18,10 +18,8 @@ _COMMON: Final = {"vocabulary": 30522, "positions": 512, "dropout": 0.1, "maskTo
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "large": {**_COMMON, "width": 1024, "heads": 16, "blocks": 24},
     "base": {**_COMMON, "width": 768, "heads": 12, "blocks": 12},
-    "tiny": {
-        "vocabulary": 97, "positions": 16, "dropout": 0.1, "maskToken": 3, "width": 16, "heads": 2, "blocks": 3
-    },
-}  # fmt: skip
+    "tiny": {"vocabulary": 97, "positions": 16, "dropout": 0.1, "maskToken": 3, "width": 16, "heads": 2, "blocks": 3},
+}
 PARAMETERS: Final = {"large": 335_174_458, "base": 109_514_298}
 EPSILON: Final = 1e-12
 

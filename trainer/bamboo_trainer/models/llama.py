@@ -17,22 +17,50 @@ from bamboo_trainer.task import Task, TrainingFacts
 
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "2-7b": {
-        "vocabulary": 32000, "positions": 4096, "width": 4096, "inner": 11008, "heads": 32, "keyHeads": 32,
-        "blocks": 32, "theta": 1e4, "tied": False,
+        "vocabulary": 32000,
+        "positions": 4096,
+        "width": 4096,
+        "inner": 11008,
+        "heads": 32,
+        "keyHeads": 32,
+        "blocks": 32,
+        "theta": 1e4,
+        "tied": False,
     },
     "3-8b": {
-        "vocabulary": 128256, "positions": 8192, "width": 4096, "inner": 14336, "heads": 32, "keyHeads": 8,
-        "blocks": 32, "theta": 5e5, "tied": False,
+        "vocabulary": 128256,
+        "positions": 8192,
+        "width": 4096,
+        "inner": 14336,
+        "heads": 32,
+        "keyHeads": 8,
+        "blocks": 32,
+        "theta": 5e5,
+        "tied": False,
     },
     "3.2-1b": {
-        "vocabulary": 128256, "positions": 8192, "width": 2048, "inner": 8192, "heads": 32, "keyHeads": 8,
-        "blocks": 16, "theta": 5e5, "tied": True,
+        "vocabulary": 128256,
+        "positions": 8192,
+        "width": 2048,
+        "inner": 8192,
+        "heads": 32,
+        "keyHeads": 8,
+        "blocks": 16,
+        "theta": 5e5,
+        "tied": True,
     },
     "tiny": {
-        "vocabulary": 97, "positions": 16, "width": 16, "inner": 24, "heads": 4, "keyHeads": 2,
-        "blocks": 3, "theta": 1e4, "tied": False,
+        "vocabulary": 97,
+        "positions": 16,
+        "width": 16,
+        "inner": 24,
+        "heads": 4,
+        "keyHeads": 2,
+        "blocks": 3,
+        "theta": 1e4,
+        "tied": False,
     },
-}  # fmt: skip
+}
 PARAMETERS: Final = {"2-7b": 6_738_415_616, "3-8b": 8_030_261_248, "3.2-1b": 1_235_814_400}
 EPSILON: Final = 1e-5
 

@@ -20,9 +20,15 @@ RATE: Final = "lr"
 _HARMLESS: Final = frozenset({RATE, "betas", "weight_decay", "eps", "alpha", "rho", "lr_decay", "lambd"})
 # Their steps leave gradients as they are. That of SGD does not, with foreach and nesterov.
 _READING: Final = (
-    torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
-    torch.optim.RMSprop, torch.optim.Adadelta,
-)  # fmt: skip
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+)
 
 
 class ScheduledOptimizer:

@@ -384,9 +384,14 @@ class WorkerAgent:
     def _hello(self) -> Hello:
         plan = self.engine.plan_told if self.engine else None
         return Hello(
-            worker=self.worker, host=self.host, port=self.transport.port, zone=self.zone, pid=os.getpid(),
-            platform=self.platform, plan=plan,
-        )  # fmt: skip
+            worker=self.worker,
+            host=self.host,
+            port=self.transport.port,
+            zone=self.zone,
+            pid=os.getpid(),
+            platform=self.platform,
+            plan=plan,
+        )
 
     def _heartbeat(self) -> Heartbeat:
         """In the control channel's thread."""

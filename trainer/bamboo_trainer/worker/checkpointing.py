@@ -307,9 +307,13 @@ class Checkpointing:
         owner = self._owner if spec.resume is Resume.NEVER else None  # then others are none of its own
         try:
             for removal in removable(
-                store.list(), spec.keep_latest, now=time.time(), digest=self._digest, owner=owner,
+                store.list(),
+                spec.keep_latest,
+                now=time.time(),
+                digest=self._digest,
+                owner=owner,
                 dead_after=dead_after,
-            ):  # fmt: skip
+            ):
                 store.delete(removal.attempt)
         except StorageError as error:
             logger.warning("old checkpoints were not removed: %s", error)

@@ -146,7 +146,10 @@ def logs(
     tail: Annotated[
         int | None,
         typer.Option(
-            "--tail", metavar="N", min=-1, help="Only the last N lines of each worker; -1: all.",
+            "--tail",
+            metavar="N",
+            min=-1,
+            help="Only the last N lines of each worker; -1: all.",
             show_default="all of one worker, 20 of several",
         ),
     ] = None,
@@ -154,7 +157,7 @@ def logs(
         bool, typer.Option("--previous", "-p", help="Only of workers that have ended and whose pods are kept.")
     ] = False,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Print the worker's name first.")] = True,
-) -> None:  # fmt: skip
+) -> None:
     """Print what workers print."""
     from bamboo.remote import logs as reading
 
@@ -209,14 +212,16 @@ def delete(
     jobs: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB", help="Names, or files of manifests.", autocompletion=options.complete_jobs,
+            metavar="JOB",
+            help="Names, or files of manifests.",
+            autocompletion=options.complete_jobs,
             show_default=False,
         ),
     ],
     yes: options.Yes = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the workers are gone.")] = True,
     timeout: options.Timeout = WAIT,
-) -> None:  # fmt: skip
+) -> None:
     """Delete jobs with their workers. For a job that is not over it asks first."""
     from bamboo.remote import changes
 
@@ -303,7 +308,11 @@ def page(
     run(
         cluster,
         lambda s: pages.page(
-            s, target, operator_namespace=operator_namespace, account=service_account, port=port,
+            s,
+            target,
+            operator_namespace=operator_namespace,
+            account=service_account,
+            port=port,
             open_browser=open_browser,
         ),
-    )  # fmt: skip
+    )

@@ -161,19 +161,32 @@ def plan(
 
     _check(ctx, options)
     wanted = PlanRequest(
-        job=job, prices=options.prices, devices=_names(options.device), profile=options.profile,
+        job=job,
+        prices=options.prices,
+        devices=_names(options.device),
+        profile=options.profile,
         traces=tuple(options.trace or ()),
-        rate=options.preempt_rate, replace_rate=options.replace_rate, pattern=options.pattern,
+        rate=options.preempt_rate,
+        replace_rate=options.replace_rate,
+        pattern=options.pattern,
         zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
         notice=options.notice,
-        budget=options.budget, deadline=None if options.deadline is None else options.deadline / 3600,
-        nodes=options.nodes, stages=_numbers(options.stages, "--stages"),
+        budget=options.budget,
+        deadline=None if options.deadline is None else options.deadline / 3600,
+        nodes=options.nodes,
+        stages=_numbers(options.stages, "--stages"),
         pipelines=_numbers(options.pipelines, "--pipelines"),
         micro_batches=_numbers(options.micro_batch, "--micro-batch"),
-        standby=_numbers(options.standby, "--standby", least=0), steps=options.steps, hours=options.hours,
-        seeds=options.seeds, write=options.write, plot=options.plot, jobs=options.jobs or os.cpu_count() or 1,
-        form=options.output.value, progress=not options.quiet and sys.stderr.isatty(),
-    )  # fmt: skip
+        standby=_numbers(options.standby, "--standby", least=0),
+        steps=options.steps,
+        hours=options.hours,
+        seeds=options.seeds,
+        write=options.write,
+        plot=options.plot,
+        jobs=options.jobs or os.cpu_count() or 1,
+        form=options.output.value,
+        progress=not options.quiet and sys.stderr.isatty(),
+    )
     raise typer.Exit(plan_job(wanted))
 
 

@@ -142,9 +142,14 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
     paths = {_profile_path(one.price, wanted) or one.name: one.profile for one in machines.values()}
     check_profiles(paths, spec, document, wanted.job)
     return World(
-        spec=spec, document=document, machines=machines, market=market, hours=wanted.hours, seeds=wanted.seeds,
+        spec=spec,
+        document=document,
+        machines=machines,
+        market=market,
+        hours=wanted.hours,
+        seeds=wanted.seeds,
         traffic_price=prices.network.between_zones if prices else ZONE_TRAFFIC_PRICE,
-    )  # fmt: skip
+    )
 
 
 def _prices(wanted: PlanRequest) -> PriceList | None:
@@ -196,10 +201,14 @@ def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Mar
     _check_priced_zones(wanted, spec, prices, made_in)
     return Market(
         generation=Generation(
-            pattern=Pattern(wanted.pattern), nodes=wanted_workers(spec), removal=wanted.rate,
-            addition=wanted.replace_rate, zones=allowed_zones(spec, made_in), notice=wanted.notice,
+            pattern=Pattern(wanted.pattern),
+            nodes=wanted_workers(spec),
+            removal=wanted.rate,
+            addition=wanted.replace_rate,
+            zones=allowed_zones(spec, made_in),
+            notice=wanted.notice,
         )
-    )  # fmt: skip
+    )
 
 
 def _check_priced_zones(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None, zones: tuple[str, ...]) -> None:
@@ -226,9 +235,12 @@ def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
     if nodes := wanted.nodes or (summarize(market.recording).peak if market.recording is not None else 0):
         most = nodes * room
     return Limits(
-        nodes=most, stages=wanted.stages, pipelines=wanted.pipelines,
-        micro_batches=wanted.micro_batches, standby=wanted.standby,
-    )  # fmt: skip
+        nodes=most,
+        stages=wanted.stages,
+        pipelines=wanted.pipelines,
+        micro_batches=wanted.micro_batches,
+        standby=wanted.standby,
+    )
 
 
 def _like(limits: Limits, job: Candidate) -> Candidate:

@@ -27,9 +27,19 @@ OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "begin", "zon
 NOT_BESIDE_TRACE = ("preempt_rate", "seeds", "start_hour", "replace_rate", "notice", "zones")
 OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
 NOT_OF_STRATEGIES = (
-    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "begin", "plot", "events", "without_bug",
+    "model",
+    "stages",
+    "start_hour",
+    "steps",
+    "notice",
+    "zones",
+    "price",
+    "begin",
+    "plot",
+    "events",
+    "without_bug",
     "jobs",
-)  # fmt: skip
+)
 
 
 class SimulationModel(StrEnum):
@@ -285,11 +295,17 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
             usage(f"--profile: expected what `bamboo profile {job}` writes")
     _check_numbers(options)
     wanted = Comparison(
-        job=job, strategies=tuple(options.strategy or ()), workload=options.workload, profile=options.profile,
-        traces=tuple(options.trace or ()), rates=() if options.trace else tuple(_rates(options)),
-        seeds=_seeds(options.seeds or "5"), hours=options.hours, replace_rate=options.replace_rate,
+        job=job,
+        strategies=tuple(options.strategy or ()),
+        workload=options.workload,
+        profile=options.profile,
+        traces=tuple(options.trace or ()),
+        rates=() if options.trace else tuple(_rates(options)),
+        seeds=_seeds(options.seeds or "5"),
+        hours=options.hours,
+        replace_rate=options.replace_rate,
         zone_price=options.zone_traffic_price,
-    )  # fmt: skip
+    )
     with RunProgress(runs(wanted), shown=not options.quiet) as progress:
         cases = compare(wanted, progress.done)
     _print(cases, options.output)
@@ -311,13 +327,21 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
     _check_numbers(options)
     check_plot("--plot", options.plot)
     wanted = JobSimulation(
-        job=job, profile=options.profile, traces=tuple(options.trace or ()),
-        rates=() if options.trace else tuple(_rates(options)), seeds=_seeds(options.seeds or "10"),
-        hours=options.hours, steps=options.steps, replace_rate=options.replace_rate, notice=options.notice,
+        job=job,
+        profile=options.profile,
+        traces=tuple(options.trace or ()),
+        rates=() if options.trace else tuple(_rates(options)),
+        seeds=_seeds(options.seeds or "10"),
+        hours=options.hours,
+        steps=options.steps,
+        replace_rate=options.replace_rate,
+        notice=options.notice,
         zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
-        price=options.price, zone_price=options.zone_traffic_price, jobs=options.jobs,
+        price=options.price,
+        zone_price=options.zone_traffic_price,
+        jobs=options.jobs,
         begin=_begin(options.begin),
-    )  # fmt: skip
+    )
     say = (lambda line: print(line, file=sys.stderr)) if options.events else None
     run = job_run(wanted)
     results = simulate(

@@ -113,10 +113,15 @@ def _run(wanted: JobSimulation) -> JobRun:
     profile = JobProfiles(spec, dict(source.document), wanted.job).read(wanted.profile)
     check_profiles({wanted.profile: profile}, spec, dict(source.document), wanted.job)
     return JobRun(
-        spec=spec, manifest=source.document, profile=profile, trace=make_trace(),
-        seconds=None if wanted.hours is None else wanted.hours * 3600, price=wanted.price,
-        zone_price=wanted.zone_price, began=wanted.begin,
-    )  # fmt: skip
+        spec=spec,
+        manifest=source.document,
+        profile=profile,
+        trace=make_trace(),
+        seconds=None if wanted.hours is None else wanted.hours * 3600,
+        price=wanted.price,
+        zone_price=wanted.zone_price,
+        began=wanted.begin,
+    )
 
 
 def budget_told(spec: JobSpec, begin: datetime, runs: Sequence[JobResult]) -> list[str]:

@@ -190,9 +190,17 @@ def _wish(turn: Turn, at: int) -> None:
         for layer in share(mine, worker, plan.state_layers[stage])
     }
     change(
-        turn, number=c.number + 1, at=at, writers=writers, dealt=dealt, since=turn.now, retry=False, early={},
-        failed={}, stall=0.0,
-    )  # fmt: skip
+        turn,
+        number=c.number + 1,
+        at=at,
+        writers=writers,
+        dealt=dealt,
+        since=turn.now,
+        retry=False,
+        early={},
+        failed={},
+        stall=0.0,
+    )
     _ask_root(turn)
 
 
@@ -285,10 +293,17 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
     step = c.writing.step if c.writing else turn.state.step
     turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
     change(
-        turn, writers=(), writing=None, parts={}, asked=None, retry=retry and not c.final, last_step=turn.state.step,
-        counts=c.counts.abandoning(reason), final=False,
+        turn,
+        writers=(),
+        writing=None,
+        parts={},
+        asked=None,
+        retry=retry and not c.final,
+        last_step=turn.state.step,
+        counts=c.counts.abandoning(reason),
+        final=False,
         final_failures=c.final_failures + (step >= turn.state.spec.training.steps and c.writing is not None),
-    )  # fmt: skip
+    )
     copies.given_up(turn, c.writing)
 
 
@@ -390,10 +405,20 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
     seconds = turn.now - c.since
     turn.do(Emit("CheckpointSaved", f"the state of step {message.checkpoint.step} is saved, in {seconds:.1f} s"))
     change(
-        turn, kept=kept, kept_at=turn.now, bytes=size, seconds=seconds, writers=(), writing=None, parts={}, asked=None,
-        last_step=message.checkpoint.step, counts=c.counts.saved(seconds, c.stall), final=False,
+        turn,
+        kept=kept,
+        kept_at=turn.now,
+        bytes=size,
+        seconds=seconds,
+        writers=(),
+        writing=None,
+        parts={},
+        asked=None,
+        last_step=message.checkpoint.step,
+        counts=c.counts.saved(seconds, c.stall),
+        final=False,
         tidying=None if message.tidied else (message.checkpoint, worker),
-    )  # fmt: skip
+    )
     copies.committed(turn, message.checkpoint)
 
 

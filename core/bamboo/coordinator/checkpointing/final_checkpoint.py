@@ -40,9 +40,20 @@ def begin(turn: Turn) -> bool:
     }
     attempt = sha256(f"{state.secret} {number} last".encode()).hexdigest()[:12]
     change(
-        turn, number=number, at=steps, writers=writers, dealt=dealt, since=turn.now, retry=False, early={}, failed={},
-        stall=0.0, parts={}, writing=CheckpointId(step=steps, id=attempt), final=True,
-    )  # fmt: skip
+        turn,
+        number=number,
+        at=steps,
+        writers=writers,
+        dealt=dealt,
+        since=turn.now,
+        retry=False,
+        early={},
+        failed={},
+        stall=0.0,
+        parts={},
+        writing=CheckpointId(step=steps, id=attempt),
+        final=True,
+    )
     _ask(turn)
     return True
 

@@ -60,10 +60,21 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
     """pausing: what has just failed would fail again at once."""
     since = turn.state.checkpoints.back_since
     change(
-        turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, final=False,
-        reason=reason, message=message, asked_at=turn.now, pausing=pausing,
+        turn,
+        looked=False,
+        found=None,
+        asked=None,
+        writers=(),
+        writing=None,
+        parts={},
+        early={},
+        final=False,
+        reason=reason,
+        message=message,
+        asked_at=turn.now,
+        pausing=pausing,
         back_since=turn.now if since is None else since,
-    )  # fmt: skip
+    )
     turn.enter("Restoring")
 
 
@@ -155,9 +166,15 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
     kept = tuple(one for one in c.kept if one.step <= newest)  # whoever looked has passed over the others
     kept_at = c.kept_at if kept[:1] == c.kept[:1] else None
     change(
-        turn, looked=True, found=message.checkpoint, asked=None, problem="", kept=kept, kept_at=kept_at,
+        turn,
+        looked=True,
+        found=message.checkpoint,
+        asked=None,
+        problem="",
+        kept=kept,
+        kept_at=kept_at,
         spoiled=bool(message.passed) and message.checkpoint is None,
-    )  # fmt: skip
+    )
 
 
 def repeats(turn: Turn, first: int) -> None:
@@ -184,6 +201,12 @@ def begun(turn: Turn) -> None:
     copies.begun(turn, c.found)
     trained = state.furthest > c.first  # if not, the checkpoint that it was to begin with could not be read
     change(
-        turn, counts=counts, last_step=first, first=c.first if c.reason and trained else first, reason="", message="",
-        retry=False, pausing=False,
-    )  # fmt: skip
+        turn,
+        counts=counts,
+        last_step=first,
+        first=c.first if c.reason and trained else first,
+        reason="",
+        message="",
+        retry=False,
+        pausing=False,
+    )

@@ -176,8 +176,19 @@ class Worth:
         # what a choice depends on; times in steps, so that they do not become others all the time
         spans = (choosing.outlook(state, now), state.stragglers.pause or 0.0)
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
-        self.key = (rates, tuple(state.grids.measured.items()), grid_of(state.current_plan), self._share, more,
-                    tuple(there), self.most, self.held, spec.standby.workers, self.needed, steps)  # fmt: skip
+        self.key = (
+            rates,
+            tuple(state.grids.measured.items()),
+            grid_of(state.current_plan),
+            self._share,
+            more,
+            tuple(there),
+            self.most,
+            self.held,
+            spec.standby.workers,
+            self.needed,
+            steps,
+        )
 
     def speed(self, held: int) -> float:
         """Samples a second, with as many missing at a time as losses and the time until others come let expect."""

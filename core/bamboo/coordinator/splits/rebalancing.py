@@ -49,9 +49,7 @@ def acted(turn: Turn) -> StragglerState:
     """What is known once something is done about speeds: a replacement or a split."""
     state, known = turn.state, turn.state.stragglers
     backoff = known.backoff.after(_shortest_wait(state), turn.now)
-    return replace(
-        known, backoff=backoff, acted_step=state.step, uneven=None, better=None, trial=None, unpaid=False
-    )  # fmt: skip
+    return replace(known, backoff=backoff, acted_step=state.step, uneven=None, better=None, trial=None, unpaid=False)
 
 
 def decided(turn: Turn, split: Trial) -> None:

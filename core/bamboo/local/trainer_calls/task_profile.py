@@ -74,7 +74,10 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
     often = f"{repeats} to {answer['repeats']}" if answer["repeats"] > repeats else f"{repeats}"
     measured = f"median of {often} microbatches of {samples} on {device}, layer by layer"
     return ModelProfile(
-        name=spec.name, device=device, samples=samples, layers=tuple(layers),
+        name=spec.name,
+        device=device,
+        samples=samples,
+        layers=tuple(layers),
         network=Network(flow=flow, machine=max(flow, around.machine or flow), latency=around.latency),
         storage=Storage(write=around.storage_write or DISK_RATE, read=around.storage_read or DISK_RATE),
         times=Times(
@@ -92,7 +95,7 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Mach
             "times": _times(around),
             "memory": Source(text="of this machine"),
         },
-    )  # fmt: skip
+    )
 
 
 def surrounded(profile: ModelProfile, around: MachineOverrides) -> ModelProfile:
@@ -105,9 +108,10 @@ def surrounded(profile: ModelProfile, around: MachineOverrides) -> ModelProfile:
         was.storage, write=around.storage_write or was.storage.write, read=around.storage_read or was.storage.read
     )
     times = replace(
-        was.times, start=was.times.start if around.start is None else around.start,
+        was.times,
+        start=was.times.start if around.start is None else around.start,
         detection=was.times.detection if around.detection is None else around.detection,
-    )  # fmt: skip
+    )
     given = {
         "network": around.flow is not None,
         "storage": None not in (around.storage_write, around.storage_read),

@@ -44,9 +44,13 @@ class PageView:
     def document(self) -> d.Document:
         now = self._record.now()
         job = d.PageJob(
-            name=self._spec.name, namespace=self._spec.namespace, place="local",
-            mode=self._spec.redundancy.mode.value, began=self._record.since, since=self._record.since,
-        )  # fmt: skip
+            name=self._spec.name,
+            namespace=self._spec.namespace,
+            place="local",
+            mode=self._spec.redundancy.mode.value,
+            began=self._record.since,
+            since=self._record.since,
+        )
         if self._status is None:
             nothing = d.PageProgress(step=0, steps=self._spec.training.known_steps)
             counts = d.PageCounts(preemptions=0, takeovers=0, notices=0, restarts=0)

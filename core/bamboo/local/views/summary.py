@@ -226,10 +226,13 @@ def _checkpoint(summary: Summary, place: str) -> str:
     price = duration(summary.repeated_seconds) if summary.repeated_seconds else ""
     return checkpoint_line(
         CheckpointFacts(
-            step=summary.kept_step or None, place=place, restores=summary.restores, repeated=summary.repeated_steps,
+            step=summary.kept_step or None,
+            place=place,
+            restores=summary.restores,
+            repeated=summary.repeated_steps,
             price=price,
         )
-    )  # fmt: skip
+    )
 
 
 def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:

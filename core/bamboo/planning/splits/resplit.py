@@ -105,10 +105,16 @@ def resplit_plan(
         ranges = instead
     seats = _seats(_in_order(plan, staying), grid.stages * grid.pipelines)
     begun = initial_plan(
-        [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
-        spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=beginning.state,
-        spread=spec.spread.policy, schedule=grid.schedule,
-    )  # fmt: skip
+        [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()],
+        ranges,
+        grid.pipelines,
+        spec.training,
+        spec.redundancy,
+        epoch=plan.epoch + 1,
+        restore=beginning.state,
+        spread=spec.spread.policy,
+        schedule=grid.schedule,
+    )
     begun = renamed(begun, {seat: peer.worker for seat, peer in seats.items()})
     if beginning.held and len(staying) >= grid.cells:
         begun = placed(begun, staying, beginning.held, beginning.sizes or [1.0] * len(work.costs))
@@ -121,10 +127,16 @@ def resplit_plan(
     if instead is not None and not may_be(stages):
         stages = instead
     return _changed(
-        begun, stages=stages, device_layers=device_layers(spec, stages, work.costs), moved=moved,
-        mixed=plan.mixed and moved, sources=beginning.sources, workers=tuple(live),
-        reason="Resplitting" if moved else "RollingBack", message=f"{told}, for {grid.told}",
-    )  # fmt: skip
+        begun,
+        stages=stages,
+        device_layers=device_layers(spec, stages, work.costs),
+        moved=moved,
+        mixed=plan.mixed and moved,
+        sources=beginning.sources,
+        workers=tuple(live),
+        reason="Resplitting" if moved else "RollingBack",
+        message=f"{told}, for {grid.told}",
+    )
 
 
 def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
@@ -190,9 +202,14 @@ def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
         told += f" with the checkpoint of step {plan.first_step}: {here} of {count(layers, 'layer')} from memory"
     told += "" if stopped is None else f", after {stopped:.2f} s in which layers moved"
     return _changed(
-        plan, epoch=plan.epoch + 1, sources=(), workers=tuple(live), boundary=False,
-        reason="Resplit" if plan.moved else "RolledBack", message=told,
-    )  # fmt: skip
+        plan,
+        epoch=plan.epoch + 1,
+        sources=(),
+        workers=tuple(live),
+        boundary=False,
+        reason="Resplit" if plan.moved else "RolledBack",
+        message=told,
+    )
 
 
 def _changed(plan: Plan, *, reason: str, message: str, **changes: object) -> Plan:

@@ -143,12 +143,14 @@ def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
     found = []
     for instruction in group.order.program(stage, stages, range(group.microbatches[0])):
         needed, sent = awaited(instruction, stage, stages), given(instruction, (0, stage), stages)
-        found.append((
-            seconds_of(instruction, forward, backward),
-            NO_FRAME if needed is None else _number(needed),
-            stage if sent is None else sent[0][1],
-            NO_FRAME if sent is None else _number(sent[1]),
-        ))  # fmt: skip
+        found.append(
+            (
+                seconds_of(instruction, forward, backward),
+                NO_FRAME if needed is None else _number(needed),
+                stage if sent is None else sent[0][1],
+                NO_FRAME if sent is None else _number(sent[1]),
+            )
+        )
     return found
 
 

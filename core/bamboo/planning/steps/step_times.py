@@ -197,10 +197,17 @@ class StepModel:
         """When each stage of one pipeline has done its forwards and backwards, every stage by a worker of its own."""
         stages, workers = self.stages(ranges), tuple(range(len(ranges)))
         group = Group(
-            forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=(workers,),
-            microbatches=(microbatches,), order=order, network=self.figures.network,
-            flows=self._spec.topology.flows_per_link, busy=stages.update, machines=workers,
-        )  # fmt: skip
+            forward=stages.forward,
+            backward=stages.backward,
+            boundary=stages.boundary,
+            owners=(workers,),
+            microbatches=(microbatches,),
+            order=order,
+            network=self.figures.network,
+            flows=self._spec.topology.flows_per_link,
+            busy=stages.update,
+            machines=workers,
+        )
         return self._times(group).ends[0]
 
     def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
@@ -275,13 +282,19 @@ class StepModel:
                     for d in rows
                 )
             group = Group(
-                forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
+                forward=stages.forward,
+                backward=stages.backward,
+                boundary=stages.boundary,
+                owners=owners,
                 microbatches=tuple(len(layout.split[d]) for d in rows),
                 order=StageOrder(layout.schedule, self._spec.topology.lookahead),
-                network=self.figures.network, flows=self._spec.topology.flows_per_link, busy=tuple(busy),
-                mirrors=mirrors, layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
+                network=self.figures.network,
+                flows=self._spec.topology.flows_per_link,
+                busy=tuple(busy),
+                mirrors=mirrors,
+                layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
                 machines=_machines(names),
-            )  # fmt: skip
+            )
             found.append(PlannedGroup(group, rows, names))
         return found
 

@@ -187,8 +187,11 @@ def _state(job: RemoteJob, pod: Pod) -> tuple[str, str]:
 
 def _event(event: Event) -> JobEvent:
     times = (
-        event.last_timestamp, event.series.last_observed_time, event.event_time, event.metadata.creation_timestamp,
-    )  # fmt: skip
+        event.last_timestamp,
+        event.series.last_observed_time,
+        event.event_time,
+        event.metadata.creation_timestamp,
+    )
     version = event.metadata.resource_version
     return JobEvent(
         uid=event.metadata.uid,

@@ -72,9 +72,13 @@ def checkpoint(job: RemoteJob, now: datetime) -> str:
         return ""
     at, price = job.checkpoint_time, job.cost_repeated
     facts = CheckpointFacts(
-        step=job.checkpoint_step, age=(now - at).total_seconds() if at else None, place=job.checkpoint_place,
-        restores=job.restores, repeated=job.repeated_steps, price=f"{price} of the cost" if price else "",
-    )  # fmt: skip
+        step=job.checkpoint_step,
+        age=(now - at).total_seconds() if at else None,
+        place=job.checkpoint_place,
+        restores=job.restores,
+        repeated=job.repeated_steps,
+        price=f"{price} of the cost" if price else "",
+    )
     return checkpoint_line(facts)
 
 

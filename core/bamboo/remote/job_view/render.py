@@ -12,13 +12,26 @@ from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.objects import JobCondition, JobEvent, RemoteJob, RemoteWorker
 
 STATE_STYLES = {
-    "Running": "green", "Complete": "green", "Saving": "green", "Degraded": "yellow", "Restoring": "yellow",
-    "Pending": "cyan", "Suspended": "cyan", "Failed": "bold red", "Invalid": "bold red",
-}  # fmt: skip
+    "Running": "green",
+    "Complete": "green",
+    "Saving": "green",
+    "Degraded": "yellow",
+    "Restoring": "yellow",
+    "Pending": "cyan",
+    "Suspended": "cyan",
+    "Failed": "bold red",
+    "Invalid": "bold red",
+}
 WORKER_STYLES = {  # in the order of their interest
-    "leaving": "magenta", "pending": "yellow", "starting": "cyan", "waiting": "cyan", "standby": "cyan",
-    "training": "green", "failed": "red", "ended": "dim",
-}  # fmt: skip
+    "leaving": "magenta",
+    "pending": "yellow",
+    "starting": "cyan",
+    "waiting": "cyan",
+    "standby": "cyan",
+    "training": "green",
+    "failed": "red",
+    "ended": "dim",
+}
 SHOWN_EVENTS = 8
 GRID_MARGIN = 12  # the column of pipelines
 
@@ -193,9 +206,15 @@ def workers(snapshot: JobSnapshot, now: datetime, width: int) -> Table:
         if worker.detail and worker.state in ("failed", "ended"):
             said.append(f" ({worker.detail})")
         table.add_row(
-            snapshot.job.short(worker.name), said, _runs(worker), worker.node or "-", worker.zone or "-",
-            worker.capacity or "-", *([worker.pool or "-"] if pools else []), phrases.age(worker.created, now),
-        )  # fmt: skip
+            snapshot.job.short(worker.name),
+            said,
+            _runs(worker),
+            worker.node or "-",
+            worker.zone or "-",
+            worker.capacity or "-",
+            *([worker.pool or "-"] if pools else []),
+            phrases.age(worker.created, now),
+        )
     return table
 
 

@@ -145,17 +145,27 @@ class JobRecord:
         since = end - (self.begun if self.begun is not None else end)
         counts = Counter({what: len(times) for what, times in self.moments.items()})
         return JobFigures(
-            preemptions=counts["preemptions"], takeovers=counts["takeovers"], restores=counts["restores"],
-            fatal=self.fatal, repeated=self.repeated,
+            preemptions=counts["preemptions"],
+            takeovers=counts["takeovers"],
+            restores=counts["restores"],
+            fatal=self.fatal,
+            repeated=self.repeated,
             pause=sum(s for _, s in self.pauses) / len(self.pauses) if self.pauses else 0.0,
-            nodes=sum(n for _, _, n in self.nodes) / seconds, throughput=throughput, usd_per_hour=rate, usd=usd,
-            zone_gb_per_hour=crossed / GB / seconds * HOUR, zone_usd_per_hour=across / seconds * HOUR,
+            nodes=sum(n for _, _, n in self.nodes) / seconds,
+            throughput=throughput,
+            usd_per_hour=rate,
+            usd=usd,
+            zone_gb_per_hour=crossed / GB / seconds * HOUR,
+            zone_usd_per_hour=across / seconds * HOUR,
             value=throughput / rate if rate else float("nan"),
             goodput=trained * self.usual / since if since > 0 else 0.0,
-            trained=self._trained / HOUR, redone=self.redone / HOUR,
+            trained=self._trained / HOUR,
+            redone=self.redone / HOUR,
             waited=sum(s for _, _, s in self.stopped) / HOUR,
-            begun=(self.begun if self.begun is not None else end) / HOUR, hours=hours, steps=round(trained),
-        )  # fmt: skip
+            begun=(self.begun if self.begun is not None else end) / HOUR,
+            hours=hours,
+            steps=round(trained),
+        )
 
     @property
     def _trained(self) -> float:

@@ -199,9 +199,15 @@ class SimulatedTraining:
                 continue
             if plan.at(cell).owner not in self._gone:
                 taken = protocol.TakenOver(
-                    epoch=plan.epoch, cell=cell, step=self.step, reform_ms=0.0, recompute_ms=1000 * seconds,
-                    forwards=0, backwards=0, reused=0,
-                )  # fmt: skip
+                    epoch=plan.epoch,
+                    cell=cell,
+                    step=self.step,
+                    reform_ms=0.0,
+                    recompute_ms=1000 * seconds,
+                    forwards=0,
+                    backwards=0,
+                    reused=0,
+                )
                 self._tell(plan.at(cell).owner, taken)
 
     # steps
@@ -247,9 +253,14 @@ class SimulatedTraining:
         if self._is_new(plan):
             self._say_times(plan)
         committed = protocol.StepCommitted(
-            step=self.step - 1, generation=ran, loss=1.0, gradient_norm=1.0,
-            microbatches=self._spec.training.microbatches, seconds=took, checkpoint=checkpoint,
-        )  # fmt: skip
+            step=self.step - 1,
+            generation=ran,
+            loss=1.0,
+            gradient_norm=1.0,
+            microbatches=self._spec.training.microbatches,
+            seconds=took,
+            checkpoint=checkpoint,
+        )
         self._tell(root, committed)
         if self.step >= self._spec.training.steps:
             plan = self._current_plan

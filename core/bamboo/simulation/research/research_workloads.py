@@ -38,31 +38,69 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload(
-            name="gpt-2", stages=12, capacity=48, samples=32, step_ms=_times(1200, 1085, 1046, 1008),
-            local_rendezvous_ms=20_000, on_demand_seconds=3.37, on_demand_gpus=32, steps=188_828,
+            name="gpt-2",
+            stages=12,
+            capacity=48,
+            samples=32,
+            step_ms=_times(1200, 1085, 1046, 1008),
+            local_rendezvous_ms=20_000,
+            on_demand_seconds=3.37,
+            on_demand_gpus=32,
+            steps=188_828,
         ),
         Workload(
-            name="bert", stages=12, capacity=48, samples=264, step_ms=_times(4310, 2390, 1805, 1450),
-            local_rendezvous_ms=20_000, on_demand_seconds=2.51, on_demand_gpus=20, steps=22_194,
+            name="bert",
+            stages=12,
+            capacity=48,
+            samples=264,
+            step_ms=_times(4310, 2390, 1805, 1450),
+            local_rendezvous_ms=20_000,
+            on_demand_seconds=2.51,
+            on_demand_gpus=20,
+            steps=22_194,
         ),
         Workload(
-            name="resnet", stages=8, capacity=32, samples=384, step_ms=_times(6100, 3200, 2400, 1600),
-            local_rendezvous_ms=10_000, on_demand_seconds=1.30, on_demand_gpus=20,
+            name="resnet",
+            stages=8,
+            capacity=32,
+            samples=384,
+            step_ms=_times(6100, 3200, 2400, 1600),
+            local_rendezvous_ms=10_000,
+            on_demand_seconds=1.30,
+            on_demand_gpus=20,
         ),
         Workload(
-            name="gnmt", stages=6, capacity=24, samples=288, step_ms=_times(3100, 1660, 1185, 950),
-            local_rendezvous_ms=10_000, on_demand_seconds=0.90, on_demand_gpus=16,
+            name="gnmt",
+            stages=6,
+            capacity=24,
+            samples=288,
+            step_ms=_times(3100, 1660, 1185, 950),
+            local_rendezvous_ms=10_000,
+            on_demand_seconds=0.90,
+            on_demand_gpus=16,
         ),
         Workload(
-            name="vgg", stages=6, capacity=24, samples=384, step_ms=_times(9300, 4900, 3440, 2750),
-            local_rendezvous_ms=5_000, on_demand_seconds=2.20, on_demand_gpus=16,
+            name="vgg",
+            stages=6,
+            capacity=24,
+            samples=384,
+            step_ms=_times(9300, 4900, 3440, 2750),
+            local_rendezvous_ms=5_000,
+            on_demand_seconds=2.20,
+            on_demand_gpus=16,
         ),
         Workload(
-            name="alexnet", stages=6, capacity=24, samples=384, step_ms=_times(6180, 3100, 2000, 1550),
-            local_rendezvous_ms=5_000, on_demand_seconds=1.60, on_demand_gpus=16,
+            name="alexnet",
+            stages=6,
+            capacity=24,
+            samples=384,
+            step_ms=_times(6180, 3100, 2000, 1550),
+            local_rendezvous_ms=5_000,
+            on_demand_seconds=1.60,
+            on_demand_gpus=16,
         ),
     )
-}  # fmt: skip
+}
 BERT_STEP_MS = {8: _times(5700, 3100, 2300, 1770), 15: _times(12_750, 6600, 4780, 3700)}
 
 
@@ -81,7 +119,13 @@ def workload_of(name: str, stages: int | None = None) -> Workload:
         known = "8, 12 and 15" if name == "bert" else str(found.stages)
         raise SimulationError(f"--stages {stages}: step times of {name} are known for {known} stages")
     return Workload(
-        name=name, stages=stages, capacity=found.capacity, samples=found.samples, step_ms=times,
-        local_rendezvous_ms=found.local_rendezvous_ms, on_demand_seconds=found.on_demand_seconds,
-        on_demand_gpus=found.on_demand_gpus, steps=found.steps,
-    )  # fmt: skip
+        name=name,
+        stages=stages,
+        capacity=found.capacity,
+        samples=found.samples,
+        step_ms=times,
+        local_rendezvous_ms=found.local_rendezvous_ms,
+        on_demand_seconds=found.on_demand_seconds,
+        on_demand_gpus=found.on_demand_gpus,
+        steps=found.steps,
+    )

@@ -100,7 +100,7 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
         saving = blocking(setting.costs, stages, setting.mtbf)
         yield Restarting(
             costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf, at_every_change=at_every_change
-        )  # fmt: skip
+        )
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
@@ -153,9 +153,13 @@ def _templates(setting: Setting) -> Iterator[Policy]:
         for tolerated in TOLERATED:
             for rarely in RARELY[1:]:
                 yield Templates(
-                    costs=setting.costs, shortest=shortest, longest=setting.choices[-1], tolerated=tolerated,
-                    saving=young_daly(setting.costs, shortest, rarely * setting.mtbf), mtbf=setting.mtbf,
-                )  # fmt: skip
+                    costs=setting.costs,
+                    shortest=shortest,
+                    longest=setting.choices[-1],
+                    tolerated=tolerated,
+                    saving=young_daly(setting.costs, shortest, rarely * setting.mtbf),
+                    mtbf=setting.mtbf,
+                )
 
 
 def _rerouting(setting: Setting) -> Iterator[Policy]:
@@ -293,9 +297,12 @@ def _timeline(place: Workplace, trace: Trace, hours: float | None, nodes: int) -
     profile = place.costs.profile
     assert profile.prices is not None
     return timeline(
-        trace, capacity=nodes, start=profile.times.start, usd_per_hour=profile.prices.spot,
+        trace,
+        capacity=nodes,
+        start=profile.times.start,
+        usd_per_hour=profile.prices.spot,
         duration=None if hours is None else hours * 3600,
-    )  # fmt: skip
+    )
 
 
 def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Iterator[StrategyResult]:

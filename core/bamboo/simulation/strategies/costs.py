@@ -296,8 +296,11 @@ def _plain(spec: JobSpec, layers: int) -> JobSpec:
         training=training,
         topology=replace(spec.topology, split=None, shard_optimizer=False),
         elastic=ElasticSpec(
-            min_pipelines=1, max_pipelines=training.most_pipelines, objective=Objective.THROUGHPUT, max_stages=layers,
+            min_pipelines=1,
+            max_pipelines=training.most_pipelines,
+            objective=Objective.THROUGHPUT,
+            max_stages=layers,
             max_workers=layers * training.most_pipelines,
         ),
         redundancy=replace(spec.redundancy, mode=RedundancyMode.NONE),
-    )  # fmt: skip
+    )

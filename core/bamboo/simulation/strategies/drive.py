@@ -167,7 +167,16 @@ class _Drive:
     def _result(self) -> StrategyResult:
         nodes, across = self._nodes, traffic_usd(self._crossed, self._zone_price)
         return StrategyResult(
-            duration=nodes.duration, samples=self._samples, usd=nodes.usd + across, node_seconds=nodes.node_seconds,
-            preemptions=nodes.removed, productive=self._trained - self._redone, redone=self._redone,
-            stalled=self._stalled, idle=self._idle, saving=self._saving, crossed=self._crossed, zone_usd=across,
-        )  # fmt: skip
+            duration=nodes.duration,
+            samples=self._samples,
+            usd=nodes.usd + across,
+            node_seconds=nodes.node_seconds,
+            preemptions=nodes.removed,
+            productive=self._trained - self._redone,
+            redone=self._redone,
+            stalled=self._stalled,
+            idle=self._idle,
+            saving=self._saving,
+            crossed=self._crossed,
+            zone_usd=across,
+        )

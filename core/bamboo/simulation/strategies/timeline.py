@@ -59,9 +59,13 @@ def timeline(
     )
     zones = {name: zone for name, zone, *_ in spans}
     return Timeline(
-        duration=end, changes=changes, node_seconds=seconds, usd=usd, removed=removed,
+        duration=end,
+        changes=changes,
+        node_seconds=seconds,
+        usd=usd,
+        removed=removed,
         zones=zones if len(set(zones.values())) > 1 else {},
-    )  # fmt: skip
+    )
 
 
 def steady(nodes: int, hours: float, usd_per_hour: float) -> Timeline:
@@ -69,9 +73,12 @@ def steady(nodes: int, hours: float, usd_per_hour: float) -> Timeline:
     names = tuple(f"node{number}" for number in range(1, nodes + 1))
     seconds = nodes * hours * HOUR
     return Timeline(
-        duration=hours * HOUR, changes=(NodesChange(at=0.0, joined=names),), node_seconds=seconds,
-        usd=seconds / HOUR * usd_per_hour, removed=0,
-    )  # fmt: skip
+        duration=hours * HOUR,
+        changes=(NodesChange(at=0.0, joined=names),),
+        node_seconds=seconds,
+        usd=seconds / HOUR * usd_per_hour,
+        removed=0,
+    )
 
 
 Span = tuple[str, str, float, float, bool]  # name, zone, from, until, whether it was taken away then

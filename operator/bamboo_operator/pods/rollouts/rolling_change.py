@@ -160,11 +160,14 @@ class RollingChange:
         idle = {w for w, state in status.workers if state is WorkerState.STANDBY}
         workers = tuple(
             RolloutWorker(
-                name=name, updated=self._templates.is_newest(job, pod), placed=bool(pod["spec"].get("nodeName")),
-                ready=name in ready, idle=name in idle,
+                name=name,
+                updated=self._templates.is_newest(job, pod),
+                placed=bool(pod["spec"].get("nodeName")),
+                ready=name in ready,
+                idle=name in idle,
             )
             for name, pod in sight.living.items()
-        )  # fmt: skip
+        )
         refusal = self._current_refusal(revision, paused=job.rollout.paused)
         late = {w.name: sight.pods[w.name] for w in workers if w.updated and not w.ready}
         problems = startup_problems(late, sight.startup_events)

@@ -144,10 +144,13 @@ class RolloutRecord:
             return None
         state = written.get("state")
         return cls(
-            revision=str(written.get("revision")), since=since, moved=now,
-            active=state != RolloutState.COMPLETE, paused=state == RolloutState.PAUSED,
+            revision=str(written.get("revision")),
+            since=since,
+            moved=now,
+            active=state != RolloutState.COMPLETE,
+            paused=state == RolloutState.PAUSED,
             stalled=str(written.get("message") or "") if state == RolloutState.STALLED else "",
-        )  # fmt: skip
+        )
 
 
 def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:

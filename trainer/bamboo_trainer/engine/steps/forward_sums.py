@@ -211,10 +211,13 @@ class ForwardSums:
         """
         self._tell(
             ForwardDiffers(
-                place=found.place, owner=found.owner, theirs=in_hexadecimal(found.theirs),
-                mine=in_hexadecimal(found.mine), again=None if again is None else in_hexadecimal(again),
+                place=found.place,
+                owner=found.owner,
+                theirs=in_hexadecimal(found.theirs),
+                mine=in_hexadecimal(found.mine),
+                again=None if again is None else in_hexadecimal(again),
             )
-        )  # fmt: skip
+        )
         place = found.place
         if again in (None, found.mine) and place.result in (Result.FORWARD, Result.LOSS_GRADIENT):
             address = Address(FrameKind.COMPUTE_AGAIN, *place.cell, place.step, place.microbatch)

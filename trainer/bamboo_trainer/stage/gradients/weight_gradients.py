@@ -23,12 +23,30 @@ from bamboo_trainer.task import Parts
 Ends = Sequence[tuple[Tensor, Tensor]]  # tensors with their gradients
 
 # Operations that compute, of their inputs' gradients, only those that are asked for, each by itself.
-SEPARABLE: Final = frozenset({
-    "AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0", "AddbmmBackward0", "LinearBackward0",
-    "MvBackward0", "AddmvBackward0", "ConvolutionBackward0", "GroupedMmBackward0",
-    "NativeLayerNormBackward0", "NativeGroupNormBackward0", "NativeBatchNormBackward0", "FusedRmsNormBackward0",
-    "AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "CatBackward0", "StackBackward0",
-})  # fmt: skip
+SEPARABLE: Final = frozenset(
+    {
+        "AddmmBackward0",
+        "MmBackward0",
+        "BmmBackward0",
+        "BaddbmmBackward0",
+        "AddbmmBackward0",
+        "LinearBackward0",
+        "MvBackward0",
+        "AddmvBackward0",
+        "ConvolutionBackward0",
+        "GroupedMmBackward0",
+        "NativeLayerNormBackward0",
+        "NativeGroupNormBackward0",
+        "NativeBatchNormBackward0",
+        "FusedRmsNormBackward0",
+        "AddBackward0",
+        "SubBackward0",
+        "MulBackward0",
+        "DivBackward0",
+        "CatBackward0",
+        "StackBackward0",
+    }
+)
 _LEAF: Final = "torch::autograd::AccumulateGrad"
 
 

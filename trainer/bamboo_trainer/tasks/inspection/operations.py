@@ -197,9 +197,17 @@ _GATES: Final = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def _recurrent(
-    gates: int, given: Tensor, hidden: Any, weights: list[Tensor], biases: bool, layers: int, dropout: float,
-    train: bool, both_ways: bool, batch_first: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    gates: int,
+    given: Tensor,
+    hidden: Any,
+    weights: list[Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both_ways: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
     """What `torch.gru` and the like return, in shape; the gates of all steps come from a hidden state that is made up.
 
     weights: for each layer and direction two matrices, two biases if there are any, and a projection if there is one.

@@ -237,9 +237,15 @@ class Search:
             storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
             place = _Place(
-                f"{layer}.{name}", weakref.ref(tensor), storage, trained,
-                int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype,
-            )  # fmt: skip
+                f"{layer}.{name}",
+                weakref.ref(tensor),
+                storage,
+                trained,
+                int(tensor.storage_offset()),
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+            )
             others = [p for p in self._places.get(storage.cdata, ()) if not p.gone]
             for other in others:
                 if other.tensor() is not tensor and (trained or other.trained) and _overlap(place, other):

@@ -71,9 +71,14 @@ class HistoryBuffer:
     def happened(self, message: HistoryEvents) -> None:
         for event in message.events:
             record = EventRecord(
-                attempt=0, time=event.time, reason=event.reason, message=event.message, warning=event.warning,
-                source=message.source, number=event.number,
-            )  # fmt: skip
+                attempt=0,
+                time=event.time,
+                reason=event.reason,
+                message=event.message,
+                warning=event.warning,
+                source=message.source,
+                number=event.number,
+            )
             if event.number > self._known_events.get(message.source, 0):
                 self._events.setdefault((message.source, event.number), record)
         while len(self._events) > MOST_KEPT:

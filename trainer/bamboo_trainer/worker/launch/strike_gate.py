@@ -55,9 +55,7 @@ class StrikeGate:
             self._steps = frozenset()
 
 
-def main(
-    worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: Collection[int]
-) -> int:  # fmt: skip
+def main(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: Collection[int]) -> int:
     """Like `worker.main`. gate: the descriptor of the socket to the launcher; steps: those in which it asks."""
     observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
     return run_worker(worker, url, token, zone, observer=StrikeGate(observer, socket.socket(fileno=gate), steps))
