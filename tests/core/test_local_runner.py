@@ -162,3 +162,20 @@ async def test_nodes_come_while_a_job_cannot_begin_for_want_of_them(
     clock += 2.0
     run._handle(Tick())
     assert started == ["w0", "w1"]
+
+
+async def test_a_job_ends_with_a_recording_that_leaves_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = (Room(at=0.0, nodes=2, notice=False), Room(at=10.0, nodes=0, notice=False))
+    run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms)).trains()
+    alive = ["w1"]
+    monkeypatch.setattr(Pool, "alive", property(lambda pool: alive))
+    run._recorded_since = run._now() - 11.0
+    run._handle(Tick())
+    assert run._finish is None, "a worker that has had its notice is still there"
+    alive.clear()
+    run._handle(Tick())
+    assert run._finish is not None
+    assert (run._finish.reason, run._finish.message) == (
+        "RecordingOver",
+        "the recording of nodes is over, and none is left at its end; 0 of 10 steps are done",
+    )

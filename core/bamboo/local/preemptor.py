@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from bamboo.coordinator.events import Status
 from bamboo.planning.plan import WorkerId
 from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
-from bamboo.preemption.scheduling import Preemption, Schedule, due, room_at, steps_of, victim
+from bamboo.preemption.scheduling import Preemption, Schedule, due, leaves_none, room_at, steps_of, victim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,10 @@ class Preemptor:
         """
         room = room_at(self._schedule, recorded)
         return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
+
+    def leaves_none(self, recorded: float) -> bool:
+        """Will there never be a node again after so many seconds of the recorded nodes?"""
+        return leaves_none(self._schedule, recorded)
 
     def begins(self, worker: WorkerId, step: int) -> None:
         """The worker is about to begin its next forward or backward, which is of that step."""

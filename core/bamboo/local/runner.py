@@ -261,6 +261,7 @@ class _LocalRun:
         if self._state.phase == "Running" and self._training_since is None:
             self._training_since, self._began = now, time.monotonic()
         self._play(now)
+        self._end_without_nodes(now)
         committed = event.message if isinstance(event, Received) else None
         if isinstance(committed, StepCommitted):
             self._ended = time.monotonic()
@@ -345,6 +346,12 @@ class _LocalRun:
             self._tell(Emit("NodesAwaited", text))
         if self._training_since is not None or lacks:
             self._recorded_since = now
+
+    def _end_without_nodes(self, now: float) -> None:
+        """The job cannot go on if the recording is over and its last node has gone."""
+        if self._preemptor.leaves_none(self._recorded(now)) and not self._workers.alive:
+            done = f"{self._state.step} of {count(self._spec.training.steps, 'step')} are done"
+            self._fail("RecordingOver", f"the recording of nodes is over, and none is left at its end; {done}")
 
     def _is_ready(self, worker: WorkerId) -> bool:
         record = self._state.workers.get(worker)

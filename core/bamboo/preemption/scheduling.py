@@ -261,6 +261,11 @@ def room_at(schedule: Schedule, now: float) -> Room | None:
     return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
 
 
+def leaves_none(schedule: Schedule, now: float) -> bool:
+    """Is the recording over after so many seconds of it, with no node left?"""
+    return bool(schedule.rooms) and schedule.rooms[-1].at <= now and not schedule.rooms[-1].nodes
+
+
 def _recorded(text: str, read: Callable[[str], str]) -> tuple[Trace, float]:
     """FILE[:SPEEDUP]: what it says, and how many times as fast it is played."""
     path, speedup = text, 1.0
