@@ -440,6 +440,20 @@ def test_what_has_no_room_as_the_layers_are_split_gets_another_split(
     assert max(needed(world, one) for one in world.plans[count:]) <= memory
 
 
+def test_an_edit_for_which_no_grid_has_room_is_said_once_and_the_grid_stays() -> None:
+    world = wide_first_layer(300, 50, 480, redundancy={"mode": "None"})
+    before = grid_of(world.state.current_plan)
+    world.edit(topology={"schedule": "ZBH1"})
+    world.train(60)
+    assert grid_of(world.state.current_plan) == before
+    told = [emit.message for emit in world.told if emit.reason == "NoGridFits"]
+    stays = "the job stays on 1 pipeline of 3 stages by 1F1B"
+    assert told == [f"after the edit no grid of 6 workers has room in devices with 0.0 GB; {stays}"]
+    world.edit(topology={"schedule": "1F1B"})
+    world.train(20)
+    assert grid_of(world.state.current_plan) == before
+
+
 def test_copies_for_which_no_split_has_room_are_not_made_and_that_is_said() -> None:
     """Of three replicas there is room for one."""
     world = wide_first_layer(100, 100, 2500)

@@ -29,6 +29,8 @@ def watch(turn: Turn) -> None:
         state = turn.state
     grid, better, counted = grid_of(state.current_plan), None, holding.counted(state, staying)
     found = choosing.expected(state, rates, counted)
+    if not found and _has_to_change(state):
+        _tell_that_none_fits_an_edit(turn, rates, counted)
     if found and (found[0].grid != grid or _is_split_too_large(state)):
         seconds = choosing.now_expected(state, rates)
         better = found[0] if _has_to_change(state) else _better(turn, found[0], seconds)
@@ -165,6 +167,18 @@ def tell_why_none(turn: Turn, workers: int) -> None:
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
+def _tell_that_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int) -> None:
+    """Why the job stays on a grid that an edit does not want any more."""
+    state = turn.state
+    why, enough = _why_none(rates, workers)
+    text = f"after the edit {why}; the job stays on {_told(grid_of(state.current_plan), state)}"
+    if enough is not None:
+        text += f", and of {count(enough, 'worker')} there is one"
+    if text != state.grids.told:
+        turn.set(grids=replace(state.grids, told=text))
+        turn.do(Emit("NoGridFits", text, warning=True))
+
+
 @lru_cache(maxsize=16)
 def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
     """Why no grid of so many workers can run, and a number of more, if there is one, of which one can."""
@@ -216,8 +230,9 @@ def tell(turn: Turn, grid: Grid) -> None:
 
 
 def _told(grid: Grid, state: CoordinatorState) -> str:
-    """With the schedule if there was a choice of it."""
-    chosen = grid.stages > 1 and len(schedules(state.spec)) > 1
+    """With the schedule if there was a choice of it, or an edit wants another one."""
+    allowed = schedules(state.spec)
+    chosen = grid.stages > 1 and (len(allowed) > 1 or grid.schedule not in allowed)
     return f"{grid.told} by {grid.schedule}" if chosen else grid.told
 
 
