@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from bamboo.job.budget_reach import Pace, date_reach
-from bamboo_operator.status.budget import budget_left, warnings
+from bamboo_operator.status.budget import budget_left, suspends, warnings
 from bamboo_operator.status.document import rule_input
 from operator_kit import NOW, at, job, said
 from status_kit import conditions, facts, seen
@@ -47,6 +47,17 @@ def test_a_job_that_has_cost_its_budget_is_suspended_and_says_why():
     less = seen(said(), spec=BUDGETED, cost=Decimal("9.99"), pods={"spot": 2})
     assert less["state"] == "Running"
     assert less["cost"]["budget"].startswith("9.99 of 10 spent; the rest lasts 0.0 h at 4 an hour")
+
+
+@pytest.mark.parametrize(
+    ("cost", "phase", "suspended"),
+    [("10", "Running", True), ("10", "Pending", True), ("9.99", "Running", False), ("11", "Saving", False)],
+)
+def test_money_suspends_a_job_unless_it_saves_its_result(cost, phase, suspended):
+    why = suspends(facts(spec=BUDGETED, cost=Decimal(cost)), phase)
+    assert (why is not None) == suspended
+    assert not suspended or "spec.budget.money" in why
+    assert suspends(facts(spec=job(), cost=Decimal(cost)), phase) is None
 
 
 def test_a_job_that_is_suspended_by_its_user_says_so():

@@ -23,7 +23,7 @@ from bamboo_operator.jobs.reconcile_schedule import (
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.status.budget import budget_spent, money_lasts
+from bamboo_operator.status.budget import money_lasts, suspends
 from bamboo_operator.status.event_queue import post_events
 from bamboo_operator.status.writer import StatusWriter
 
@@ -93,9 +93,8 @@ class Training:
                 self._runner.interrupt("Suspended", message, keep=True)
                 return
             self._runner.edit(spec)
-        all_done = self._runner.state.phase == "Saving"  # what is left to do costs less than to do it once more
-        if (facts := self._status.facts).spent and facts.spec and not all_done:
-            self._runner.interrupt("BudgetSpent", budget_spent(facts.spec), keep=True)
+        if (spent := suspends(self._status.facts, self._runner.state.phase)) is not None:
+            self._runner.interrupt("BudgetSpent", spent, keep=True)
         elif self._status.active_left() <= 0:
             limit = self._status.active_deadline
             message = f"the job has been active for more than {limit} s"

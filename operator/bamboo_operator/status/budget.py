@@ -24,6 +24,14 @@ def budget_spent(spec: JobSpec) -> str:
     return "" if money is None else spent(money, keeps=spec.checkpoint is not None)
 
 
+def suspends(facts: StatusFacts, phase: str) -> str | None:
+    """Why a job in that phase of its coordinator is suspended, if its money is spent; None if it goes on.
+
+    One that is saving its result does: what is left to do costs less than to do it once more.
+    """
+    return budget_spent(facts.spec) if facts.spent and facts.spec and phase != "Saving" else None
+
+
 def money_lasts(facts: StatusFacts) -> float:
     """Seconds until the budget is spent by the workers that are paid for now; math.inf if that will not be."""
     money = facts.spec.budget.money if facts.spec and facts.spec.budget else None
