@@ -13,7 +13,7 @@ from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Peer
 from bamboo.planning.splits.devices import device_layers
 from bamboo.planning.splits.resplit import Grid
-from bamboo.planning.steps.grid_rates import GridRates, bounded_grids
+from bamboo.planning.steps.grid_rates import GridRate, GridRates, bounded_grids
 from bamboo.planning.steps.step_times import StepModel
 from bamboo.planning.steps.worker_memory import device_bytes
 from bamboo.profiles.profile import Layer, ModelFigures, Network
@@ -51,7 +51,7 @@ def test_no_grid_within_the_bounds_is_faster_by_a_tenth_than_the_first(
     )
     figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
     rates, possible = GridRates(figures, spec), all_grids(spec, len(layers), workers)
-    found = rates.best(workers)
+    found = rates.ranked(workers, 3, {}, 1.0)
     assert bool(found) == bool(possible)
     if found:
         assert found[0].seconds <= 1.1 * min(map(rates.seconds, possible))
@@ -59,10 +59,52 @@ def test_no_grid_within_the_bounds_is_faster_by_a_tenth_than_the_first(
         assert list(found) == sorted(found, key=lambda one: (one.seconds, one.grid.cells))
 
 
+@given(
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6),
+    workers=st.integers(0, 12),
+    microbatches=st.integers(3, 20),
+    rate=st.sampled_from([1e3, 1e5, 1e12]),
+    memory=st.sampled_from([None, 4000]),
+    most=st.integers(1, 4),
+    scale=st.sampled_from([1.0, 0.7, 1.9]),
+    measured=st.lists(st.tuples(st.integers(0, 9), st.floats(0.1, 20.0)), max_size=3),
+)
+def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
+    seconds: list[float],
+    workers: int,
+    microbatches: int,
+    rate: float,
+    memory: int | None,
+    most: int,
+    scale: float,
+    measured: list[tuple[int, float]],
+) -> None:
+    """Although most steps are not executed; what was measured is no less than a step can take by the model."""
+    spec = elastic_job(3, 3, microbatches, minStages=1, maxStages=6)
+    layers = tuple(
+        Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
+        for one in seconds
+    )
+    figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+    model = GridRates(figures, spec, memory)
+    grids = [grid for grid in bounded_grids(spec, len(layers), workers) if model.fits(grid)]
+    known = {grids[n]: max(took, scale * model.seconds(grids[n])) for n, took in measured if n < len(grids)}
+
+    def rated(grid: Grid) -> tuple[float, int]:
+        return known.get(grid, scale * model.seconds(grid)), grid.cells
+
+    best = [min(map(rated, (g for g in grids if g.stages == p))) for p in {grid.stages for grid in grids}]
+    found = GridRates(figures, spec, memory).ranked(workers, most, known, scale)
+    assert [(one.seconds, one.grid.cells) for one in found] == sorted(best)[:most]
+    for one in found:
+        assert model.rate(one.grid, known, scale) == one
+
+
 def test_of_grids_that_are_as_fast_the_one_with_fewer_workers_is_first() -> None:
     spec = elastic_job(1, 7, 8)
     assert list(bounded_grids(spec, 1, 7)) == [Grid(1, d) for d in (7, 4, 3, 2, 1)]
-    assert GridRates(profile(1).figures, spec).best(7)[0].grid == Grid(1, 4)
+    rates = GridRates(profile(1).figures, spec)
+    assert rates.best(7) == GridRate(Grid(1, 4), rates.seconds(Grid(1, 4)))
 
 
 @pytest.mark.parametrize("mode", ["EagerForward", "None"])
@@ -78,9 +120,12 @@ def test_a_grid_whose_workers_lack_memory_is_none(mode: str) -> None:
         return max(device_bytes(figures, one, taken_over=over) for over in (False, mode != "None"))
 
     memory = needed(Grid(3, 2))
-    found = {one.grid for one in GridRates(figures, spec, memory).best(8)}
+    grids, rates = list(bounded_grids(spec, 8, 8)), GridRates(figures, spec, memory)
+    found = {grid for grid in grids if rates.fits(grid)}
     assert found
-    assert found == {one.grid for one in GridRates(figures, spec).best(8) if needed(one.grid) <= memory}
+    assert max(map(needed, found)) <= memory
+    assert found < set(grids)
+    assert {one.grid for one in rates.ranked(8, 9, {}, 1.0)} <= found
     assert not GridRates(figures, spec, 1).best(8)
 
 
@@ -130,7 +175,7 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
     rate=st.sampled_from([1e3, 1e5, 1e12]),
     memory=st.sampled_from([None, 4000]),
 )
-def test_the_fastest_grid_of_some_stages_is_the_first_of_the_best(
+def test_the_fastest_grid_of_some_stages_is_that_of_all_of_them(
     seconds: list[float], workers: int, microbatches: int, rate: float, memory: int | None
 ) -> None:
     spec = elastic_job(3, 3, microbatches, minStages=1, maxStages=6)
@@ -139,12 +184,15 @@ def test_the_fastest_grid_of_some_stages_is_the_first_of_the_best(
         for one in seconds
     )
     figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+    model = GridRates(figures, spec, memory)
     for stages in range(1, len(layers) + 1):
-        best, found = GridRates(figures, spec, memory).best(workers, stages), GridRates(figures, spec, memory)
-        assert found.fastest(workers, stages) == (best[0] if best else None)
+        grids = [grid for grid in bounded_grids(spec, len(layers), workers, stages) if model.fits(grid)]
+        best = min(grids, key=lambda grid: (model.seconds(grid), grid.cells), default=None)
+        found = GridRates(figures, spec, memory)
+        assert found.fastest(workers, stages) == (None if best is None else GridRate(best, model.seconds(best)))
         least = found.least_of(workers, stages)
-        assert (least is None) == (not best)
-        assert least is None or least <= best[0].seconds
+        assert (least is None) == (best is None)
+        assert least is None or best is None or least <= model.seconds(best)
 
 
 def test_grids_share_a_split_only_if_their_workers_need_the_same_memory() -> None:

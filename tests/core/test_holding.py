@@ -64,8 +64,8 @@ def test_workers_that_add_less_than_they_cost_are_given_back() -> None:
     one = valued(6, 1, layers=7, maxStages=6, minStages=2, maxPipelines=1)
     value, speed, told = both(one, nodes(6, duration=3 * HOUR))
     rates = GridRates(one.profile.figures, one.spec)
-    batch = 1 / rates.best(6)[0].seconds
-    fewest = next(n for n in range(1, 7) if rates.best(n) and 1 / rates.best(n)[0].seconds >= holding.AS_FAST * batch)
+    batch = 1 / rates.best(6).seconds
+    fewest = next(n for n in range(1, 7) if rates.best(n) and 1 / rates.best(n).seconds >= holding.AS_FAST * batch)
     assert fewest < 6, "or there would be nothing to give back"
     assert held(told) == [fewest]
     assert sum("GivenBack" in line for line in told) == 6 - fewest

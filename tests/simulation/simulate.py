@@ -76,10 +76,10 @@ def one(arguments: argparse.Namespace) -> int:
 
 
 def events_hash(job: Scenario) -> str:
-    """Of everything that happens in that run, in order."""
+    """A hash of everything that happens in that run, in order, and of what is wrong with it."""
     told = hashlib.sha256()
-    Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
-    return told.hexdigest()[:16]
+    result = Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
+    return told.hexdigest()[:16] + (f" PROBLEM: {result.problem}" if result.problem else "")
 
 
 def _hashes(task: tuple[range, tuple[Kind, ...]]) -> list[str]:
@@ -89,11 +89,13 @@ def _hashes(task: tuple[range, tuple[Kind, ...]]) -> list[str]:
 
 
 def record(arguments: argparse.Namespace) -> int:
+    wrong = 0
     with multiprocessing.Pool(arguments.processes) as pool, open(arguments.record, "w") as file:
         for lines in pool.imap(_hashes, batches(arguments)):
+            wrong += sum("PROBLEM" in line for line in lines)
             file.writelines(lines)
             file.flush()
-    return 0
+    return 1 if wrong else 0
 
 
 def batches(arguments: argparse.Namespace) -> list[tuple[range, tuple[Kind, ...]]]:

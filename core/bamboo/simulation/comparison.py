@@ -250,8 +250,8 @@ def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
     """Steps that the fastest grid of the nodes of each moment would do if every change took no time."""
     there, since, steps = 0, 0.0, 0.0
     for at, more in (*((one.at, len(one.joined) - len(one.lost)) for one in nodes.changes), (nodes.duration, 0)):
-        found = rates.best_at_all(there) if there and at > since else ()
-        steps += (at - since) / found[0].seconds if found else 0.0
+        found = rates.best(there) if there and at > since else None
+        steps += (at - since) / found.seconds if found is not None else 0.0
         since, there = at, there + more
     return steps
 
@@ -261,10 +261,10 @@ def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
     Every worker's final gradient goes to its shadow.
     """
     zones = sorted(set(nodes.zones.values()))
-    found = rates.best_at_all(max(1, round(nodes.node_seconds / nodes.duration)))
-    if len(zones) < 2 or not found:
+    found = rates.best(max(1, round(nodes.node_seconds / nodes.duration)))
+    if len(zones) < 2 or found is None:
         return 0.0
-    grid, costs = found[0].grid, job.place.costs
+    grid, costs = found.grid, job.place.costs
     cells = [str(number) for number in range(grid.cells)]
     packs = job.spec.spread.policy.packs
     places = [zones[n * len(zones) // grid.cells if packs else n % len(zones)] for n in range(grid.cells)]

@@ -6,6 +6,7 @@ run counts before what the model of a step says of it, and tells how good links 
 computing explains makes them slower. See docs/design/grids.md.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter, ne
@@ -173,23 +174,48 @@ def calibrated(state: CoordinatorState, rates: GridRates) -> float:
     if abs(rates.seconds_of(plan, plan.target) / seconds - 1) <= ALIKE:
         return state.grids.network
 
-    def miss(factor: float) -> tuple[float, float]:
+    def modelled(factor: float) -> float:
         network = Network(flow=ASSUMED.flow * factor, machine=ASSUMED.machine * factor, latency=ASSUMED.latency)
         figures = ModelFigures(layers=rates.figures.layers, network=network)
-        modelled = GridRates(figures, state.spec).seconds_of(plan, plan.target)
-        return round(abs(modelled / seconds - 1), 2), abs(factor - 1)
+        return GridRates(figures, state.spec).seconds_of(plan, plan.target)
 
-    return min(NETWORK_FACTORS, key=miss)
+    return _nearest(modelled, seconds)
 
 
-def expected(state: CoordinatorState, rates: GridRates, workers: int) -> tuple[GridRate, ...]:
-    """The grids that so many workers can run with what a step is expected to take on each, the best first.
+def _nearest(modelled: Callable[[float], float], seconds: float) -> float:
+    """The factor with which the model comes closest, to a hundredth, of equals the one next to 1.
 
-    What was measured on one of them counts instead of what the model says of it, and all others are taken to be as much
+    Faster links make no step longer: so factors are tried from 1 on, in the direction that comes closer, up to the
+    first one with which the model is on the other side.
+    """
+    slower, faster = (tuple(f for f in NETWORK_FACTORS if f < 1), tuple(f for f in NETWORK_FACTORS if f > 1))
+    found = {1.0: modelled(1.0)}
+    too_slow = found[1.0] > seconds
+    for factor in faster if too_slow else reversed(slower):
+        found[factor] = modelled(factor)
+        if (found[factor] > seconds) != too_slow:
+            break
+    return min(found, key=lambda factor: (round(abs(found[factor] / seconds - 1), 2), abs(factor - 1)))
+
+
+def best(state: CoordinatorState, rates: GridRates, workers: int) -> GridRate | None:
+    """The grid that so many workers run fastest, as far as that is known; None if they can run none.
+
+    What was measured on a grid counts instead of what the model says of it, and all others are taken to be as much
     slower than modelled as the grid that runs now.
     """
-    known, scale = state.grids.measured, _scale(state, rates)
-    return rates.scaled(workers, known, scale)
+    found = ranked(state, rates, workers, 1)
+    return found[0] if found else None
+
+
+def ranked(state: CoordinatorState, rates: GridRates, workers: int, most: int) -> tuple[GridRate, ...]:
+    """The best grid of each of so many numbers of stages, by the same seconds, the best first."""
+    return rates.ranked(workers, most, state.grids.measured, _scale(state, rates))
+
+
+def rate(state: CoordinatorState, rates: GridRates, grid: Grid) -> GridRate | None:
+    """What a step takes on that grid, by the same seconds; None if workers have no room for it."""
+    return rates.rate(grid, state.grids.measured, _scale(state, rates))
 
 
 def _scale(state: CoordinatorState, rates: GridRates) -> float:

@@ -28,12 +28,12 @@ def watch(turn: Turn) -> None:
         holding.aim(turn, rates)
         state = turn.state
     grid, better, counted = grid_of(state.current_plan), None, holding.counted(state, staying)
-    found = choosing.expected(state, rates, counted)
-    if not found and _has_to_change(state):
+    found = choosing.best(state, rates, counted)
+    if found is None and _has_to_change(state):
         _tell_that_none_fits_an_edit(turn, rates, counted)
-    if found and (found[0].grid != grid or _is_split_too_large(state)):
+    if found is not None and (found.grid != grid or _is_split_too_large(state)):
         seconds = choosing.now_expected(state, rates)
-        better = found[0] if _has_to_change(state) else _better(turn, found[0], seconds)
+        better = found if _has_to_change(state) else _better(turn, found, seconds)
     if better is None:
         if state.resize is not None:
             turn.set(resize=None)
@@ -128,8 +128,8 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
     if balances and workers >= grid.cells:
         return grid
     rates = choosing.rates_of(state)
-    found = choosing.expected(state, rates, holding.counted(state, workers)) if rates is not None else ()
-    return found[0].grid if found else grid
+    found = choosing.best(state, rates, holding.counted(state, workers)) if rates is not None else None
+    return found.grid if found is not None else grid
 
 
 def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
@@ -142,8 +142,8 @@ def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
     if rates is None:
         return None
     if choosing.is_measured(state) or state.spec.topology.chooses_stages:
-        found = choosing.expected(state, rates, holding.counted(state, workers))
-        return found[0].grid if found else None
+        found = choosing.best(state, rates, holding.counted(state, workers))
+        return found.grid if found is not None else None
     wanted, layers = state.spec.topology.stages, len(rates.figures.layers)
     grids = list(bounded_grids(state.spec, layers, workers))
     possible = [grid for grid in grids if rates.fits(grid)]
@@ -185,7 +185,7 @@ def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
     spec, layers = rates.spec, len(rates.figures.layers)
     most = spec.elastic.most_workers(spec.topology)
     tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]
-    enough = next((number for number in tried if number > workers and rates.best_at_all(number)), None)
+    enough = next((number for number in tried if number > workers and rates.best(number)), None)
     held = workers if enough else max(workers, most)
     if next(bounded_grids(spec, layers, held), None) is None:
         return f"a model of {count(layers, 'layer')} has no grid of {held} workers within the bounds of elastic", enough
@@ -216,13 +216,12 @@ def tell(turn: Turn, grid: Grid) -> None:
     if not choosing.is_measured(state):
         _chosen(turn, f"{text}: to begin with; what steps take is measured")
         return
-    found = choosing.expected(state, rates, holding.counted(state, workers)) if rates is not None else ()
-    chosen = next((one for one in found if one.grid == grid), None)
-    if chosen is None:
+    chosen = choosing.rate(state, rates, grid) if rates is not None else None
+    if rates is None or chosen is None:
         return
     turn.set(grids=replace(state.grids, expected=chosen))
-    best = {one.grid.stages: one for one in reversed(found)}
-    others = [one for one in found if one.grid.stages != grid.stages and best[one.grid.stages] is one][:SHOWN]
+    found = choosing.ranked(state, rates, holding.counted(state, workers), SHOWN + 1)
+    others = [one for one in found if one.grid.stages != grid.stages][:SHOWN]
     batch = state.spec.training.global_batch_size
     rated = ", ".join(f"{_told(one.grid, state)} {batch / one.seconds:.3g}" for one in others)
     text += f": {batch / chosen.seconds:.3g} samples/s expected"

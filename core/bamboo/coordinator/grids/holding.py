@@ -149,7 +149,7 @@ def _fewest_to_begin(state: CoordinatorState) -> int:
     fewest, rates = fewest_workers(spec), choosing.rates_of(state)
     if rates is not None:
         most = spec.elastic.most_workers(spec.topology)
-        fewest = next((n for n in range(fewest, most) if rates.best_at_all(n)), most)
+        fewest = next((n for n in range(fewest, most) if rates.best(n)), most)
     return fewest
 
 
@@ -197,8 +197,8 @@ class Worth:
 
     def _undisturbed(self, workers: int) -> float:
         if workers not in self._speeds:
-            found = choosing.expected(self._state, self._rates, workers) if workers > 0 else ()
-            self._speeds[workers] = self.batch / found[0].seconds if found else 0.0
+            found = choosing.best(self._state, self._rates, workers) if workers > 0 else None
+            self._speeds[workers] = self.batch / found.seconds if found else 0.0
         return self._speeds[workers]
 
     def price(self, held: int) -> float:
@@ -266,10 +266,9 @@ def _compared(worth: Worth, fewest: int, most: int, top: float) -> Iterator[int]
 
 
 def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
-    found = choosing.expected(state, rates, workers)
-    return (
-        choosing.pause(state, rates, found[0].grid) if found and found[0].grid != grid_of(state.current_plan) else 0.0
-    )
+    found = choosing.best(state, rates, workers)
+    changes = found is not None and found.grid != grid_of(state.current_plan)
+    return choosing.pause(state, rates, found.grid) if found is not None and changes else 0.0
 
 
 def resume(turn: Turn) -> None:

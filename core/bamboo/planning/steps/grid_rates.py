@@ -4,6 +4,7 @@ What is compared are whole steps by the model of a step that simulations use (`s
 the memory for them (`worker_memory`). Pure, but for what is remembered.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -79,12 +80,13 @@ class GridRates:
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
         self.figures, self.spec, self.memory = figures, spec, memory
         self._model = StepModel(figures, spec)
+        layers = [layer.forward + layer.backward for layer in figures.layers]
+        self._whole, self._longest = sum(layers), max(layers)  # seconds of a microbatch
         self._seconds: dict[Grid, float] = {}
         self._splits: dict[object, Ranges | None] = {}  # by what needs the same memory
         self._ranges: dict[int, Ranges] = {}
-        self._scaled: tuple[object, tuple[GridRate, ...]] = None, ()  # the newest answer, and of what
+        self._ranked: tuple[object, dict[tuple[int, int], tuple[GridRate, ...]]] = None, {}  # by what was known
         self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # likewise
-        self._best: dict[tuple[int, int | None], tuple[GridRate, ...]] = {}
         self._fastest: dict[tuple[int, int], GridRate | None] = {}  # by stages, and pipelines that workers fill
         self._grids: dict[tuple[int, int], list[tuple[float, Grid]]] = {}  # likewise
         self._bounds: dict[Grid, float] = {}
@@ -98,10 +100,6 @@ class GridRates:
             self._bare = GridRates(self.figures, replace(self.spec, redundancy=redundancy), self.memory)
         return self._bare
 
-    def best_at_all(self, workers: int) -> tuple[GridRate, ...]:
-        """The best ones with replicas of stages; if none has room for these, and the job may do without, the others."""
-        return self.best(workers) or (self.without_copies().best(workers) if may_do_without(self.spec) else ())
-
     def lacks_room(self, grid: Grid) -> bool:
         """Does the job run that grid without replicas of stages, since its workers have no room for them?"""
         return may_do_without(self.spec) and not self.fits(grid)
@@ -114,27 +112,62 @@ class GridRates:
         """For that split of the grid as the job runs it."""
         return (self.without_copies() if self.lacks_room(grid) else self).has_room(grid, split)
 
-    def best(self, workers: int, stages: int | None = None) -> tuple[GridRate, ...]:
-        """The grids that so many workers can run, the fastest first, of equals the one with the fewest workers.
+    def best(self, workers: int) -> GridRate | None:
+        """The fastest grid that so many workers can run; None if there is none.
 
-        Those whose longest stage alone takes longer than the fastest one's step are left out. stages: only grids with
-        so many.
+        With replicas of stages; if no grid has room for these and the job may do without, without them.
         """
-        if (workers, stages) not in self._best:
-            self._best[workers, stages] = tuple(sorted(self._compared(workers, stages), key=_rank))
-        return self._best[workers, stages]
+        found = self.ranked(workers, 1, {}, 1.0)
+        return found[0] if found else None
+
+    def ranked(self, workers: int, most: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
+        """The fastest grid of each number of stages that so many workers can run, as with `best`, the fastest first.
+
+        most: of how many numbers of stages. known: seconds of some grids; those of others are the model's, scaled.
+        """
+        told = scale, tuple(known.items())
+        if self._ranked[0] != told:
+            self._ranked = told, {}
+        ranked = self._ranked[1]
+        if (workers, most) not in ranked:
+            found = self._fastest_of_each(workers, most, known, scale)
+            if not found and may_do_without(self.spec):
+                found = self.without_copies()._fastest_of_each(workers, most, known, scale)
+            ranked[workers, most] = found
+        return ranked[workers, most]
+
+    def rate(self, grid: Grid, known: Mapping[Grid, float], scale: float) -> GridRate | None:
+        """What a step on that grid takes, by the same seconds; None if workers have no room for it."""
+        rates = self.without_copies() if self.lacks_room(grid) else self
+        if not rates.fits(grid):
+            return None
+        return GridRate(grid, known[grid] if grid in known else scale * rates.seconds(grid))
 
     def fastest(self, workers: int, stages: int) -> GridRate | None:
-        """The first of the best ones of so many stages, found without what the others take. None if there is none."""
+        """The fastest grid of so many stages that has room; of equals the one with the fewest workers."""
         filled = stages, workers // stages
         if filled not in self._fastest:
-            found: GridRate | None = None
-            for least, grid in self._promising(workers, stages):
-                if found is not None and least > found.seconds:
-                    break
-                found = min([*([found] if found else []), GridRate(grid, self.seconds(grid))], key=_rank)
-            self._fastest[filled] = found
+            found = self._fastest_of_each(workers, 1, {}, 1.0, stages)
+            self._fastest[filled] = found[0] if found else None
         return self._fastest[filled]
+
+    def _fastest_of_each(
+        self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
+    ) -> tuple[GridRate, ...]:
+        """No step is executed of a grid of which it is clear that others are faster."""
+        found: dict[int, GridRate] = {}  # by stages
+        grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
+        for least, grid in sorted((self._least(grid), grid) for grid in grids):
+            limit = sorted(one.seconds for one in found.values())[most - 1] if len(found) >= most else math.inf
+            if scale * least > limit:
+                break
+            before = found.get(grid.stages)
+            limit = min(limit, before.seconds if before else math.inf)
+            if not self.fits(grid) or (grid not in known and scale * self.least(grid) > limit):
+                continue
+            rate = GridRate(grid, known[grid] if grid in known else scale * self.seconds(grid))
+            found[grid.stages] = min([*([before] if before else []), rate], key=_rank)
+        return tuple(sorted(found.values(), key=_rank)[:most])
 
     def least_of(self, workers: int, stages: int) -> float | None:
         """Seconds in which no step on a grid of so many stages can be done; None if there is none."""
@@ -148,26 +181,6 @@ class GridRates:
             grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
             self._grids[filled] = sorted((self.least(grid), grid) for grid in grids if self.fits(grid))
         return self._grids[filled]
-
-    def scaled(self, workers: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
-        """The same with the seconds that are known of some grids, and those of the others times a factor, in order."""
-        asked = workers, scale, tuple(known.items())
-        if self._scaled[0] != asked:
-            found = [
-                replace(one, seconds=known.get(one.grid, scale * one.seconds)) for one in self.best_at_all(workers)
-            ]
-            self._scaled = asked, tuple(sorted(found, key=_rank))
-        return self._scaled[1]
-
-    def _compared(self, workers: int, stages: int | None) -> list[GridRate]:
-        grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
-        found: list[GridRate] = []
-        for least, grid in sorted((self._least(grid), grid) for grid in grids):
-            if found and least > min(one.seconds for one in found):
-                break
-            if self.fits(grid):
-                found.append(GridRate(grid, self.seconds(grid)))
-        return found
 
     def fits(self, grid: Grid) -> bool:
         """Also while a worker runs a lost one's stage, if there are copies for that, or other pipelines' owners."""
@@ -279,11 +292,8 @@ class GridRates:
         """Seconds in which no step on that grid can be done: what its longest stage computes if no split were better
         than an even one.
         """
-        whole = sum(layer.forward + layer.backward for layer in self.figures.layers)
-        longest = max(layer.forward + layer.backward for layer in self.figures.layers)
-        return most_microbatches(self.spec.training, grid.pipelines) * max(
-            whole / (grid.stages * self.spec.worker.devices), longest
-        )
+        devices = grid.stages * self.spec.worker.devices
+        return most_microbatches(self.spec.training, grid.pipelines) * max(self._whole / devices, self._longest)
 
 
 def _rank(rate: GridRate) -> tuple[float, int]:

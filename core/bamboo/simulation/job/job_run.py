@@ -151,11 +151,11 @@ class _Simulation:
         """On the whole grid that the job asks for, with nothing lost. Raises SimulationError if there is none."""
         spec, profile = self._spec, self._run.profile
         if spec.topology.chooses_stages:
-            best = GridRates(profile.figures, spec, profile.machine.memory).best_at_all(whole_workers(spec))
-            if not best:
+            best = GridRates(profile.figures, spec, profile.machine.memory).best(whole_workers(spec))
+            if best is None:
                 there = f"{profile.machine.memory / 1e9:.1f} GB"
                 raise SimulationError(f"no grid that the job may have fits devices of {there}")
-            return best[0].seconds
+            return best.seconds
         pipelines = min(wanted_pipelines(spec), spec.training.most_pipelines)
         try:
             ranges = layer_ranges(self._run.profile.costs, spec.topology, devices=spec.worker.devices)
