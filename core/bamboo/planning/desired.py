@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from heapq import nsmallest
 from typing import Any
 
 from bamboo.job.placement_spec import SpreadPolicy
@@ -112,11 +113,12 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
             holders = own if plan.shards else own | running[cell.stage]
             lacking = view.redundancy.kept - (len(holders) - 1)
             held_on = {view.domain(w) for w in own} | (set() if plan.shards else places[cell.stage])
-            idle.sort(key=lambda w: (w not in plan.at(cell).replicas, view.domain(w) in held_on))
-            chosen = idle[: max(0, lacking)]
+            before = plan.at(cell).replicas
+            if lacking > 0:
+                chosen = nsmallest(lacking, idle, key=lambda w: (w not in before, view.domain(w) in held_on))
             if view.redundancy.kept and len({*held_on, *map(view.domain, chosen)}) == 1:
                 elsewhere = [w for w in idle if view.domain(w) not in held_on and load[w] <= view.redundancy.kept]
-                chosen += elsewhere[:1]
+                chosen += sorted(elsewhere, key=lambda w: w not in before)[:1]
             load.update(chosen)
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
         filled += [w for w in view.beforehand.get(cell, ()) if w in spare]

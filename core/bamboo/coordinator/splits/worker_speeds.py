@@ -1,6 +1,7 @@
 """What the workers' own measurements say of their speeds, and of the layers. Pure functions of the state."""
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median, median_low
 from typing import Final
 
@@ -154,7 +155,19 @@ def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
             paces[plan.at(cell).owner] = seconds_of(times) / counted
     if len(paces) < LEAST_WORKERS:
         return {}
-    return {w: pace / median(p for other, p in paces.items() if other != w) for w, pace in paces.items()}
+    ordered = sorted(paces.values())
+    return {w: pace / _median_of_others(ordered, pace) for w, pace in paces.items()}
+
+
+def _median_of_others(ordered: Sequence[float], one: float) -> float:
+    """The median of these numbers, which ascend, without one of them."""
+    left_out, others = bisect_left(ordered, one), len(ordered) - 1
+
+    def other(index: int) -> float:
+        return ordered[index + (index >= left_out)]
+
+    upper = other(others // 2)
+    return upper if others % 2 else (other(others // 2 - 1) + upper) / 2
 
 
 LEAST_WORKERS: Final = 3  # to compare by counted costs: of two nobody can say which is the unusual one
