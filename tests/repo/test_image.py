@@ -99,7 +99,7 @@ def canonical(name: str) -> str:
 
 def test_an_image_has_what_it_needs_in_the_tested_versions(built: Images, target: str) -> None:
     found = {canonical(name): version for name, version in python(built, target, INSTALLED).items()}
-    own = {"bamboo", f"bamboo-{target}"}
+    own = {"bamboo-spot", f"bamboo-{target}"}
     assert own <= set(found)
     different = {
         name: version

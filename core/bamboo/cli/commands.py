@@ -298,7 +298,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it fo
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(distribution_version("bamboo"))
+    typer.echo(distribution_version("bamboo-spot"))
 
 
 def _log_on_standard_error() -> None:

@@ -9,4 +9,4 @@ from bamboo.checkpoint.manifest import Versions
 
 
 def versions() -> Versions:
-    return Versions(bamboo=version("bamboo"), torch=str(torch.__version__), python=platform.python_version())
+    return Versions(bamboo=version("bamboo-spot"), torch=str(torch.__version__), python=platform.python_version())
