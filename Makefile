@@ -36,7 +36,7 @@ define INSTALL_TORCH
 $(PIP) install -q $(PIP_ARGS) $(TORCH_ARGS) --no-deps $(TORCH)
 endef
 
-.PHONY: help setup demo test lint style types tests soak simulate cluster image kind bench docs chart screenshots clean
+.PHONY: help setup demo test lint style types tests soak simulate cluster image kind bench docs site chart screenshots clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -118,6 +118,9 @@ docs: $(STAMP) ## write anew what is made from others: docs/api.md, docs/cli.md,
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python dashboards/generate.py
 	$(BIN)/python charts/generate.py
+
+site: $(STAMP) ## build the documentation site into build/site; links that lead nowhere are errors
+	$(BIN)/python docs/build_site.py build/site
 
 chart: $(STAMP) ## bring the chart's copies of CRD, rules and dashboards up to date, and the table in docs/chart.md
 	$(BIN)/python charts/generate.py

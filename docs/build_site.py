@@ -1,0 +1,110 @@
+"""Builds the documentation site from the Markdown files of the repository.
+
+`python docs/build_site.py FOLDER` writes it to FOLDER. The pages are those of docs/, in the order of mkdocs.yml. Files
+outside docs/ that a page links to become pages, too: Markdown as it is, source files as a block of code, folders as a
+list of their files. So the site needs no address of a repository, and it loads nothing from another host.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
+CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
+
+
+def sources() -> list[Path]:
+    """The files of docs/ that the site shows; the programs beside them are left out."""
+    return [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file() and path.suffix != ".py"]
+
+
+def place(source: Path) -> PurePosixPath:
+    """The path in the site's docs/ of a file or folder of the repository."""
+    path = PurePosixPath(source.relative_to(ROOT).as_posix())
+    if path.parts[0] == "docs":
+        return PurePosixPath(*path.parts[1:])
+    if path.suffix == ".md":
+        return PurePosixPath("repository", path.name.lower() if path.stem != "README" else "overview.md")
+    return PurePosixPath("repository", f"{path}.md")
+
+
+class Staging:
+    """The pages that the generator reads; those outside docs/ are added as links to them are found."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._done: set[Path] = set()
+
+    def add(self, source: Path) -> None:
+        if source in self._done:
+            return
+        self._done.add(source)
+        target = self._folder / place(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            target.write_text(self._listing(source))
+        elif source.suffix == ".md":
+            target.write_text(self._page(source))
+        elif target.suffix == ".md":
+            target.write_text(_code_page(source))
+        else:
+            shutil.copyfile(source, target)
+
+    def _page(self, source: Path) -> str:
+        """The text of a page, whose links lead to places of the site."""
+        parts = CODE.split(source.read_text())
+        return "".join(
+            part if CODE.fullmatch(part) else LINK.sub(lambda m: self._link(source, m[1]), part) for part in parts
+        )
+
+    def _link(self, page: Path, link: str) -> str:
+        if "://" in link or link.startswith("mailto:"):
+            return link
+        target = (page.parent / link).resolve()
+        if not target.exists():
+            raise SystemExit(f"{page.relative_to(ROOT)}: {link} is not there")
+        if target.is_dir() and target.is_relative_to(ROOT / "docs"):
+            raise SystemExit(f"{page.relative_to(ROOT)}: {link} is a folder of docs; link to a page")
+        self.add(target)
+        return os.path.relpath(place(target), place(page).parent)
+
+    def _listing(self, folder: Path) -> str:
+        files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+        for path in files:
+            self.add(path)
+        links = [f"- [{path.name}]({os.path.relpath(place(path), place(folder).parent)})" for path in files]
+        return "\n".join([f"# {folder.relative_to(ROOT)}", "", *links, ""])
+
+
+def _code_page(source: Path) -> str:
+    language = {".py": "python", ".yaml": "yaml", ".json": "json"}.get(source.suffix, "text")
+    return f"# {source.relative_to(ROOT)}\n\n~~~~~~{language}\n{source.read_text().rstrip()}\n~~~~~~\n"
+
+
+def build(output: Path) -> None:
+    """Writes the site, and ends with the generator's messages if a link or an anchor leads nowhere."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")
+        staging = Staging(folder / "docs")
+        for source in sources():
+            staging.add(source)
+        command = [sys.executable, "-m", "zensical", "build", "--strict"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+            raise SystemExit(said.partition("Traceback")[0].rstrip())
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.copytree(folder / "site", output)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Builds the documentation site.")
+    parser.add_argument("folder", type=Path, help="where the site is written; what is there is replaced")
+    build(parser.parse_args().folder)

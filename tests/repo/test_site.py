@@ -1,0 +1,113 @@
+"""The documentation site is built from docs/, shows every page, and needs no other host."""
+
+import importlib.util
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")}
+
+
+class Page(HTMLParser):
+    """What a page links to, what a browser loads for it, and its anchors."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value is None:
+                continue
+            if name == "id":
+                self.anchors.add(value)
+            if (tag, name) in LOADED:
+                self.loaded.add(value)
+            if (tag, name) in LOADED or (tag, name) == ("a", "href"):
+                self.links.add(value)
+
+
+@pytest.fixture(name="builder")
+def loaded_builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build_site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_is_whole_and_loads_nothing_from_another_host(builder: ModuleType, tmp_path: Path) -> None:
+    builder.build(tmp_path / "site")
+    pages = {path: Page(path.read_text()) for path in (tmp_path / "site").rglob("*.html")}
+    for source in (ROOT / "docs").rglob("*.md"):
+        html = source.relative_to(ROOT / "docs").with_suffix(".html")
+        assert tmp_path / "site" / ("index.html" if html.name == "README.html" else html) in pages
+    assert list((tmp_path / "site").rglob("*.py")) == []
+
+    from_elsewhere = {
+        (path.name, link) for path, page in pages.items() for link in page.loaded if urlsplit(link).netloc
+    }
+    assert from_elsewhere == set()
+    broken = set()
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or path.name == "404.html":  # whose links are absolute
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if target.is_dir():
+                target /= "index.html"
+            anchors = pages[target].anchors if target in pages else set()
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors | {"__top"}):
+                broken.add((path.name, link))
+    assert broken == set()
+    assert "PlannedTakeover" in (tmp_path / "site" / "search.json").read_text()
+
+
+def titles_and_pages(nav: object) -> list[str]:
+    match nav:
+        case str(page):
+            return [page]
+        case dict():
+            return [page for part in nav.values() for page in titles_and_pages(part)]
+        case list():
+            return [page for part in nav for page in titles_and_pages(part)]
+    raise AssertionError(nav)
+
+
+def test_the_navigation_names_every_page_once() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    nav = yaml.safe_load(text[text.index("\nnav:\n") :])["nav"]
+    named = [page for page in titles_and_pages(nav) if not page.startswith("repository/")]
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("other.md#nothing", "anchor does not exist"),
+        ("gone.md", "docs/README.md: gone.md is not there"),
+        ("folder", "docs/README.md: folder is a folder of docs; link to a page"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_an_error(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str, said: str
+) -> None:
+    (tmp_path / "docs" / "folder").mkdir(parents=True)
+    (tmp_path / "docs" / "README.md").write_text(f"# Start\n\nA [link]({link}).\n")
+    (tmp_path / "docs" / "other.md").write_text("# Other\n")
+    (tmp_path / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text().partition("nav:\n")[0])
+    monkeypatch.setattr(builder, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=said):
+        builder.build(tmp_path / "site")
+    assert not (tmp_path / "site").exists()
