@@ -1,4 +1,4 @@
-"""One hash for all that `bamboo simulate` says of some jobs and strategies: the same before and after a refactoring.
+"""Hashes of what `bamboo simulate` and `bamboo compare` say: the same before and after a refactoring.
 
     python bench/digests.py [--seeds N] > FILE
 
@@ -59,7 +59,7 @@ def document(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 def digest(*arguments: str) -> str:
     """A hash of what the command says. Raises RuntimeError if it fails."""
-    command = [sys.executable, "-m", "bamboo", "simulate", *arguments, "--output", "json"]
+    command = [sys.executable, "-m", "bamboo", *arguments, "--output", "json"]
     done = subprocess.run(command, check=False, capture_output=True, timeout=LIMIT)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.decode(errors='replace')}")
@@ -74,10 +74,10 @@ def main(seeds: Annotated[int, typer.Option(min=1, help="Of each job and strateg
             for seed in range(1, seeds + 1):
                 asked = ("--profile", "bert-v100", "--preempt-rate", "0.4", "--hours", "2", "--events")
                 once = ("--seeds", f"{seed}:{seed}")
-                print(f"job {name} {seed} {digest(str(path), *asked, *once)}", flush=True)
+                print(f"job {name} {seed} {digest('simulate', str(path), *asked, *once)}", flush=True)
     for name in STRATEGIES:
         asked = ("--strategy", name, "--workload", "bert", "--preempt-rate", "0.2", "--hours", "12")
-        print(f"strategy {name} {digest(*asked, '--seeds', str(seeds), '--quiet')}", flush=True)
+        print(f"strategy {name} {digest('compare', *asked, '--seeds', str(seeds), '--quiet')}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Do the figures of `--model research` agree with those of the published simulator itself, digit for digit?
+"""Do the figures of `bamboo research` agree with those of the published simulator itself, digit for digit?
 
     python bench/published.py CHECKOUT [--seeds 10] [--rates 0.01,0.05,0.1,0.25,0.5] [--start-hours 0,9,17] [--hours 12]
         [--whole-runs 3] [--trace FILE ...] [--random 0] [--csv FILE]

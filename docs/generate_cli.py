@@ -14,6 +14,8 @@ HERE = (
     "validate",
     "plan",
     "simulate",
+    "compare",
+    "research",
     "profile",
     "trace",
     "traces",

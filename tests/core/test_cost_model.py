@@ -1,4 +1,4 @@
-"""`bamboo simulate --model research`: what is known of the published simulator, its rules by hand, and the command."""
+"""`bamboo research`: what is known of the published simulator, its rules by hand, and the command."""
 
 import csv
 from dataclasses import asdict, replace

@@ -241,8 +241,8 @@ def test_a_recording_without_nodes_is_refused_by_all_that_need_some(files: Path,
     job, profile = str(files / "job.yaml"), str(files / "profile.json")
     commands = (
         ["simulate", job, "--profile", profile],
-        ["simulate", "--strategy", "bamboo"],
-        ["simulate", "--model", "research"],
+        ["compare", "--strategy", "bamboo"],
+        ["research"],
     )
     for done in (invoke(files, "--trace", path), *(CliRunner().invoke(app, [*c, "--trace", path]) for c in commands)):
         told = f"bamboo: {path}: no node is in it; --trace needs a recording of nodes\n"

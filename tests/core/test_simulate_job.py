@@ -60,7 +60,6 @@ def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "expected JOB.yaml, or --model research"),
         (["JOB"], "--profile: expected a file that `bamboo profile "),
         (
             ["JOB", "--profile", "nothing.json", "--preempt-rate", "0.1"],
@@ -71,9 +70,6 @@ def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_pa
             ["JOB", "--profile", "PROFILE", "--preempt-rate", "2"],
             "--preempt-rate 2: expected a probability",
         ),
-        (["JOB", "--workload", "bert"], "--workload: cannot be combined with --model job"),
-        (["--model", "research", "--profile", "x"], "--profile: cannot be combined with --model research"),
-        (["JOB", "--model", "research", "--preempt-rate", "0"], "--model research: expected no job"),
         (["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--hours", "0"], "--hours must be more than 0"),
         (
             ["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--begin", "tomorrow"],

@@ -21,7 +21,7 @@ from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
 from bamboo.cli.history_command import app as history_command
 from bamboo.cli.run_options import LocalRunOptions
-from bamboo.cli.simulation import plan_command, profile_command, simulate_command
+from bamboo.cli.simulation import compare_command, plan_command, profile_command, research_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
 from bamboo.complaints import SilentErrorsNamed, complain
 from bamboo.job.budget_reach import of_manifest, past
@@ -255,6 +255,8 @@ app.registered_commands += cluster_commands.registered_commands
 app.registered_commands += history_command.registered_commands
 app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
+app.registered_commands += compare_command.app.registered_commands
+app.registered_commands += research_command.app.registered_commands
 app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
 

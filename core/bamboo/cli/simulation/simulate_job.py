@@ -62,7 +62,7 @@ def job_run(wanted: JobSimulation) -> JobRun:
         usage(f"{error} (of the profile {wanted.profile})")
 
 
-def simulate(
+def job_cases(
     wanted: JobSimulation,
     run: JobRun,
     say: Callable[[str], None] | None,

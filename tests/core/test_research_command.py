@@ -1,4 +1,4 @@
-"""`bamboo simulate --model research`: its output and its flags."""
+"""`bamboo research`: its output and its flags."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from bamboo.cli.commands import app
 
 def test_the_command_prints_each_case_in_every_form() -> None:
     def called(*arguments: str) -> str:
-        done = CliRunner().invoke(app, ["simulate", "--model", "research", "--jobs", "1", *arguments])
+        done = CliRunner().invoke(app, ["research", "--jobs", "1", *arguments])
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -30,7 +30,7 @@ def test_the_command_prints_each_case_in_every_form() -> None:
 def test_hours_alone_are_not_cut_short_by_the_published_steps() -> None:
     """Otherwise such a run could not be the published program's, which goes on until its time is over."""
     arguments = ("--preempt-rate", "0", "--seeds", "1:1", "--hours", "12", "--jobs", "1", "-o", "json")
-    done = CliRunner().invoke(app, ["simulate", "--model", "research", *arguments])
+    done = CliRunner().invoke(app, ["research", *arguments])
     (found,) = json.loads(done.stdout)
     assert found["mean"]["hours"] > 11.9
     assert found["mean"]["steps"] > 22_194
@@ -39,7 +39,7 @@ def test_hours_alone_are_not_cut_short_by_the_published_steps() -> None:
 def test_the_command_under_a_trace(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("traces") / "t.csv"
     file.write_text("".join(f"0,add,n{number}\n" for number in range(13)) + "1800000,remove,n3\n3600000,remove,n5\n")
-    done = CliRunner().invoke(app, ["simulate", "--model", "research", "--trace", str(file), "-o", "json"])
+    done = CliRunner().invoke(app, ["research", "--trace", str(file), "-o", "json"])
     (found,) = json.loads(done.stdout)
     assert (found["case"], found["runs"], found["mean"]["preemptions"]) == ("t.csv", 1, 2)
 
@@ -62,7 +62,7 @@ def test_the_command_under_a_trace(tmp_path_factory: pytest.TempPathFactory) -> 
     ],
 )
 def test_wrong_flags_are_named(arguments: list[str], problem: str) -> None:
-    done = CliRunner().invoke(app, ["simulate", "--model", "research", *arguments])
+    done = CliRunner().invoke(app, ["research", *arguments])
     assert done.exit_code == 2
     assert done.stderr.startswith(f"bamboo: {problem}")
     assert done.stderr.count("\n") == 1

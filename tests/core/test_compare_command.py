@@ -1,4 +1,4 @@
-"""`bamboo simulate --strategy`."""
+"""`bamboo compare`."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytest_plugins = ["job_simulation_fixtures"]
 
 def test_the_command() -> None:
     def called(*arguments: str) -> Any:
-        flags = ["simulate", "--seeds", "1", "--hours", "2", "--preempt-rate", "0.3", *arguments]
+        flags = ["compare", "--seeds", "1", "--hours", "2", "--preempt-rate", "0.3", *arguments]
         return CliRunner().invoke(app, flags)
 
     done = called("--strategy", "bamboo", "--strategy", "checkpoint", "-o", "json")
@@ -26,10 +26,10 @@ def test_the_command() -> None:
     assert called("--strategy", "bamboo", "--workload", "vgg").stdout.count("\n") == 2
     for arguments, problem in (
         (("--strategy", "x"), "--strategy must be one of on-demand, checkpoint"),
-        (("--strategy", "all", "--steps", "5"), "--steps: cannot be combined with --strategy"),
-        (("job.yaml", "--strategy", "all"), "--profile: expected what `bamboo profile job.yaml` writes"),
-        (("job.yaml", "--strategy", "all", "--workload", "vgg"), "--workload: cannot be combined with JOB.yaml"),
-        (("--strategy", "all", "--workload", "x"), "cannot read the profile x-v100"),
+        (("--trace", "t.csv"), "--preempt-rate: cannot be combined with --trace"),
+        (("job.yaml",), "--profile: expected what `bamboo profile job.yaml` writes"),
+        (("job.yaml", "--workload", "vgg"), "--workload: cannot be combined with JOB.yaml"),
+        (("--workload", "x"), "cannot read the profile x-v100"),
     ):
         refused = called(*arguments)
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
@@ -42,7 +42,7 @@ def test_hours_beyond_a_recording_end_with_it(tmp_path: Path) -> None:
     trace.write_text("".join(f"0,add,n{i}\n" for i in range(24)) + "1800000,remove,n4\n3600000,remove,n5\n")
     several = ("bamboo", "checkpoint", "quorum", "on-demand")
     flags = [flag for name in several for flag in ("--strategy", name)]
-    said = ["simulate", *flags, "--workload", "vgg", "--trace", str(trace), "-o", "json", "--quiet"]
+    said = ["compare", *flags, "--workload", "vgg", "--trace", str(trace), "-o", "json", "--quiet"]
     whole, beyond, short = (
         CliRunner().invoke(app, [*said, *hours]) for hours in ((), ("--hours", "5"), ("--hours", "0.5"))
     )
@@ -61,7 +61,7 @@ def test_a_job_of_ones_own_is_compared(files: tuple[str, str]) -> None:
         document = yaml.safe_load(Path(job).read_text())
         document["spec"] |= {"nodePools": list(pools), "worker": {"devices": devices}}
         Path(job).write_text(yaml.safe_dump(document))
-        return CliRunner().invoke(app, ["simulate", job, *flags, "--seeds", "1", "--hours", "2", "-o", "json"])
+        return CliRunner().invoke(app, ["compare", job, *flags, "--seeds", "1", "--hours", "2", "-o", "json"])
 
     spot = {"name": "s", "capacity": "Spot", "pricePerHour": "1"}
     refused = called(spot)
@@ -70,7 +70,9 @@ def test_a_job_of_ones_own_is_compared(files: tuple[str, str]) -> None:
     later = {"name": "t", "capacity": "Spot", "pricePerHour": "2"}
     pools = (spot, later, {"name": "d", "capacity": "OnDemand", "pricePerHour": "3"})
     divided = called(*pools, devices=2)
-    told = f"bamboo: {job}: expected spec.worker.devices 1 with --strategy, whose nodes have one GPU each, got 2\n"
+    told = (
+        f"bamboo: {job}: expected spec.worker.devices 1 with `bamboo compare`, whose nodes have one GPU each, got 2\n"
+    )
     assert (divided.exit_code, divided.stderr) == (2, told)
     done = called(*pools)
     assert done.exit_code == 0, done.output

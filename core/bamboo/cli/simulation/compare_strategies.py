@@ -1,4 +1,4 @@
-"""`bamboo simulate --strategy`: from its flags to Bamboo and published strategies under the same nodes."""
+"""`bamboo compare`: from its flags to Bamboo and published strategies under the same nodes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -25,13 +25,14 @@ from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import NodeTraceError, Trace
 
 HOURS = 24.0  # of made-up preemptions, if nobody says how long
-ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """As the user gave it. profile: a file or a name; of one of the published models if none is given. job: says the
-    batch and the grid, instead of what was published.
+    """As the user gave it.
+
+    strategies: none means all. profile: a file or a name; of one of the published models if none is given. job: says
+    the batch and the grid, instead of what was published.
     """
 
     job: Path | None
@@ -46,7 +47,7 @@ class Comparison:
     zone_price: float
 
 
-def compare(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, Spread]]:
+def cases_of(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, Spread]]:
     """A case for each rate (or the traces) and strategy. done: is told of each run. A mistake ends the command."""
     names = _strategies(wanted.strategies)
     try:
@@ -75,7 +76,7 @@ def _job(wanted: Comparison) -> ComparedJob:
     check_profiles({name: profile}, spec, dict(source.document), wanted.job)
     if spec.worker.devices > 1:
         raise SimulationError(
-            f"{wanted.job}: expected spec.worker.devices 1 with --strategy, whose nodes have one GPU each,"
+            f"{wanted.job}: expected spec.worker.devices 1 with `bamboo compare`, whose nodes have one GPU each,"
             f" got {spec.worker.devices}"
         )
     spot, on_demand = (pool_price(spec.node_pools, capacity) for capacity in (Capacity.SPOT, Capacity.ON_DEMAND))
@@ -102,9 +103,9 @@ def _run(name: str, job: ComparedJob, trace: Trace, hours: float | None, done: C
 
 def _strategies(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
-        if name not in (*STRATEGIES, ALL):
-            usage(f"--strategy must be one of {', '.join(STRATEGIES)} or {ALL}, not {name[:40]!r}")
-    return STRATEGIES if ALL in names else tuple(dict.fromkeys(names))
+        if name not in STRATEGIES:
+            usage(f"--strategy must be one of {', '.join(STRATEGIES)}, not {name[:40]!r}")
+    return tuple(dict.fromkeys(names)) or STRATEGIES
 
 
 def _cases(wanted: Comparison, nodes: int) -> list[tuple[str, list[Trace]]]:
