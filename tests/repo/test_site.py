@@ -70,6 +70,8 @@ def test_the_site_is_whole_and_loads_nothing_from_another_host(builder: ModuleTy
             if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors | {"__top"}):
                 broken.add((path.name, link))
     assert broken == set()
+    raw = {path.name for path in pages if "| --- |" in path.read_text()}
+    assert raw == set(), "a table that is shown as text"
     assert "PlannedTakeover" in (tmp_path / "site" / "search.json").read_text()
 
 
