@@ -51,6 +51,23 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
     assert len({digest, *others}) == len(others) + 1
 
 
+ALL_BF16 = dict.fromkeys(("precision", "parameterPrecision", "boundaryPrecision", "gradientPrecision"), "bf16")
+
+
+@pytest.mark.parametrize(
+    ("training", "digest"),
+    [
+        ({}, "a100a65e90c9a47c936cf330a728abfaf2d967d62bc9c48fd389e6ddb7412dbb"),
+        (ALL_BF16 | {"ema": {"decay": 0.9}}, "93a2be0961e0e2e40a34b644708276e625dd8a7233b91b9a31a230f4dfe5b4dd"),
+    ],
+)
+def test_checkpoints_that_are_there_keep_their_digest(training: dict[str, Any], digest: str) -> None:
+    """No change of the types may change it: a job would not find its checkpoints again."""
+    document = minimal()
+    document["spec"]["training"] |= training
+    assert numbers_digest(parse_manifest(document)) == digest
+
+
 OLD = minimal()
 TRAINING = OLD["spec"]["training"]
 

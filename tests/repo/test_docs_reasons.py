@@ -79,7 +79,7 @@ PASSED_ON = {
 }
 # These calls have nothing to do with reasons.
 OTHERS = {
-    ("core/bamboo/job/fields.py", "_refuse"),
+    ("core/bamboo/job/forms.py", "_refuse"),
     ("operator/bamboo_operator/manifests/template.py", "refuse"),
     ("core/bamboo/local/session.py", "finish"),
     ("core/bamboo/local/views/page_view.py", "finish"),

@@ -1,255 +1,616 @@
-"""The rules between a manifest's fields."""
+"""The rules between a manifest's fields, each for the parser and, in CEL, for the CRD.
 
-from collections.abc import Callable
+A rule belongs to a type of the API and is judged of each such object. Its two forms say the same of a job in which
+every field fits by itself; tests/chart/test_crd_agrees.py holds them together.
+"""
 
-from bamboo.job.fields import Problem, show
-from bamboo.job.placement_spec import VerifyMode
-from bamboo.job.spec import JobSpec
-from bamboo.job.training_spec import ParameterPrecision, Precision
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-Rule = Callable[..., None]  # (does it hold?, path, message, other fields that the rule reads)
+from bamboo.job.fields import Problem
+from bamboo.job.model import ReadObject
+from bamboo.job.placement_spec import VerifyMode, WorkerSpec
+from bamboo.job.spec import AUTO, BudgetSpec, JobSpec, StorageSpec, TopologySpec
+from bamboo.job.training_spec import (
+    DEFAULT_GROUPS,
+    LoggerSpec,
+    LoggerType,
+    ParameterPrecision,
+    Precision,
+    TrainingSpec,
+    Unit,
+    Until,
+)
+
+T = TypeVar("T")
+_READ_IN_CEL = re.compile(r"\bself((?:\.[a-zA-Z]+\b(?!\())+)")  # a field, and no method
 
 
-def check_rules(job: JobSpec, problems: list[Problem]) -> None:
-    """Adds what is wrong; a rule is skipped where a field it reads is already wrong."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of a type of the API.
+
+    path: from the object to the field that is wrong where the rule does not hold; "" is the object. expected: what is
+    said of it. problem: what the parser says of an object, with the path from it on. reads: the rule is not judged
+    where one of these fields is wrong by itself.
+    """
+
+    kind: type
+    path: str
+    cel: str
+    expected: str
+    problem: Callable[[ReadObject], Problem | None]
+    reads: frozenset[str]
+
+
+RULES: list[Rule] = []
+
+
+def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
+    """Adds what is wrong in these objects."""
     wrong = [problem.path for problem in problems]
 
-    def rule(holds: bool, path: str, message: str, *others: str) -> None:
-        read = (path, *others)
-        if not holds and not any(p == bad or p.startswith(f"{bad}.") for p in read for bad in wrong):
-            problems.append(Problem(path, message))
+    def is_wrong(path: str) -> bool:
+        return any(path == bad or path.startswith(f"{bad}.") for bad in wrong)
 
-    _check_batch(job, rule)
-    _check_groups(job, rule)
-    _check_precision(job, rule)
-    _check_evaluation(job, rule)
-    _check_size(job, rule)
-    _check_shards(job, rule)
-    _check_devices(job, rule)
-    _check_verify(job, rule)
-    _check_names(job, rule)
-    _check_budget(job, rule)
+    for one in found:
+        for rule in (rule for rule in RULES if rule.kind is type(one.value)):
+            judged = not any(is_wrong(_below(one.path, path)) for path in rule.reads)
+            if judged and (problem := rule.problem(one)):
+                problems.append(replace(problem, path=_below(one.path, problem.path)))
 
 
-def _check_batch(job: JobSpec, rule: Rule) -> None:
-    t, micro = job.training, "spec.training.microBatchSize"
-    rule(
-        t.global_batch_size % t.micro_batch_size == 0,
-        "spec.training.globalBatchSize",
-        f"expected a multiple of {micro} ({t.micro_batch_size}), got {t.global_batch_size}",
-        micro,
-    )
+def _below(path: str, inner: str) -> str:
+    return f"{path}.{inner}" if inner else path
 
 
-def _check_budget(job: JobSpec, rule: Rule) -> None:
-    """What has no price cannot be counted, and only a job that may hold fewer workers can heed a limit for the hour."""
+def rule(
+    kind: type[T],
+    path: str,
+    expected: str,
+    *,
+    cel: str,
+    got: Callable[[T], str] = lambda value: "",
+    said: Callable[[T], str] | None = None,
+    because: str = "",
+) -> Callable[[Callable[[T], bool]], Callable[[T], bool]]:
+    """Registers what has to hold of an object's values. The rule reads the fields that its CEL names.
+
+    got: what the parser adds to what was expected, with the values. said: what it says instead. because: see `Problem`.
+    """
+    reads = frozenset({path} | {named.removeprefix(".") for named in _READ_IN_CEL.findall(cel)})
+
+    def register(holds: Callable[[T], bool]) -> Callable[[T], bool]:
+        def problem(found: ReadObject) -> Problem | None:
+            if holds(found.value):
+                return None
+            return Problem(path, said(found.value) if said else expected + got(found.value), because=because)
+
+        RULES.append(Rule(kind, path, cel, expected, problem, reads))
+        return holds
+
+    return register
+
+
+def _exactly_one(kind: type, *names: str, or_missing: bool = False) -> None:
+    """Registers that one of these fields is said, right or wrong. or_missing: that none is was told already."""
+    two = len(names) == 2
+    expected = f"expected exactly one of {' and '.join(names) if two else ', '.join(names)}"
+
+    def problem(found: ReadObject) -> Problem | None:
+        given = [name for name in names if name in found.given]
+        if len(given) == 1 or (or_missing and not given):
+            return None
+        got = ("both" if given else "neither") if two else " and ".join(given) or "none"
+        return Problem("", f"{expected}, got {got}")
+
+    count = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
+    cel = f"has(self.{names[0]}) != has(self.{names[1]})" if two else f"{count} == 1"
+    RULES.append(Rule(kind, "", cel, expected, problem, frozenset({""})))
+
+
+# Of the training
+
+_exactly_one(TrainingSpec, "steps", "until", or_missing=True)
+_exactly_one(Until, *Unit)
+
+
+@rule(
+    TrainingSpec,
+    "globalBatchSize",
+    "expected a multiple of spec.training.microBatchSize",
+    cel="self.microBatchSize <= 0 || self.globalBatchSize % self.microBatchSize == 0",
+    got=lambda t: f" ({t.micro_batch_size}), got {t.global_batch_size}",
+)
+def _microbatches_are_whole(t: TrainingSpec) -> bool:
+    return t.global_batch_size % t.micro_batch_size == 0
+
+
+@rule(
+    TrainingSpec,
+    "parameterPrecision",
+    "expected bf16 only with spec.training.precision bf16",
+    cel="self.parameterPrecision == 'fp32' || self.precision == 'bf16'",
+)
+def _parameters_are_rounded_with_layers(t: TrainingSpec) -> bool:
+    return t.parameter_precision is ParameterPrecision.FP32 or t.precision is Precision.BF16
+
+
+@rule(
+    TrainingSpec,
+    "boundaryPrecision",
+    "expected bf16 only with spec.training.precision bf16",
+    cel="self.boundaryPrecision == 'fp32' || self.precision == 'bf16'",
+)
+def _boundaries_are_rounded_with_layers(t: TrainingSpec) -> bool:
+    return t.boundary_precision is ParameterPrecision.FP32 or t.precision is Precision.BF16
+
+
+@rule(
+    TrainingSpec,
+    "lossScale",
+    "expected only with spec.training.precision fp16",
+    cel="!has(self.lossScale) || self.precision == 'fp16'",
+)
+def _losses_are_scaled_in_fp16(t: TrainingSpec) -> bool:
+    return t.loss_scale is None or t.precision is Precision.FP16
+
+
+@rule(
+    TrainingSpec,
+    "gradientGroups",
+    "expected only with spec.training.reproducible true",
+    cel="!has(self.gradientGroups) || self.reproducible",
+)
+def _groups_are_for_reproducible_sums(t: TrainingSpec) -> bool:
+    return t.gradient_groups is None or t.reproducible
+
+
+@rule(
+    TrainingSpec,
+    "gradientGroups",
+    "expected at most the number of microbatches in a step (globalBatchSize / microBatchSize)",
+    cel="!has(self.gradientGroups) || self.microBatchSize <= 0"
+    " || self.gradientGroups <= self.globalBatchSize / self.microBatchSize",
+    said=lambda t: f"expected at most {_in_step(t)}, got {t.gradient_groups}",
+)
+def _groups_are_of_microbatches(t: TrainingSpec) -> bool:
+    return t.gradient_groups is None or not _microbatches_are_whole(t) or t.gradient_groups <= t.microbatches
+
+
+@rule(
+    LoggerSpec,
+    "entrypoint",
+    "expected with type Custom, and only with it",
+    cel="(self.type == 'Custom') == has(self.entrypoint)",
+)
+def _custom_loggers_have_an_entrypoint(logger: LoggerSpec) -> bool:
+    return (logger.type is LoggerType.CUSTOM) == (logger.entrypoint is not None)
+
+
+def _in_step(t: TrainingSpec) -> str:
+    return f"the number of microbatches in a step ({t.microbatches})"
+
+
+# Of pipelines and the batch: each pipeline has microbatches of its own, whole groups of them if gradients are summed in
+# groups.
+
+_IN_STEP = "self.training.globalBatchSize / self.training.microBatchSize"
+_NO_STEP = f"self.training.microBatchSize <= 0 || {_IN_STEP} == 0"  # which other rules refuse
+_MOST_GROUPS = DEFAULT_GROUPS - 1
+_MOST_PIPELINES = (
+    f"(!self.training.reproducible ? {_IN_STEP} : has(self.training.gradientGroups) ? self.training.gradientGroups"
+    f" : ({_IN_STEP} + ({_IN_STEP} + {_MOST_GROUPS}) / {DEFAULT_GROUPS} - 1)"
+    f" / (({_IN_STEP} + {_MOST_GROUPS}) / {DEFAULT_GROUPS}))"
+)
+_WITH_BATCH = (
+    f"expected at most spec.training.gradientGroups (by default up to {DEFAULT_GROUPS} equal ones; with reproducible"
+    " false the number of microbatches in a step)"
+)
+
+
+def _fits_batch(job: JobSpec, pipelines: int) -> bool:
+    return not _microbatches_are_whole(job.training) or pipelines <= job.training.most_pipelines
+
+
+def _over_batch(job: JobSpec, pipelines: int) -> str:
+    t = job.training
+    grouped = f"spec.training.gradientGroups ({t.most_pipelines})"
+    return f"expected at most {_in_step(t) if t.most_pipelines == t.microbatches else grouped}, got {pipelines}"
+
+
+@rule(
+    JobSpec,
+    "topology.pipelines",
+    _WITH_BATCH,
+    cel=f"{_NO_STEP} || self.topology.pipelines <= {_MOST_PIPELINES}",
+    said=lambda job: _over_batch(job, job.topology.pipelines),
+)
+def _pipelines_have_microbatches(job: JobSpec) -> bool:
+    return _fits_batch(job, job.topology.pipelines)
+
+
+@rule(
+    JobSpec,
+    "elastic.maxPipelines",
+    _WITH_BATCH,
+    cel=f"{_NO_STEP} || !has(self.elastic.maxPipelines) || self.elastic.maxPipelines == self.topology.pipelines"
+    f" || self.elastic.maxPipelines <= {_MOST_PIPELINES}",
+    said=lambda job: _over_batch(job, job.elastic.max_pipelines),
+)
+def _most_pipelines_have_microbatches(job: JobSpec) -> bool:
+    return job.elastic.max_pipelines == job.topology.pipelines or _fits_batch(job, job.elastic.max_pipelines)
+
+
+@rule(
+    JobSpec,
+    "elastic.minPipelines",
+    _WITH_BATCH,
+    cel=f"{_NO_STEP} || !has(self.elastic.minPipelines) || self.elastic.minPipelines <= self.topology.pipelines"
+    f" || self.elastic.minPipelines <= {_MOST_PIPELINES}",
+    said=lambda job: _over_batch(job, job.elastic.min_pipelines),
+)
+def _fewest_pipelines_have_microbatches(job: JobSpec) -> bool:
+    return not job.topology.chooses_stages or _fits_batch(job, job.elastic.min_pipelines)
+
+
+# Of stages and pipelines, and the bounds within which they change
+
+_CHOSEN = f"string(self.topology.stages) == '{AUTO}'"  # if there is no split
+_GIVEN = f"string(self.topology.stages) != '{AUTO}'"
+_OBJECTIVE = f"has(self.elastic.objective) ? self.elastic.objective != 'None' : {_CHOSEN} && !has(self.topology.split)"
+
+
+@rule(
+    TopologySpec,
+    "split",
+    "expected a number of layers for each of the stages",
+    cel=f"!has(self.split) || string(self.stages) == '{AUTO}' || size(self.split) == self.stages",
+    said=lambda grid: f"expected a number of layers for each of the {grid.stages} stages, got {len(grid.split or ())}",
+)
+def _split_is_of_the_stages(grid: TopologySpec) -> bool:
+    return grid.split is None or len(grid.split) == grid.stages
+
+
+@rule(
+    JobSpec,
+    "elastic.minStages",
+    "expected at most spec.topology.stages",
+    cel=f"{_CHOSEN} ? !has(self.topology.split) || self.elastic.minStages <= size(self.topology.split)"
+    " : self.elastic.minStages <= self.topology.stages",
+    got=lambda job: f" ({job.topology.stages}), got {job.elastic.min_stages}",
+)
+def _fewest_stages_are_no_more_than_stages(job: JobSpec) -> bool:
+    return job.topology.chooses_stages or job.elastic.min_stages <= job.topology.stages
+
+
+@rule(
+    JobSpec,
+    "elastic.minPipelines",
+    "expected at most spec.topology.pipelines",
+    cel="!has(self.elastic.minPipelines) || self.elastic.minPipelines <= self.topology.pipelines"
+    f" || ({_CHOSEN} && !has(self.topology.split))",
+    got=lambda job: f" ({job.topology.pipelines}), got {job.elastic.min_pipelines}",
+)
+def _fewest_pipelines_are_no_more_than_pipelines(job: JobSpec) -> bool:
+    return job.topology.chooses_stages or job.elastic.min_pipelines <= job.topology.pipelines
+
+
+@rule(
+    JobSpec,
+    "elastic.maxPipelines",
+    "expected at least spec.topology.pipelines",
+    cel="!has(self.elastic.maxPipelines) || self.elastic.maxPipelines >= self.topology.pipelines",
+    got=lambda job: f" ({job.topology.pipelines}), got {job.elastic.max_pipelines}",
+)
+def _most_pipelines_are_no_fewer_than_pipelines(job: JobSpec) -> bool:
+    return job.topology.chooses_stages or job.elastic.max_pipelines >= job.topology.pipelines
+
+
+@rule(
+    JobSpec,
+    "elastic.minPipelines",
+    "expected at most spec.elastic.maxPipelines",
+    cel="!has(self.elastic.minPipelines) || !has(self.elastic.maxPipelines)"
+    " || self.elastic.minPipelines <= self.elastic.maxPipelines",
+    got=lambda job: f" ({job.elastic.max_pipelines}), got {job.elastic.min_pipelines}",
+)
+def _fewest_pipelines_are_no_more_than_most(job: JobSpec) -> bool:
+    unbounded = job.elastic.max_workers is None  # which another rule refuses
+    fits = job.elastic.min_pipelines <= job.elastic.max_pipelines
+    return not job.topology.chooses_stages or unbounded or fits
+
+
+@rule(
+    JobSpec,
+    "topology.pipelines",
+    "expected 1 or nothing without a number in spec.topology.stages, as they are chosen too, between"
+    " spec.elastic.minPipelines and spec.elastic.maxPipelines",
+    cel=f"{_GIVEN} || has(self.topology.split) || self.topology.pipelines == 1",
+    got=lambda job: f"; got {job.topology.pipelines}",
+)
+def _pipelines_are_chosen_with_stages(job: JobSpec) -> bool:
+    return not job.topology.chooses_stages or job.topology.pipelines == 1
+
+
+@rule(
+    JobSpec,
+    "elastic.objective",
+    "expected another one than None without a number in spec.topology.stages",
+    cel=f"!has(self.elastic.objective) || self.elastic.objective != 'None' || {_GIVEN} || has(self.topology.split)",
+)
+def _chosen_stages_have_an_objective(job: JobSpec) -> bool:
+    return not job.topology.chooses_stages or job.elastic.chooses_grid
+
+
+@rule(
+    JobSpec,
+    "elastic.objective",
+    "expected only without spec.topology.split, which fixes the stages",
+    cel="!has(self.elastic.objective) || self.elastic.objective == 'None' || !has(self.topology.split)",
+)
+def _split_stages_are_not_chosen(job: JobSpec) -> bool:
+    return not job.elastic.chooses_grid or job.topology.split is None
+
+
+def _bounds_are_of_a_choice(job: JobSpec) -> bool:
+    """Where the stages are chosen an objective that is None is what is wrong, and not its bounds."""
+    return job.topology.chooses_stages or job.elastic.chooses_grid
+
+
+@rule(
+    JobSpec,
+    "elastic.maxStages",
+    "expected only with an objective",
+    cel=f"!has(self.elastic.maxStages) || ({_OBJECTIVE})",
+)
+def _most_stages_are_of_a_choice(job: JobSpec) -> bool:
+    return job.elastic.max_stages is None or _bounds_are_of_a_choice(job)
+
+
+@rule(
+    JobSpec,
+    "elastic.maxStages",
+    "expected at least spec.topology.stages",
+    cel=f"!has(self.elastic.maxStages) || {_CHOSEN} || self.elastic.maxStages >= self.topology.stages",
+    got=lambda job: f" ({job.topology.stages}), got {job.elastic.max_stages}",
+)
+def _most_stages_are_no_fewer_than_stages(job: JobSpec) -> bool:
+    most = job.elastic.max_stages
+    return most is None or job.topology.chooses_stages or most >= job.topology.stages
+
+
+@rule(
+    JobSpec,
+    "elastic.maxStages",
+    "expected at least spec.elastic.minStages",
+    cel=f"!has(self.elastic.maxStages) || {_GIVEN} || self.elastic.maxStages >= self.elastic.minStages",
+    got=lambda job: f" ({job.elastic.min_stages}), got {job.elastic.max_stages}",
+)
+def _most_stages_are_no_fewer_than_fewest(job: JobSpec) -> bool:
+    most = job.elastic.max_stages
+    return most is None or not job.topology.chooses_stages or most >= job.elastic.min_stages
+
+
+@rule(
+    JobSpec,
+    "elastic.maxStages",
+    "expected 1 with spec.topology.shardOptimizer",
+    cel="!has(self.elastic.maxStages) || self.elastic.maxStages == 1 || string(self.topology.stages) != '1'"
+    " || !self.topology.shardOptimizer",
+    got=lambda job: f", got {job.elastic.max_stages}",
+)
+def _sharded_optimizers_stay_in_one_stage(job: JobSpec) -> bool:
+    several = job.topology.chooses_stages or job.topology.stages > 1
+    return job.elastic.max_stages in (None, 1) or several or not job.topology.shard_optimizer
+
+
+@rule(
+    JobSpec,
+    "elastic.maxWorkers",
+    "expected only with an objective",
+    cel=f"!has(self.elastic.maxWorkers) || ({_OBJECTIVE})",
+)
+def _most_workers_are_of_a_choice(job: JobSpec) -> bool:
+    return job.elastic.max_workers is None or _bounds_are_of_a_choice(job)
+
+
+_UNBOUNDED = (
+    "expected the most workers that the job may have, as spec.topology.stages says no number of stages and so the"
+    " coordinator chooses them"
+)
+
+
+@rule(
+    JobSpec,
+    "elastic.maxWorkers",
+    _UNBOUNDED,
+    cel=f"has(self.elastic.maxWorkers) || {_GIVEN} || has(self.topology.split)",
+    said=lambda job: f"required, {_UNBOUNDED}",
+    because="spec.topology.stages",
+)
+def _chosen_grids_are_bounded(job: JobSpec) -> bool:
+    return job.elastic.max_workers is not None or not job.topology.chooses_stages
+
+
+@rule(
+    JobSpec,
+    "elastic.maxWorkers",
+    "expected at least spec.topology.stages x pipelines",
+    cel=f"!has(self.elastic.maxWorkers) || {_CHOSEN} || self.topology.stages <= 0"
+    " || self.elastic.maxWorkers / self.topology.stages >= self.topology.pipelines",
+    got=lambda job: f" ({job.topology.stages * job.topology.pipelines}), got {job.elastic.max_workers}",
+)
+def _most_workers_are_enough_for_the_grid(job: JobSpec) -> bool:
+    most, whole = job.elastic.max_workers, job.topology.stages * job.topology.pipelines
+    return most is None or job.topology.chooses_stages or most >= whole
+
+
+@rule(
+    JobSpec,
+    "elastic.maxWorkers",
+    "expected at least spec.elastic.minStages x minPipelines",
+    cel=f"!has(self.elastic.maxWorkers) || {_GIVEN} || self.elastic.minStages <= 0"
+    " || self.elastic.maxWorkers / self.elastic.minStages"
+    " >= (has(self.elastic.minPipelines) ? self.elastic.minPipelines : 1)",
+    got=lambda job: f" ({job.elastic.min_stages * job.elastic.min_pipelines}), got {job.elastic.max_workers}",
+)
+def _most_workers_are_enough_for_the_fewest(job: JobSpec) -> bool:
+    most, fewest = job.elastic.max_workers, job.elastic.min_stages * job.elastic.min_pipelines
+    return most is None or not job.topology.chooses_stages or most >= fewest
+
+
+# Of the optimizer's shards: a shard needs a second holder, and the workers of several stages hold no more than their
+# stage's state anyway.
+
+
+def _several(grid: TopologySpec) -> str:
+    return "several" if grid.chooses_stages else str(grid.stages)
+
+
+@rule(
+    TopologySpec,
+    "shardOptimizer",
+    "expected only with spec.topology.stages 1",
+    cel="!self.shardOptimizer || string(self.stages) == '1'"
+    f" || (string(self.stages) == '{AUTO}' && has(self.split) && size(self.split) == 1)",
+    got=lambda grid: f"; {_several(grid)} stages divide the optimizer's state already",
+)
+def _shards_are_of_one_stage(grid: TopologySpec) -> bool:
+    return not grid.shard_optimizer or (grid.stages == 1 and not grid.chooses_stages)
+
+
+@rule(
+    JobSpec,
+    "topology.shardOptimizer",
+    "expected only with another spec.redundancy.mode than None, or every shard would be lost with its one holder",
+    cel="self.redundancy.mode != 'None' || !self.topology.shardOptimizer",
+)
+def _shards_have_a_second_holder(job: JobSpec) -> bool:
+    return not job.topology.shard_optimizer or job.redundancy.kept > 0
+
+
+# Of a worker's devices, which each run layers of its stage; it has as many GPUs if it has any
+
+
+def _asks_for_others(resources: str) -> str:
+    """In CEL, that none of these is a number of GPUs other than the devices."""
+    same = f"string({resources}[n]) == string(self.devices)"
+    return f"(!has({resources}) || {resources}.all(n, !n.endsWith('/gpu') || {same}))"
+
+
+def _other_gpus(worker: WorkerSpec) -> str | None:
+    return next((gpus for gpus in worker.resources.gpus if gpus != str(worker.devices)), None)
+
+
+@rule(
+    WorkerSpec,
+    "devices",
+    "expected the number of GPUs in spec.worker.resources",
+    cel="self.devices == 1 || !has(self.resources)"
+    f" || ({_asks_for_others('self.resources.limits')} && {_asks_for_others('self.resources.requests')})",
+    got=lambda worker: f" ({_other_gpus(worker)}), got {worker.devices}",
+)
+def _devices_are_the_gpus(worker: WorkerSpec) -> bool:
+    return worker.devices == 1 or _other_gpus(worker) is None
+
+
+@rule(
+    JobSpec,
+    "worker.devices",
+    "expected 1 with spec.topology.shardOptimizer, which divides the state of workers of one device; several divide it"
+    " already",
+    cel="self.worker.devices == 1 || !self.topology.shardOptimizer",
+)
+def _shards_are_of_one_device(job: JobSpec) -> bool:
+    return job.worker.devices == 1 or not job.topology.shard_optimizer
+
+
+@rule(
+    JobSpec,
+    "worker.devices",
+    "expected at most the layers of each stage in spec.topology.split",
+    cel="!has(self.topology.split) || self.topology.split.all(n, n >= self.worker.devices)",
+    got=lambda job: f" ({min(job.topology.split or (0,))}), got {job.worker.devices}",
+)
+def _devices_have_layers(job: JobSpec) -> bool:
+    return job.topology.split is None or min(job.topology.split) >= job.worker.devices
+
+
+# Of what is compared: only what is deterministic can be, and wrong results are undone by going back to a checkpoint
+
+
+@rule(
+    JobSpec,
+    "redundancy.verify",
+    "expected None with spec.training.deterministic false, with which equal work need not give equal results",
+    cel="self.redundancy.verify == 'None' || self.training.deterministic",
+)
+def _compared_results_are_deterministic(job: JobSpec) -> bool:
+    return job.redundancy.verify is VerifyMode.NONE or job.training.deterministic
+
+
+@rule(
+    JobSpec,
+    "redundancy.verify",
+    "expected Replace only with spec.checkpoint, to which the job goes back",
+    cel="self.redundancy.verify != 'Replace' || has(self.checkpoint)",
+)
+def _wrong_results_can_be_undone(job: JobSpec) -> bool:
+    return job.redundancy.verify is not VerifyMode.REPLACE or job.checkpoint is not None
+
+
+# Of checkpoints
+
+_exactly_one(StorageSpec, "uri", "persistentVolumeClaim")
+
+
+@rule(
+    JobSpec,
+    "checkpoint.keepBest",
+    "expected only with spec.training.evaluation",
+    cel="!has(self.checkpoint) || !self.checkpoint.keepBest || has(self.training.evaluation)",
+)
+def _the_best_state_is_measured(job: JobSpec) -> bool:
+    return job.checkpoint is None or not job.checkpoint.keep_best or job.training.evaluation is not None
+
+
+# Of the budget: what has no price cannot be counted, and only a job that may hold fewer workers can heed a limit for
+# the hour.
+
+
+@rule(
+    BudgetSpec,
+    "",
+    "expected money, moneyPerHour or doneBy, got none of them",
+    cel="has(self.money) || has(self.moneyPerHour) || has(self.doneBy)",
+)
+def _a_budget_is_of_something(budget: BudgetSpec) -> bool:
+    return any(limit is not None for limit in (budget.money, budget.money_per_hour, budget.done_by))
+
+
+@rule(
+    JobSpec,
+    "budget",
+    "expected only doneBy without a pricePerHour in each of spec.nodePools",
+    cel="!has(self.budget) || !has(self.budget.money) && !has(self.budget.moneyPerHour) || has(self.nodePools)"
+    " && self.nodePools.size() != 0 && self.nodePools.all(n, has(n.pricePerHour))",
+)
+def _money_is_of_prices(job: JobSpec) -> bool:
     budget, pools = job.budget, job.node_pools
-    if budget is None:
-        return
-    paid = budget.money is not None or budget.money_per_hour is not None
-    priced = not paid or (bool(pools) and all(pool.price_per_hour is not None for pool in pools))
-    rule(
-        priced, "spec.budget", "expected only doneBy without a pricePerHour in each of spec.nodePools", "spec.nodePools"
-    )
-    rule(
-        budget.money_per_hour is None or job.elastic.gives_back,
-        "spec.budget.moneyPerHour",
-        "expected only with spec.elastic.objective Value, with which a job may hold fewer workers",
-        "spec.elastic.objective",
-    )
+    if budget is None or (budget.money is None and budget.money_per_hour is None):
+        return True
+    return bool(pools) and all(pool.price_per_hour is not None for pool in pools)
 
 
-def _check_precision(job: JobSpec, rule: Rule) -> None:
-    t, precision = job.training, "spec.training.precision"
-    for name, chosen in (("parameter", t.parameter_precision), ("boundary", t.boundary_precision)):
-        rule(
-            chosen is ParameterPrecision.FP32 or t.precision is Precision.BF16,
-            f"spec.training.{name}Precision",
-            f"expected {chosen} only with {precision} {chosen}",
-            precision,
-        )
-    rule(
-        t.loss_scale is None or t.precision is Precision.FP16,
-        "spec.training.lossScale",
-        f"expected only with {precision} fp16",
-        precision,
-    )
-
-
-def _check_groups(job: JobSpec, rule: Rule) -> None:
-    """Each pipeline has microbatches of its own: whole groups of them, if gradients are summed in groups."""
-    t, pipelines, high = job.training, job.topology.pipelines, job.elastic.max_pipelines
-    batch, micro, groups = (f"spec.training.{name}" for name in ("globalBatchSize", "microBatchSize", "gradientGroups"))
-    if t.global_batch_size % t.micro_batch_size:
-        return
-    in_step = f"the number of microbatches in a step ({t.microbatches})"
-    rule(
-        t.gradient_groups is None or t.reproducible,
-        groups,
-        "expected only with spec.training.reproducible true",
-        "spec.training.reproducible",
-    )
-    rule(
-        t.gradient_groups is None or t.gradient_groups <= t.microbatches,
-        groups,
-        f"expected at most {in_step}, got {t.gradient_groups}",
-        batch,
-        micro,
-    )
-    enough = in_step if t.most_pipelines == t.microbatches else f"{groups} ({t.most_pipelines})"
-    said = f"expected at most {enough}, got"
-    rule(pipelines <= t.most_pipelines, "spec.topology.pipelines", f"{said} {pipelines}", batch, micro, groups)
-    if high != pipelines:
-        rule(high <= t.most_pipelines, "spec.elastic.maxPipelines", f"{said} {high}", batch, micro, groups)
-    low = job.elastic.min_pipelines
-    if job.topology.chooses_stages:
-        rule(low <= t.most_pipelines, "spec.elastic.minPipelines", f"{said} {low}", batch, micro, groups)
-
-
-def _check_evaluation(job: JobSpec, rule: Rule) -> None:
-    evaluation = job.training.evaluation
-    rule(
-        job.checkpoint is None or not job.checkpoint.keep_best or evaluation is not None,
-        "spec.checkpoint.keepBest",
-        "expected only with spec.training.evaluation",
-        "spec.training.evaluation",
-    )
-
-
-def _check_size(job: JobSpec, rule: Rule) -> None:
-    """Stages and pipelines, and the bounds within which they change."""
-    if job.topology.chooses_stages:
-        _check_chosen(job, rule)
-        return
-    stages, pipelines, split = job.topology.stages, job.topology.pipelines, job.topology.split
-    rule(
-        split is None or len(split) == stages,
-        "spec.topology.split",
-        f"expected a number of layers for each of the {stages} stages, got {len(split or ())}",
-        "spec.topology.stages",
-    )
-    fewest, low, high = job.elastic.min_stages, job.elastic.min_pipelines, job.elastic.max_pipelines
-    rule(
-        fewest <= stages,
-        "spec.elastic.minStages",
-        f"expected at most spec.topology.stages ({stages}), got {fewest}",
-        "spec.topology.stages",
-    )
-    count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
-    rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count, "spec.topology.stages")
-    rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
-    _check_objective(job, rule)
-
-
-def _check_chosen(job: JobSpec, rule: Rule) -> None:
-    """No stages are given: the bounds within which they and the pipelines are chosen."""
-    elastic, pipelines, stages = job.elastic, job.topology.pipelines, "spec.topology.stages"
-    least, most, workers = "spec.elastic.minPipelines", "spec.elastic.maxPipelines", "spec.elastic.maxWorkers"
-    bounds = f"expected 1 or nothing without a number in {stages}, as they are chosen too, between {least} and {most}"
-    rule(pipelines == 1, "spec.topology.pipelines", f"{bounds}; got {pipelines}", stages)
-    needs = f"expected another one than None without a number in {stages}"
-    rule(elastic.chooses_grid, "spec.elastic.objective", needs, stages)
-    fewest, longest = elastic.min_stages, elastic.max_stages
-    said = f"expected at least spec.elastic.minStages ({fewest}), got {longest}"
-    rule(longest is None or longest >= fewest, "spec.elastic.maxStages", said, "spec.elastic.minStages")
-    low, high, cells = elastic.min_pipelines, elastic.max_pipelines, fewest * elastic.min_pipelines
-    said = f"expected at least spec.elastic.minStages x minPipelines ({cells}), got {elastic.max_workers}"
-    rule((elastic.max_workers or 0) >= cells, workers, said, "spec.elastic.minStages", least, stages)
-    rule(low <= high, least, f"expected at most {most} ({high}), got {low}", most, workers)
-
-
-def _check_objective(job: JobSpec, rule: Rule) -> None:
-    """Bounds of grids that only a choice among them has; one without a number of stages has a choice, too."""
-    topology, elastic = job.topology, job.elastic
-    objective, stages, workers = "spec.elastic.objective", "spec.elastic.maxStages", "spec.elastic.maxWorkers"
-    chosen, only = elastic.chooses_grid, "expected only with an objective"
-    split = "expected only without spec.topology.split, which fixes the stages"
-    rule(not chosen or topology.split is None, objective, split, "spec.topology.split")
-    rule(chosen or elastic.max_stages is None, stages, only, objective, "spec.topology.stages")
-    rule(chosen or elastic.max_workers is None, workers, only, objective, "spec.topology.stages")
-    most = elastic.most_stages(topology)
-    least = f"expected at least spec.topology.stages ({topology.stages}), got {most}"
-    rule(most >= topology.stages, stages, least, "spec.topology.stages")
-    whole = topology.stages * topology.pipelines
-    least = f"expected at least spec.topology.stages x pipelines ({whole}), got {elastic.max_workers}"
-    rule(elastic.most_workers(topology) >= whole, workers, least, "spec.topology.stages", "spec.topology.pipelines")
-    one = f"expected 1 with spec.topology.shardOptimizer, got {most}"
-    rule(not topology.shard_optimizer or topology.stages > 1 or most == 1, stages, one, "spec.topology.shardOptimizer")
-
-
-def _several(job: JobSpec) -> str:
-    return "several" if job.topology.chooses_stages else str(job.topology.stages)
-
-
-def _check_shards(job: JobSpec, rule: Rule) -> None:
-    """A shard needs a second holder, and the workers of several stages hold no more than their stage's state anyway."""
-    shard, stages = job.topology.shard_optimizer, "spec.topology.stages"
-    rule(
-        not shard or (job.topology.stages == 1 and not job.topology.chooses_stages),
-        "spec.topology.shardOptimizer",
-        f"expected only with {stages} 1; {_several(job)} stages divide the optimizer's state already",
-        stages,
-    )
-    rule(
-        not shard or job.redundancy.kept > 0,
-        "spec.topology.shardOptimizer",
-        "expected only with another spec.redundancy.mode than None, or every shard would be lost with its one holder",
-        "spec.redundancy.mode",
-    )
-
-
-def _check_devices(job: JobSpec, rule: Rule) -> None:
-    """A worker's devices each run layers of its stage, and it has as many GPUs if it has any."""
-    devices, path = job.worker.devices, "spec.worker.devices"
-    shard, split, resources = "spec.topology.shardOptimizer", "spec.topology.split", "spec.worker.resources"
-    other = next((gpus for gpus in job.worker.resources.gpus if gpus != str(devices)), None)
-    rule(
-        devices == 1 or other is None,
-        path,
-        f"expected the number of GPUs in {resources} ({other}), got {devices}",
-        f"{resources}.limits",
-        f"{resources}.requests",
-    )
-    rule(
-        devices == 1 or not job.topology.shard_optimizer,
-        path,
-        f"expected 1 with {shard}, which divides the state of workers of one device; several divide it already",
-        shard,
-    )
-    fewest = min(job.topology.split or (devices,))
-    rule(
-        fewest >= devices,
-        path,
-        f"expected at most the layers of each stage in {split} ({fewest}), got {devices}",
-        split,
-    )
-
-
-def _check_verify(job: JobSpec, rule: Rule) -> None:
-    """Only what is deterministic can be compared, and wrong results are undone by going back to a checkpoint."""
-    verify, path = job.redundancy.verify, "spec.redundancy.verify"
-    rule(
-        verify is VerifyMode.NONE or job.training.deterministic,
-        path,
-        "expected None with spec.training.deterministic false, with which equal work need not give equal results",
-        "spec.training.deterministic",
-    )
-    rule(
-        verify is not VerifyMode.REPLACE or job.checkpoint is not None,
-        path,
-        "expected Replace only with spec.checkpoint, to which the job goes back",
-        "spec.checkpoint",
-    )
-
-
-def _check_names(job: JobSpec, rule: Rule) -> None:
-    """No two node pools, and no two rules of the failure policy, have the same name."""
-    for path, names in (
-        ("spec.training.loggers", [one.name for one in job.training.loggers]),
-        ("spec.nodePools", [pool.name for pool in job.node_pools]),
-        ("spec.failurePolicy.rules", [r.name for r in job.failure_policy.rules]),
-    ):
-        for i, name in enumerate(names):
-            first = names.index(name)
-            used = f"{path}[{first}].name"
-            rule(first == i, f"{path}[{i}].name", f"{show(name)} is already used by {used}", used)
+@rule(
+    JobSpec,
+    "budget.moneyPerHour",
+    "expected only with spec.elastic.objective Value, with which a job may hold fewer workers",
+    cel="!has(self.budget) || !has(self.budget.moneyPerHour)"
+    " || has(self.elastic.objective) && self.elastic.objective == 'Value'",
+)
+def _workers_are_given_back_for_money(job: JobSpec) -> bool:
+    return job.budget is None or job.budget.money_per_hour is None or job.elastic.gives_back

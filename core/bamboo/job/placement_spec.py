@@ -4,7 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from bamboo.job.forms import Integer, Quantities, TextOf, Tree
+from bamboo.job.model import Mark
+from bamboo.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE, LABEL_KEY, MACHINE
 
 MOST_WORKERS_PER_NODE = 64
 MANY = 1 << 20  # workers, in a pool without maxWorkers
@@ -80,20 +84,30 @@ class VerifyMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
-    """Pools are tried in order. after_seconds: how long the pools before it must have failed to deliver.
+    """A kind of nodes."""
 
-    revert: move its workers back to an earlier pool once that one has capacity again. machine: the name of its nodes in
-    a price list, by which price_per_hour, of a worker, follows what an operator reads.
-    """
-
-    name: str
+    name: Annotated[str, DNS_LABEL]
+    """The name of the pool, a DNS label, unique in the list."""
     capacity: Capacity = Capacity.SPOT
+    """Whether the nodes may be taken away (Spot) or stay (OnDemand)."""
     preset: Preset = Preset.NONE
-    price_per_hour: Decimal | None = None
-    machine: str | None = None
-    after_seconds: int = 0
-    max_workers: int | None = None
+    """The cloud or provisioner whose node labels and taints identify such nodes. With None the pool selects no nodes,
+    whatever its capacity; the worker's template, the same for all pools, has to do so.
+    """
+    price_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
+    """The price of one worker for an hour: its share of the node. A decimal number in quotes, such as "0.91", in a
+    currency of your choice. Without it the pool's workers are not included in the job's cost.
+    """
+    machine: Annotated[str | None, MACHINE] = None
+    """The name of its nodes' machine in the prices that the operator reads (--prices), which then count for the pool, a
+    worker for its share of the node; pricePerHour does as long as none is known.
+    """
+    after_seconds: Annotated[int, Integer(0)] = 0
+    """How long a pod has to wait for a node in the pools before this one before this one is used."""
+    max_workers: Annotated[int | None, Integer()] = None
+    """The most workers in this pool. Without it there is no limit."""
     revert: bool = False
+    """Whether workers move back to an earlier pool once that one has nodes again."""
 
 
 def priced_pool(pools: Iterable[NodePool], capacity: Capacity) -> NodePool | None:
@@ -130,11 +144,26 @@ def one_price(pools: Iterable[NodePool]) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSpec:
-    """workers_per_node: how many of the job's workers a node has room for; they are lost together."""
+    """How workers are spread over zones and nodes. Those of one node are lost together."""
 
-    topology_key: str = "topology.kubernetes.io/zone"
+    topology_key: Annotated[str, LABEL_KEY] = "topology.kubernetes.io/zone"
+    """The node label that says in which zone a node is."""
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
-    workers_per_node: int = 1
+    """Interleave asks the scheduler to spread the pods over zones and nodes; None does not. In both cases neighbouring
+    stages are placed in different zones if the pods are in several, so that nearly all traffic crosses zones, which
+    most clouds bill. ZonePerPipeline keeps each pipeline in a zone, different ones if possible, so that only the
+    reduction of gradients crosses; with two pipelines or more the loss of a zone costs no step. SingleZone keeps the
+    whole job in one zone, with whose loss it goes back to its checkpoint. In the last two a pod waits if its zone has
+    no more nodes; but for ZonePerPipeline where the coordinator chooses the number of pipelines (elastic.objective),
+    where pods are spread as with Interleave and as few pipelines as may be are in several zones.
+    """
+    workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
+    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one the
+    scheduler is asked to put pods on nodes that have some already, instead of on different ones, and never more of them
+    on a node: a pod waits for another node instead. Workers of a node are lost together: wherever they share nodes,
+    neighbouring stages and replicas are placed on different ones where that is possible. bamboo simulate and bamboo
+    plan take nodes of that size away.
+    """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
         """Of a node with all its workers, by what a pool says for one of them: its share of the node."""
@@ -147,10 +176,12 @@ class SpreadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesSpec:
-    """Kubernetes quantities by resource name."""
+    """The resources of a worker's container: Kubernetes quantities by resource name."""
 
-    limits: Mapping[str, str | int] = field(default_factory=dict)
-    requests: Mapping[str, str | int] = field(default_factory=dict)
+    limits: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
+    """The most it may use, by resource name, such as nvidia.com/gpu or memory."""
+    requests: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
+    """What it is guaranteed, by resource name. The default is the limits."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -161,26 +192,43 @@ class ResourcesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it.
+    """The pods that workers run in.
 
-    allow_mixed_platforms: workers may differ in what decides bits, such as the GPU's model; see control.platform.
-    devices: of each worker, which runs its stage in so many parts, one on each; see docs/design/devices.md.
+    template: see pod_fields for what is checked of it. allow_mixed_platforms: see control.platform. devices: see
+    docs/design/devices.md.
     """
 
-    image: str | None = None
+    image: Annotated[str | None, IMAGE] = None
+    """The container image, with the task's module in it. Without it the operator's default is used."""
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
-    template: Mapping[str, Any] = field(default_factory=dict)
+    """Resources of a worker's container."""
+    template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+    """Merged into the worker's PodTemplateSpec: labels, node selectors, tolerations, volumes and other fields of a pod.
+    The worker's container is called trainer. The same size limits apply as to the task's config.
+    """
     allow_mixed_platforms: bool = False
-    devices: int = 1
+    """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings are not those of the
+    job's other workers, because it would give other bits. True lets it train: then the job's bits depend on who ran
+    what, and copies of a stage are not compared.
+    """
+    devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
+    """The GPUs of a worker. It runs its stage in as many consecutive parts, one on each of them, so a pipeline has
+    stages times devices parts, and a stage has at least as many layers. A worker is lost as a whole. resources has to
+    ask for as many (nvidia.com/gpu); without GPUs the parts run in turn on the CPU. Results do not depend on it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSpec:
-    """How workers are replaced whose pods are not as they would be made now.
-
-    max_surge: workers more than wanted meanwhile. progress_deadline_seconds: for a new worker to be ready.
-    """
+    """How workers are replaced whose pods are not as they would be made now."""
 
     paused: bool = False
-    max_surge: int = 1
-    progress_deadline_seconds: int = 600
+    """True replaces no worker until it is false again."""
+    max_surge: Annotated[int, Integer(0, 1)] = 1
+    """With 1 the new worker starts before an old one leaves, if there is a node for it. With 0 an old one leaves first;
+    its neighbour runs its stage meanwhile.
+    """
+    progress_deadline_seconds: Annotated[int, Integer()] = 600
+    """How long a new worker may take until it is ready. After that no more workers are replaced, and those that are
+    there train on.
+    """

@@ -1,15 +1,19 @@
-"""What a BambooJob asks for, as frozen values. `bamboo.job.manifest` is the only maker and checks every rule.
+"""What a BambooJob asks for, as frozen values: the types of the API, from which all else of it is made.
 
-Absent parts are None; lists are tuples. Durations are seconds; field names are the manifest's in snake_case.
+`bamboo.job.manifest` is their only maker and checks every rule. A field's annotation says how its values look, and the
+text below it is its description (see `bamboo.job.model`). Absent parts are None; lists are tuples. Durations are
+seconds; field names are the manifest's in snake_case.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from bamboo.job.forms import Inside, Integer, IntegerOr, Integers, TextOf, Tree
+from bamboo.job.model import ListOf, Mark, Named, Values, completes
 from bamboo.job.placement_spec import (
     CleanPodPolicy,
     DisruptionBudget,
@@ -21,11 +25,12 @@ from bamboo.job.placement_spec import (
     VerifyMode,
     WorkerSpec,
 )
+from bamboo.job.text_patterns import DATE_TIME, DECIMAL, DNS_LABEL, DNS_NAME, ENTRYPOINT, MANAGER, MONEY, URI
 from bamboo.job.training_spec import TrainingSpec
 from bamboo.storage.url import shown_url
 
 MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
-MOST_WORKERS, MOST_STAGES = 10_000, 1024
+MOST_WORKERS, MOST_STAGES, MOST_PIPELINES, MOST_STANDBYS = 10_000, 1024, 1024, 1024
 AUTO = "Auto"  # instead of a number of stages: the coordinator chooses
 DEFAULT_MANAGER = "bamboo.dev/operator"
 
@@ -72,10 +77,14 @@ class FailureAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """entrypoint: "module:function", a `build(config) -> Task`; config: JSON values only."""
+    """What is trained: what `build(config)` returns, the function at the entrypoint."""
 
-    entrypoint: str
-    config: Mapping[str, Any] = field(default_factory=dict)
+    entrypoint: Annotated[str, ENTRYPOINT]
+    """A Python function as module:function. It is called with the config and returns a Task."""
+    config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+    """The argument of the function: any JSON object, with at most 10000 values in 16 levels, strings of at most 65536
+    characters and names of at most 253.
+    """
 
 
 class PipelineSchedule(StrEnum):
@@ -95,22 +104,55 @@ class ScheduleChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """lookahead: forwards by which a stage is ahead of the next one beyond plain 1F1B; see docs/design/engine.md.
+    """The grid of workers; see docs/design/engine.md for lookahead and schedule, shards.md for shard_optimizer.
 
     stages: with `chooses_stages` the fewest that the coordinator may choose; the manifest says none then, or Auto.
-    flows_per_link: connections for large frames with TCP. split: layers of each stage; None: as their costs say.
-    shard_optimizer: with one stage, each worker holds the optimizer's state of a part of the layers; see shards.md.
+    split: None: as the layers' costs say.
     """
 
-    stages: int
-    pipelines: int = 1
-    lookahead: int = 1
+    stages: Annotated[int, IntegerOr(AUTO, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
+    """The number of stages into which the model's layers are split; a pipeline has one worker for each. Auto: the
+    coordinator chooses stages and pipelines for at most elastic.maxWorkers workers; with a split there are as many as
+    it has numbers. Cannot change.
+    """
+    pipelines: Annotated[int, Integer(1, MOST_PIPELINES)] = 1
+    """The number of pipelines, which train in parallel and share the batch. At most the number of microbatches in a
+    step. This is what `kubectl scale` sets. With stages Auto they are chosen, too.
+    """
+    lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
+    """The number of forwards that a stage runs further ahead of the next one than in plain 1F1B. 1 hides the time that
+    data is on the network and needs memory for more activations; 0 is plain 1F1B. Cannot change.
+    """
     schedule: ScheduleChoice = ScheduleChoice.AUTO
-    flows_per_link: int = 4
-    split: tuple[int, ...] | None = None
-    shard_optimizer: bool = False
-    transport: TransportType = TransportType.TCP
-    chooses_stages: bool = False
+    """The order in which a stage runs forwards and backwards. 1F1B: one forward, one backward. ZBH1: weight gradients
+    are computed later than those that the stage before waits for, which leaves about a third of the bubbles; every
+    stage then keeps the activations of as many microbatches as the first one. Auto: with elastic.objective the
+    coordinator chooses it together with the grid, where there is the memory for it; without one it is 1F1B. The results
+    are the same bits. A change takes effect with the next step.
+    """
+    flows_per_link: Annotated[int, Integer(1, 16), Mark.WHILE_SUSPENDED] = 4
+    """The number of TCP connections over which a worker spreads large frames to another one, for each of the three
+    lanes, since clouds limit one connection to 5 to 10 Gb/s. The second and later ones are opened when the first frame
+    of 1 MiB or more is sent. Can change only while the job is suspended.
+    """
+    split: Annotated[
+        tuple[int, ...] | None,
+        Integers("layers of each stage", "Layers of a stage.", most=MOST_STAGES, highest=MOST_LAYERS),
+        Mark.FIXED,
+    ] = None
+    """The number of layers of each stage, such as [3, 4, 4, 2]: one number for each stage, which add up to the model's
+    layers. Without it the stages are balanced by cost. Cannot change.
+    """
+    shard_optimizer: Annotated[bool, Mark.FIXED] = False
+    """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
+    holder. From three pipelines on, and with at least as many layers; else each worker holds all of it. Cannot change.
+    """
+    transport: Annotated[TransportType, Mark.WHILE_SUSPENDED] = TransportType.TCP
+    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name, over RDMA, EFA or shared
+    memory where there is one; the workers' image needs it (docs/install.md). Nothing else differs, and the weights are
+    the same. Can change only while the job is suspended.
+    """
+    chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
 
     @property
     def first_schedule(self) -> PipelineSchedule:
@@ -133,23 +175,45 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
-    """Bounds within which the grid follows the capacity; by default the number of pipelines stays as it is.
+    """The bounds within which the grid follows the capacity.
 
-    objective: by which the coordinator chooses stages and pipelines among all grids within the bounds; NONE: it does
-    not, and pipelines have the stages of the topology. min_stages: without an objective, with fewer workers than stages
-    the layers are split anew over those that are there, down to so many. max_stages, max_workers: only with an
-    objective; None: as many as the topology has. If the coordinator chooses the stages there always are max_workers,
-    which bound the stages, too.
+    max_stages, max_workers: only with an objective; None: as many as the topology has. If the coordinator chooses the
+    stages there always are max_workers, which bound the stages, too.
     """
 
-    min_pipelines: int
-    max_pipelines: int
-    min_stages: int = 1
-    objective: Objective = Objective.NONE
-    max_stages: int | None = None
-    max_workers: int | None = None
-    stabilization_seconds: int = 120
+    min_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
+    """The fewest pipelines, at most topology.pipelines, which is also the default; with an objective it is 1."""
+    max_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
+    """The most pipelines, at least topology.pipelines, which is also the default; with an objective it is what the
+    workers and the batch allow. At most the number of microbatches in a step.
+    """
+    min_stages: Annotated[int, Integer(1, MOST_STAGES)] = 1
+    """With fewer workers than topology.stages, the layers are split anew over those that are there, down to this many
+    stages. With topology.stages, or with topology.split, they never are; then a worker runs two stages. With an
+    objective, the fewest stages that may be chosen.
+    """
+    objective: Annotated[Objective, Mark.FOLLOWS] = Objective.NONE
+    """With Throughput the coordinator chooses stages and pipelines: of all grids within the bounds that the nodes of
+    the moment can run, and have the memory for, the one that is expected to train the most samples a second; the job
+    begins with whatever fits. With Value the job also gives back workers that add less than they cost: of all numbers
+    of workers with which it is expected to be at least 0.95 times as fast as with maxWorkers it holds the one that
+    trains the most samples for their price (nodePools). By default it chooses by Throughput with topology.stages Auto;
+    with a number pipelines have so many stages.
+    """
+    max_stages: Annotated[int | None, Integer(1, MOST_STAGES)] = None
+    """The most stages that may be chosen, at least topology.stages, which is also the default; with Auto maxWorkers is.
+    """
+    max_workers: Annotated[int | None, Integer(1, MOST_WORKERS)] = None
+    """The most workers that run stages of a grid that is chosen, at least topology.stages x topology.pipelines, which
+    is also the default; required with topology.stages Auto.
+    """
+    stabilization_seconds: Annotated[int, Integer(0)] = 120
+    """How long there must be nodes for another grid before it changes; with an objective, at most."""
     straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
+    """What is done about workers that are slower than others for stabilizationSeconds, and about layers that take
+    longer than was counted. Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers, or,
+    where that does not help, one more worker is requested, which takes its place. Report: slow workers are only shown.
+    """
 
     @property
     def chooses_grid(self) -> bool:
@@ -171,13 +235,35 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
-    """replicas: of each stage's state; none with mode None. transfer_mbps: MB/s, at most, of a state that is sent."""
+    """How the job is protected against the loss of a worker. transfer_mbps: in MB/s."""
 
-    mode: RedundancyMode = RedundancyMode.EAGER_FORWARD
-    replicas: int = 1
+    mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.EAGER_FORWARD
+    """What is kept redundantly and computed in advance. None: nothing. LazyForward: each stage's state is held twice.
+    EagerForward: in its idle time a worker also computes the forwards of the stage that it holds a copy of.
+    EagerBackward: all forwards and backwards are computed twice. A change takes effect with the next step.
+    """
+    replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
+    """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
+    many workers may be lost at the same moment, whichever they are, and training goes on in the middle of the step;
+    with workers in as many zones and one more, so many zones. Each replica takes memory and network. Without effect if
+    mode is None.
+    """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
-    transfer_mbps: int = 500
+    """Where replicas are kept: in the memory of the device (GPU), or partly in that of the host. Host moves their
+    optimizer state and the saved activations of redundant forwards; their parameters and gradients stay on the device.
+    Can change only while the job is suspended.
+    """
+    transfer_mbps: Annotated[int, Named("transferMBps"), Integer(1, 1_000_000)] = 500
+    """The most megabytes per second that a worker sends when it transfers a whole state to another one. Can change only
+    while the job is suspended.
+    """
     verify: VerifyMode = VerifyMode.NONE
+    """Whether results that are there twice are compared, bit by bit: redundant forwards with those of the worker that
+    runs the stage, and the copies of each state now and then. A difference is silent corruption of one of them. Report:
+    it is reported, with the worker whose results are wrong if that can be told. Replace: that worker is also replaced,
+    and the job goes back to a checkpoint from before (needs checkpoint). Not with training.deterministic false. Can
+    change only while the job is suspended.
+    """
 
     @property
     def kept(self) -> int:  # replicas that there should be of each stage's state
@@ -186,16 +272,32 @@ class RedundancySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbySpec:
-    workers: int = 0
-    stages: int = 0  # of which one of them keeps replicas
+    """Spare workers."""
+
+    workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
+    """The number of spare workers."""
+    stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
+    """Of how many stages, the first ones, a spare worker keeps replicas in step with training, beside those of
+    redundancy.replicas. It takes such a stage over in the middle of a step, so that no worker runs two stages. Its
+    memory has to hold the states of that many stages, and each of these sends its gradients to one worker more. At most
+    topology.stages count, and none with one stage or with redundancy.mode None.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSpec:
-    """Exactly one of the two is set. claim_name: of a persistent volume claim in the job's namespace."""
+    """Where checkpoints are written. Exactly one of the two is set."""
 
-    uri: str | None = None
-    claim_name: str | None = None
+    uri: Annotated[str | None, TextOf(URI, shown=shown_url)] = None
+    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, without
+    credentials and parameters; credentials come from the pod's environment or service account.
+    """
+    claim_name: Annotated[
+        str | None,
+        Named("persistentVolumeClaim"),
+        Inside("claimName", TextOf(DNS_NAME), "The name of a PersistentVolumeClaim in the job's namespace."),
+    ] = None
+    """A volume that every worker mounts; its access mode has to allow several pods."""
 
 
 def storage_place(uri: str | None, claim_name: str | None) -> str:
@@ -208,80 +310,190 @@ USUAL_STEPS: Final = 200  # from one checkpoint to the next, unless steps are lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """every_steps: from one to the next; None: as the coordinator finds right, USUAL_STEPS as long as nothing is known.
-    keep_in_memory: workers keep what they have written of the newest one, and go back with that.
+    """Where checkpoints are written, and how often.
 
-    keep_best: each state that is evaluated is kept, and the best one for good. allow_other_data: the job goes on from
-    one that was trained with other data.
+    every_steps: None: as the coordinator finds right, USUAL_STEPS as long as nothing is known.
     """
 
     storage: StorageSpec
-    every_steps: int | None = None
-    keep_latest: int = 3
+    """Where to write, uri or persistentVolumeClaim. A place of its own for each job."""
+    every_steps: Annotated[int | None, Integer()] = None
+    """Steps from one checkpoint to the next; by default 200, or fewer: as many as what a checkpoint costs and how often
+    this job goes back to one make worth it. The last step has one, too.
+    """
+    keep_latest: Annotated[int, Integer(1, 10_000)] = 3
+    """The number of checkpoints to keep; older ones are deleted."""
     keep_in_memory: bool = True
+    """True lets each worker keep in host memory what it has written of the newest checkpoint, so that a job that goes
+    back to it reads only what was lost with other workers. All workers together keep one copy of the job's state, and
+    two while a checkpoint is being written.
+    """
     keep_best: bool = False
+    """A checkpoint of each state that is evaluated; the one with the best metric (training.evaluation.metric) stays,
+    whatever keepLatest says.
+    """
     resume: Resume = Resume.LATEST
+    """Latest starts from the newest complete checkpoint if there is one. Never leaves alone what was there before the
+    job: it starts at step 0, and goes back, or on after a suspension, only to checkpoints that the job has written
+    itself.
+    """
     allow_other_data: bool = False
+    """False ends a job (DataMismatch) whose data are not those that the checkpoint was trained with: of another length,
+    order or form, or with other samples where it was looked. True goes on from it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSpec:
-    """In the currency of the pools' prices. money: for the whole job; when it is spent, the job is suspended.
-    money_per_hour: that the workers may cost at any time. done_by: when the last step is to be done; with its zone.
-    """
+    """What the job may cost, in the currency of the pools' prices, and by when it is to be done."""
 
-    money: Decimal | None = None
-    money_per_hour: Decimal | None = None
-    done_by: datetime | None = None
+    money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
+    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job's state is kept,
+    if it has a checkpoint store, and the job is suspended, as with suspend; with more money it goes on.
+    """
+    money_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
+    """What the workers may cost in an hour, a decimal number in quotes, with elastic.objective Value; the job holds no
+    more workers than that pays for at the present prices, but those of the smallest grid.
+    """
+    done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
+    """When the last step is to be done, a date and time with its zone (RFC 3339), such as 2026-12-24T18:00:00Z. The
+    status says whether it will be at the present rate. With elastic.objective Value the job holds as many workers as
+    that takes, and gives back the others. One that has passed is no error: the job goes on as fast as it may.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
     """A Kueue local queue."""
 
-    name: str
+    name: Annotated[str, DNS_NAME]
+    """The name of a LocalQueue in the job's namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRule:
-    name: str
-    on_exit_codes: tuple[int, ...]
+    """One rule."""
+
+    name: Annotated[str, DNS_LABEL]
+    """The name of the rule, a DNS label, unique in the list."""
+    on_exit_codes: Annotated[
+        tuple[int, ...], Integers("exit codes", "The exit code of a worker's container.", most=64, highest=255)
+    ]
+    """The exit codes that the rule matches."""
     action: FailureAction
+    """RestartWorker replaces the worker, and the failure counts towards backoffLimit. FailJob ends the job. Ignore
+    replaces the worker, and the failure does not count.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """The first rule that matches decides; without one the failure counts. Disruptions never count."""
+    """What is done when a worker fails. Disruptions never count."""
 
-    backoff_limit: int = 6
-    rules: tuple[FailureRule, ...] = ()
+    backoff_limit: Annotated[int, Integer(0)] = 6
+    """More failures than this, without a committed step in between, end the job."""
+    rules: Annotated[tuple[FailureRule, ...], ListOf(20)] = ()
+    """What to do for which exit code. The first rule that matches applies; without one the worker is replaced and the
+    failure counts.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    name: str
-    namespace: str = "default"
+    """What is to be trained, and how."""
+
+    name: Annotated[str, Mark.NOT_IN_SPEC]
+    namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
     suspend: bool = False
-    managed_by: str = DEFAULT_MANAGER
-    task: TaskSpec
-    training: TrainingSpec
-    topology: TopologySpec
-    elastic: ElasticSpec
-    redundancy: RedundancySpec = field(default_factory=RedundancySpec)
+    """True stops the job and releases its nodes; false starts it. A job that keeps checkpoints writes one first, and
+    goes on from there; another one starts at step 0. Kueue uses this field to make a job wait.
+    """
+    managed_by: Annotated[str, MANAGER, Mark.FIXED] = DEFAULT_MANAGER
+    """The controller that manages the job, as domain/path. Bamboo's operator ignores jobs with another value than its
+    own, such as kueue.x-k8s.io/multikueue. Cannot change.
+    """
+    task: Annotated[TaskSpec, Mark.FIXED]
+    """What is trained. Cannot change."""
+    training: Annotated[TrainingSpec, Mark.FIXED]
+    """How long to train, with which batch sizes and which precision. Cannot change."""
+    topology: Annotated[TopologySpec, Mark.FOLLOWS]
+    """The grid of workers."""
+    elastic: Annotated[ElasticSpec, Mark.FOLLOWS]
+    """The bounds within which pipelines and stages follow the available nodes. Without bounds the number of pipelines
+    does not change.
+    """
+    redundancy: Annotated[RedundancySpec, Mark.WHILE_SUSPENDED] = field(default_factory=RedundancySpec)
+    """How the job is protected against the loss of a worker."""
     standby: StandbySpec = field(default_factory=StandbySpec)
-    node_pools: tuple[NodePool, ...] = ()
-    spread: SpreadSpec = field(default_factory=SpreadSpec)
-    checkpoint: CheckpointSpec | None = None
+    """Spare workers, which replace lost ones."""
+    node_pools: Annotated[tuple[NodePool, ...], ListOf(16)] = ()
+    """Where workers may run; the pools are tried in this order. Without pools they run on any node that fits."""
+    spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
+    """How workers are spread over zones and nodes, so that one failure does not take two neighbours. Cannot change."""
+    checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
+    """Where checkpoints are written, and how often; to a claim also the final weights. The job goes back to the newest
+    one when more workers are lost than the copies of stages can replace. Cannot change.
+    """
     worker: WorkerSpec = field(default_factory=WorkerSpec)
+    """The pods that workers run in. When it changes while the job runs, the workers are replaced one after the other.
+    """
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
-    queue: QueueSpec | None = None
+    """How workers are replaced while the job trains, when worker has changed or a newer operator makes their pods in
+    another way.
+    """
+    queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
+    """The Kueue queue in which the job waits. Can change only while the job is suspended."""
     budget: BudgetSpec | None = None
-    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
-    active_deadline_seconds: int | None = None
-    progress_deadline_seconds: int = 1800
-    ttl_seconds_after_finished: int | None = None
+    """What the job may cost, by the prices and in the currency of the node pools, each of which then needs one, and by
+    when it is to be done.
+    """
+    failure_policy: Annotated[FailurePolicy, Mark.FIXED] = field(default_factory=FailurePolicy)
+    """What to do when a worker fails. A disruption, such as a lost node, is never a failure. Cannot change."""
+    active_deadline_seconds: Annotated[int | None, Integer()] = None
+    """How long the job may run before it fails. Without it there is no limit."""
+    progress_deadline_seconds: Annotated[int, Integer()] = 1800
+    """How long the job may go without a committed step before it fails."""
+    ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None
+    """How long after its end the job is deleted. Without it the job is kept."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which pods are deleted when the job ends: those that still run, all, or none."""
     disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
+    """OneAtATime creates a PodDisruptionBudget while the job trains: drains and other evictions take one worker, and
+    the next when every stage is held by two workers again. None creates no budget.
+    """
+
+
+@completes(TopologySpec)
+def _complete_stages(values: Values, around: Mapping[str, Any]) -> None:
+    """There are as many stages as the split has numbers, if it is there and no number of stages is given."""
+    values["chooses_stages"] = values["split"] is None and values["stages"] is None
+    if values["stages"] is None and values["split"] is not None:
+        values["stages"] = len(values["split"])
+
+
+@completes(ElasticSpec)
+def _complete_bounds(values: Values, around: Mapping[str, Any]) -> None:
+    """With an objective pipelines have no bounds but those of the workers and of the batch.
+
+    Where the manifest says no number of stages there is one.
+    """
+    topology, training = around["topology"], around["training"]
+    if values["objective"] is None:
+        values["objective"] = Objective.THROUGHPUT if topology.chooses_stages else Objective.NONE
+    low = high = topology.pipelines
+    if values["objective"] is not Objective.NONE:
+        workers = values["max_workers"] or topology.stages * topology.pipelines
+        room = min(workers // (values["min_stages"] or 1), MOST_PIPELINES)
+        low, high = 1, max(high, min(room, training.most_pipelines if training.microbatches else 1))
+    values["min_pipelines"] = values["min_pipelines"] or low
+    values["max_pipelines"] = values["max_pipelines"] or high
+
+
+@completes(JobSpec)
+def _complete_chosen_stages(values: Values, around: Mapping[str, Any]) -> None:
+    """A grid that is chosen has the fewest stages that it may have, until it is."""
+    if values["topology"].chooses_stages:
+        values["topology"] = replace(values["topology"], stages=values["elastic"].min_stages)
 
 
 def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:

@@ -1,4 +1,8 @@
-"""What texts in a manifest must look like."""
+"""What texts in a manifest must look like.
+
+The patterns mean the same to Python and to an API server, which reads RE2: no class such as \\w or \\s, for which the
+two have different letters.
+"""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +21,7 @@ class TextPattern:
 
 
 def _form(said: str, pattern: str, most: int = 253) -> TextPattern:
-    return TextPattern(said=said, pattern=re.compile(pattern, re.ASCII), most=most)
+    return TextPattern(said=said, pattern=re.compile(pattern), most=most)
 
 
 def exactly(text: str) -> TextPattern:
@@ -31,12 +35,14 @@ DNS_LABEL = _form(
 )
 DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", 253)
 METRIC = _form("the name of a metric", r"[A-Za-z_][A-Za-z0-9_]{0,63}", 64)
-ENTRYPOINT = _form('"module:function"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.\w]+", 63)
-LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?")
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"  # of something in Python
+ENTRYPOINT = _form('"module:function"', rf"{_NAME}(\.{_NAME})*:{_NAME}")
+MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.A-Za-z0-9_]+", 63)
+_LABEL = r"[A-Za-z0-9]([-.A-Za-z0-9_]*[A-Za-z0-9])?"
+LABEL_KEY = _form("a label key", rf"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?{_LABEL}")
 RESOURCE = _form(
     "a resource name",
-    r"cpu|memory|ephemeral-storage|hugepages-[A-Za-z0-9]+|[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?",
+    rf"cpu|memory|ephemeral-storage|hugepages-[A-Za-z0-9]+|[a-z0-9]([-.a-z0-9]*[a-z0-9])?/{_LABEL}",
 )
 _PLACE, _PATH = r'[!"$-.0->A-~]+', r'(/[!"$->@-~]*)?'  # of printable characters: no / ? # @; no ? #
 URI = _form(
@@ -46,15 +52,15 @@ URI = _form(
     rf'|abfss?://([!"$-.0-9;->A-~]+@)?{_PLACE}{_PATH}|memory://({_PLACE})?{_PATH})',
     2048,
 )
-IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
+IMAGE = _form("a container image", r"[^- \t\n\v\f\r][^ \t\n\v\f\r]*", 1024)
 MACHINE = _form(
     "the name of a machine, of at most 63 printable characters without spaces, from a letter or digit on",
     r"[A-Za-z0-9][!-~]{0,62}",
     63,
 )
-DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
+DECIMAL = _form('a decimal number in quotes such as "0.91"', r"[0-9]{1,9}(\.[0-9]{1,9})?", 19)
 # As exact as the cost in the status, so that what is spent is spent after a restart of the operator, too.
-MONEY = _form('a decimal number in quotes with at most 4 decimals such as "99.95"', r"\d{1,9}(\.\d{1,4})?")
+MONEY = _form('a decimal number in quotes with at most 4 decimals such as "99.95"', r"[0-9]{1,9}(\.[0-9]{1,4})?", 14)
 _DAY = (
     r"20([0-9]{2}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|[0-9]{2}-(0[469]|11)-(0[1-9]|[12][0-9]|30)"
     r"|[0-9]{2}-02-(0[1-9]|1[0-9]|2[0-8])|([02468][048]|[13579][26])-02-29)"
@@ -64,4 +70,4 @@ DATE_TIME = _form(
     rf"{_DAY}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
     32,
 )
-QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?\d{1,2})?", 40)
+QUANTITY = _form("a Kubernetes quantity", r"[0-9]{1,18}(\.[0-9]{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?", 40)

@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from bamboo.job.fields import MAX_INT64
+from bamboo.job.forms import Inside, Integer, Number, Tree
+from bamboo.job.model import ListOf, Mark, Unless, Values, completes
+from bamboo.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
 
 UNKNOWN_STEPS = 2**31  # more than any job has
 MOST_SKIPS, MOST_SCALE_POWER = 1000, 32  # skips: in a row
@@ -48,10 +53,28 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """How long a job trains."""
+    """How long a job trains, in one of the units."""
 
-    unit: Unit
-    amount: int
+    steps: Annotated[int | None, Integer()] = None
+    """As spec.training.steps."""
+    samples: Annotated[int | None, Integer(1, MAX_INT64)] = None
+    """Samples, those that come again counted again."""
+    tokens: Annotated[int | None, Integer(1, MAX_INT64)] = None
+    """Tokens. The task has to say how many a sample has (tokens_per_sample)."""
+    epochs: Annotated[int | None, Integer(1, MAX_INT64)] = None
+    """Passes over the dataset. The last step may begin another pass, as it has globalBatchSize samples like all others.
+    """
+
+    @property
+    def unit(self) -> Unit:
+        """The one that is said; steps, if none is, as of a manifest that has problems."""
+        return next((unit for unit in Unit if getattr(self, unit) is not None), Unit.STEPS)
+
+    @property
+    def amount(self) -> int:
+        """Of the unit."""
+        amount: int | None = getattr(self, self.unit)
+        return 1 if amount is None else amount
 
     def __str__(self) -> str:
         return f"{self.amount} {self.unit if self.amount > 1 else self.unit[:-1]}"
@@ -59,18 +82,24 @@ class Until:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """every_steps: from one to the next; the last state is evaluated, too. batches: at most; None: all data.
+    """How a model is measured on other data while it trains. patience: None: it never ends the job."""
 
-    metric: decides which state is the best. patience: the job ends with the state that was so many times not better;
-    None: never. min_delta: by so much at least one has to be better.
+    every_steps: Annotated[int, Integer()]
+    """Steps from one evaluation to the next. The last state is evaluated, too."""
+    batches: Annotated[int | None, Integer()] = None
+    """How many batches of microBatchSize samples are taken from the beginning of the evaluation's dataset, at most. By
+    default all.
     """
-
-    every_steps: int
-    batches: int | None = None
-    metric: str = "loss"
+    metric: Annotated[str, METRIC] = "loss"
+    """Which metric decides which state is the best."""
     goal: Goal = Goal.MIN
-    patience: int | None = None
-    min_delta: float = 0.0
+    """Whether small or large values of the metric are better."""
+    patience: Annotated[int | None, Integer()] = None
+    """The job is complete (EarlyStopped) after so many evaluations without a better one. It ends with the state that
+    was evaluated last, as if that had been its last step.
+    """
+    min_delta: Annotated[float, Number()] = 0.0
+    """By how much at least the metric must be better to count as better."""
 
 
 class LoggerType(StrEnum):
@@ -84,56 +113,129 @@ class LoggerType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerSpec:
-    """entrypoint: "module:function" of a Custom one, which makes what makes it. config: the function's arguments."""
+    """A logger."""
 
-    name: str
+    name: Annotated[str, DNS_LABEL]
+    """The name of the logger, a DNS label, unique in the list."""
     type: LoggerType
-    entrypoint: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
+    """What it writes to. The library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
+    worker's environment (worker.template), never from here.
+    """
+    entrypoint: Annotated[str | None, ENTRYPOINT] = None
+    """With type Custom, a Python function as module:function. It is called with the config's values as keyword
+    arguments, and returns a function that makes the logger.
+    """
+    config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+    """Keyword arguments: of TensorBoard folder, of WeightsAndBiases project (required) and those of wandb.init, of
+    MLflow experiment (required) and tracking_uri.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleSpec:
-    """Of the losses in fp16. initial_power: the first scale is 2 to that power.
+    """How losses in fp16 are scaled."""
 
-    growth_interval: it doubles after so many steps with finite gradients, and halves after one without.
-    """
-
-    initial_power: int = 16
-    growth_interval: int = 2000
+    initial_power: Annotated[int, Integer(0, MOST_SCALE_POWER)] = 16
+    """The first scale is 2 to this power."""
+    growth_interval: Annotated[int, Integer()] = 2000
+    """Steps with finite gradients, one after the other, after which the scale doubles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """Batch sizes are in samples; the global batch is a multiple of the microbatch.
+    """How long a job trains, with which batch sizes and number formats.
 
-    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: what the user has said.
-    non_finite: what becomes of a step whose loss or gradient is not. max_consecutive_skips: at most so many in a row.
-    ema: the decay of averages of the weights; None: none. reproducible: gradients are summed in an order that does not
-    depend on the number of pipelines: `gradient_groups` runs of microbatches, whole ones in each pipeline; None: up to
-    16. deterministic: equal work gives equal bits; else nobody looks, and kernels may be faster. compile: layers are.
+    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: None if steps were said. ema:
+    the decay of the average; None: there is none. gradient_groups: None: as `groups` finds. loss_scale: None: the
+    default one, in fp16 (`scaling`).
     """
 
-    steps: int
-    global_batch_size: int
-    micro_batch_size: int
-    seed: int = 0
+    steps: Annotated[int, Integer(), Unless("until"), Mark.NO_NUMBERS]
+    """Optimizer steps until the job is complete. Or use until."""
+    global_batch_size: Annotated[int, Integer()]
+    """Samples in a step, over all pipelines. A multiple of microBatchSize. It stays the same whatever the number of
+    pipelines.
+    """
+    micro_batch_size: Annotated[int, Integer()]
+    """Samples that travel through a pipeline together. The gradients of all microbatches of a step are accumulated
+    before the optimizer steps once.
+    """
+    seed: Annotated[int, Integer(0, MAX_INT64)] = 0
+    """Determines the order of samples and all random numbers. The same seed gives the same weights, whatever happens to
+    the workers and however many stages and pipelines there are.
+    """
     precision: Precision = Precision.FP32
+    """The number format in which layers compute. With fp16 losses are scaled for their backward, and a step in which a
+    gradient overflows is skipped.
+    """
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
+    """The number format of parameters, and of what the optimizer remembers of them. bf16 takes half the memory and
+    rounds each update; gradients are summed in fp32 all the same.
+    """
     boundary_precision: ParameterPrecision = ParameterPrecision.FP32
+    """The number format of what a layer gives to the next one, and of its gradient. bf16 halves what stages send to
+    each other; it is rounded after every layer, so that the bits do not depend on where the model is split.
+    """
     gradient_precision: ParameterPrecision = ParameterPrecision.FP32
-    max_gradient_norm: float | None = None
-    non_finite: NonFinite = NonFinite.FAIL
-    max_consecutive_skips: int = 10
-    evaluation: EvaluationSpec | None = None
-    loggers: tuple[LoggerSpec, ...] = ()
-    ema: float | None = None
-    reproducible: bool = True
-    gradient_groups: int | None = None
-    until: Until | None = None  # None: `steps` is what was said
-    deterministic: bool = True
-    loss_scale: LossScaleSpec | None = None  # None: the default one, in fp16
-    compile: bool = False
+    """The number format of a step's final gradients: those that are applied, and sent to replicas. They are summed in
+    fp32 in any case. bf16 rounds the sums over all microbatches, which halves what replicas receive in each step, and
+    what pipelines send each other of finished sums.
+    """
+    max_gradient_norm: Annotated[float | None, Number()] = None
+    """Gradients with a larger norm, over the whole model, are scaled down to it. Without it gradients are not clipped.
+    """
+    non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
+    """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends (but not for a
+    gradient with precision fp16, whose scale falls). Skip: its gradients are dropped by all workers alike, parameters
+    and what the optimizer remembers stay as they were, and the next step follows.
+    """
+    max_consecutive_skips: Annotated[int, Integer(1, MOST_SKIPS), Mark.NO_NUMBERS] = 10
+    """With nonFinite Skip, or precision fp16, the job ends when more steps than that are skipped in a row."""
+    evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
+    """Measures the model on other data from time to time, with the loss and the metrics that the task names. Without it
+    nothing is evaluated.
+    """
+    loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
+    """Other systems that are given the job's history, each step and event of it, as it is written. They need
+    spec.checkpoint (or `bamboo run --output`), since they are given what is in the history.
+    """
+    ema: Annotated[
+        float | None,
+        Inside(
+            "decay",
+            Number(1, below=True),
+            "What of the average stays at each step, such as 0.999; the rest is the weights after the step.",
+        ),
+    ] = None
+    """Keeps an exponential moving average of the weights beside them, in checkpoints too; bamboo export --ema writes
+    it. It takes as much memory as the parameters.
+    """
+    reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
+    """The same weights, to the last bit, with any number of stages and pipelines. With false gradients are summed
+    within each pipeline first: less memory with few pipelines, and other bits with another number of them.
+    """
+    gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
+    """In how many groups of consecutive microbatches gradients are summed; the order of the sum, and so the bits,
+    depend on it. A pipeline runs whole groups, so it is the most pipelines there can be. A pipeline with n groups needs
+    log2(n) more buffers of the size of its stage's gradient. By default up to 16 groups of equal size.
+    """
+    until: Annotated[Until | None, Mark.NO_NUMBERS] = None
+    """How long to train, in another unit than steps. It is rounded up to whole steps of globalBatchSize samples, and
+    shown in steps.
+    """
+    deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
+    """Work that is done twice gives the same bits: torch's deterministic algorithms on GPUs, a look at the task before
+    the first step, and comparisons of copies. False lets kernels be faster that add in any order, and compares nothing.
+    """
+    loss_scale: LossScaleSpec | None = None
+    """With precision fp16, by what losses are multiplied before their backward. It halves after a step in which a
+    gradient is not finite, and doubles after growthInterval steps in which all are.
+    """
+    compile: Annotated[bool, Mark.NO_NUMBERS] = False
+    """Each layer's forward and backward is compiled by torch.compile, before a worker takes part. Needs a C++ compiler
+    and Python's headers in the workers' image. The bits are the same on every grid and after every takeover, and other
+    ones than without it.
+    """
 
     @property
     def known_steps(self) -> int | None:
@@ -187,3 +289,10 @@ def training_steps(until: Until, global_batch_size: int) -> int:
     if until.unit is Unit.STEPS:
         return until.amount
     return _steps(until.amount, global_batch_size) if until.unit is Unit.SAMPLES else UNKNOWN_STEPS
+
+
+@completes(TrainingSpec)
+def _complete_steps(values: Values, around: Mapping[str, Any]) -> None:
+    """Steps follow from another unit, as far as that can be told. What does not fit is told already."""
+    if values["until"] is not None:
+        values["steps"] = training_steps(values["until"], values["global_batch_size"] or 1)
