@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
 import kubernetes_validate
@@ -10,20 +9,9 @@ import pytest
 from jsonschema import Draft4Validator, ValidationError
 
 from bamboo import names
-from bamboo.job import spec as s
-from bamboo.job import training_spec as t
 from bamboo.job.manifest import METADATA
-from bamboo.job.placement_spec import (
-    Capacity,
-    CleanPodPolicy,
-    DisruptionBudget,
-    Preset,
-    SpreadPolicy,
-    TransportType,
-    VerifyMode,
-)
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
-from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
+from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, compiled, defaulted, nodes
 
 NODES = dict(nodes())
 SERVER_OWNED = ("", "metadata")  # nothing but its name may be said of metadata
@@ -46,29 +34,6 @@ KEYWORDS = {
 CORE_CEL = {
     *("_==_", "_!=_", "_<=_", "_>=_", "_&&_", "_||_", "!_", "_/_", "_%_", "_+_", "_-_", "_?_:_"),
     *("_[_]", "size", "matches", "endsWith", "string", "@not_strictly_false"),
-}
-CHOICES: dict[str, type[StrEnum]] = {
-    "spec.training.precision": t.Precision,
-    "spec.training.parameterPrecision": t.ParameterPrecision,
-    "spec.training.boundaryPrecision": t.ParameterPrecision,
-    "spec.training.gradientPrecision": t.ParameterPrecision,
-    "spec.training.nonFinite": t.NonFinite,
-    "spec.training.evaluation.goal": t.Goal,
-    "spec.training.loggers[].type": t.LoggerType,
-    "spec.elastic.objective": s.Objective,
-    "spec.elastic.stragglerPolicy": s.StragglerPolicy,
-    "spec.topology.schedule": s.ScheduleChoice,
-    "spec.topology.transport": TransportType,
-    "spec.redundancy.mode": s.RedundancyMode,
-    "spec.redundancy.placement": s.ReplicaPlacement,
-    "spec.redundancy.verify": VerifyMode,
-    "spec.nodePools[].capacity": Capacity,
-    "spec.nodePools[].preset": Preset,
-    "spec.spread.policy": SpreadPolicy,
-    "spec.checkpoint.resume": s.Resume,
-    "spec.failurePolicy.rules[].action": s.FailureAction,
-    "spec.cleanPodPolicy": CleanPodPolicy,
-    "spec.disruptionBudget": DisruptionBudget,
 }
 
 
@@ -146,12 +111,6 @@ def test_defaults_are_values_that_the_field_may_have() -> None:
     for node in NODES.values():
         if "default" in node:
             Draft4Validator(node).validate(node["default"])
-
-
-def test_choices_are_those_of_the_parser() -> None:
-    found = {path: node["enum"] for path, node in NODES.items() if "enum" in node and path.startswith("spec.")}
-    assert found == {path: list(choice) for path, choice in CHOICES.items()}
-    assert all(member in at("spec.redundancy.mode")["description"] for member in s.RedundancyMode)
 
 
 def rules() -> list[tuple[str, Mapping[str, Any]]]:

@@ -8,28 +8,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.fields import Fields
-from bamboo.job.manifest import METADATA, parse_manifest
-from bamboo.job.spec import AUTO
-from bamboo.job.text_patterns import (
-    DATE_TIME,
-    DECIMAL,
-    DNS_LABEL,
-    DNS_NAME,
-    ENTRYPOINT,
-    IMAGE,
-    LABEL_KEY,
-    MACHINE,
-    MANAGER,
-    METRIC,
-    MONEY,
-    QUANTITY,
-    URI,
-    exactly,
-)
+from bamboo.job.manifest import parse_manifest
 from bamboo.job.yaml_file import load_document
-from crd_cases import KEPT, RULES, SPEC, UNTIL, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
-from crd_kit import ABSENT, ROOT, SCHEMA, at, broken_rules, defaulted, nodes, parsed, refusals
+from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, manifests, whole, whole_with_uri, wholes
+from crd_kit import ABSENT, ROOT, SCHEMA, broken_rules, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal
 
 Document = dict[str, Any]
@@ -38,45 +20,6 @@ VALID = {
     "whole": whole(),
     "whole with uri": whole_with_uri(),
     **{path.name: load_document(str(path)) for path in sorted((ROOT / "examples").glob("*.yaml"))},
-}
-FORMS = {
-    "metadata.name": DNS_LABEL,
-    "spec.managedBy": MANAGER,
-    "spec.task.entrypoint": ENTRYPOINT,
-    "spec.training.evaluation.metric": METRIC,
-    "spec.training.loggers[].name": DNS_LABEL,
-    "spec.training.loggers[].entrypoint": ENTRYPOINT,
-    "spec.nodePools[].name": DNS_LABEL,
-    "spec.nodePools[].pricePerHour": DECIMAL,
-    "spec.nodePools[].machine": MACHINE,
-    "spec.budget.money": MONEY,
-    "spec.budget.moneyPerHour": DECIMAL,
-    "spec.budget.doneBy": DATE_TIME,
-    "spec.spread.topologyKey": LABEL_KEY,
-    "spec.checkpoint.storage.uri": URI,
-    "spec.checkpoint.storage.persistentVolumeClaim.claimName": DNS_NAME,
-    "spec.worker.image": IMAGE,
-    "spec.worker.resources.limits{}": QUANTITY,
-    "spec.worker.resources.requests{}": QUANTITY,
-    "spec.queue.name": DNS_NAME,
-    "spec.topology.stages": exactly(AUTO),
-    "spec.failurePolicy.rules[].name": DNS_LABEL,
-}
-WITHOUT_DEFAULT = {
-    *("spec.budget", "spec.budget.money", "spec.budget.moneyPerHour", "spec.budget.doneBy"),
-    *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
-    *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
-    *("spec.training.steps", "spec.training.until", "spec.training.evaluation", "spec.training.ema"),
-    *("spec.training.lossScale", "spec.elastic.objective"),
-    *(f"spec.training.until.{unit}" for unit in ("steps", "samples", "tokens", "epochs")),
-    *(f"spec.training.evaluation.{name}" for name in ("batches", "patience", "minDelta")),
-    *("spec.training.loggers", "spec.training.loggers[].entrypoint", "spec.training.loggers[].config"),
-    *("spec.training.gradientGroups", "spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
-    *("spec.elastic.maxStages", "spec.elastic.maxWorkers", "spec.checkpoint.everySteps"),
-    *("spec.nodePools[].pricePerHour", "spec.nodePools[].maxWorkers", "spec.nodePools[].machine"),
-    *("spec.checkpoint.storage.uri", "spec.checkpoint.storage.persistentVolumeClaim"),
-    *("spec.worker.image", "spec.worker.template", "spec.worker.resources"),
-    *("spec.worker.resources.limits", "spec.worker.resources.requests"),
 }
 
 
@@ -89,33 +32,6 @@ def test_a_good_manifest_is_good_for_both(document: Document) -> None:
 @pytest.mark.parametrize("document", VALID.values(), ids=VALID)
 def test_defaults_mean_what_their_absence_means(document: Document) -> None:
     assert parse_manifest(defaulted(document)) == parse_manifest(document)
-
-
-def test_only_what_may_be_absent_has_no_default() -> None:
-    """A field that the parser gives a value is stored with it, unless that value follows from another field."""
-    needed = {f"{path}.{name}" for path, node in nodes() for name in node.get("required", ())}
-    optional = {path for path, node in nodes() if path.startswith("spec.") and path[-1] not in "]}"} - needed
-    assert {path for path in optional if "default" not in at(path)} == WITHOUT_DEFAULT
-
-
-def test_both_know_the_same_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: dict[str, set[str]] = {}
-    close = Fields.close
-
-    def noting(fields: Fields) -> None:
-        known.setdefault(re.sub(r"\[\d+\]", "[]", fields.path), set()).update(fields.known)
-        close(fields)
-
-    monkeypatch.setattr(Fields, "close", noting)
-    parse_manifest(whole())
-    parse_manifest(whole_with_uri())
-    parse_manifest(changed(UNTIL))
-    parse_manifest(changed({"budget": {"money": "9"}, "nodePools": [{"name": "a", "pricePerHour": "1"}]}))
-    schema = {path: set(node["properties"]) for path, node in nodes() if "properties" in node}
-    schema = {path: fields for path, fields in schema.items() if not path.startswith("status")}
-    schema["metadata"] |= set(METADATA) | {"namespace"}
-    maps = {path.removesuffix("{}") for path, _ in nodes() if path.endswith("{}")}
-    assert {path: fields for path, fields in known.items() if path not in maps} == schema
 
 
 def disagreement(document: Document, refused: bool) -> str:
@@ -188,22 +104,6 @@ def test_both_judge_any_manifest_with_one_change_alike(document: Document, data:
     all_edits = edits(SPEC["properties"][field], spec[field], ("spec", field))
     edit = data.draw(st.sampled_from([edit for edit in all_edits if edit.small]))
     assert disagreement(edit.of(document), edit.refused) == ""
-
-
-def test_every_text_has_a_form() -> None:
-    assert set(FORMS) == {path for path, node in nodes() if "pattern" in node and not path.startswith("status")}
-
-
-@pytest.mark.parametrize("path", FORMS)
-@given(data=st.data())
-@settings(max_examples=25)
-def test_texts_are_of_the_same_form(path: str, data: st.DataObject) -> None:
-    form, schema = FORMS[path], at(path)
-    of_parser = st.from_regex(form.pattern, fullmatch=True)
-    text = data.draw(of_parser | values(schema).filter(lambda v: isinstance(v, str)) | st.text(max_size=9))
-    for near in (text, text[1:], text[:-1], f"{text}{text}", text.upper(), f"{text}\n", f"{text}x"):
-        fits = len(near) <= schema["maxLength"] and re.fullmatch(schema["pattern"][1:-1], near, re.ASCII) is not None
-        assert fits == form.fits(near), near
 
 
 NUMBERS = [e for e in edits(SPEC, whole()["spec"], ("spec",)) if e.refused and type(e.value) is int]

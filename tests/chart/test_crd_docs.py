@@ -1,4 +1,4 @@
-"""docs/api.md is what the CRD says now."""
+"""The CRD is what the types of a BambooJob say now, and docs/api.md what the CRD says."""
 
 import re
 import runpy
@@ -6,10 +6,16 @@ from typing import Any
 
 import yaml
 
-from crd_kit import CRD, ROOT, nodes, refusals
+from crd_kit import CRD, FILE, ROOT, nodes, refusals
 
+OF_CRD: dict[str, Any] = runpy.run_path(str(ROOT / "crds" / "generate.py"))
 GENERATOR: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))
 PAGE = (ROOT / "docs" / "api.md").read_text()
+
+
+def test_the_crd_is_not_stale() -> None:
+    frame = yaml.safe_load((ROOT / "crds" / "frame.yaml").read_text())
+    assert OF_CRD["text"](OF_CRD["crd"](frame)) == FILE.read_text(), "run `make docs`"
 
 
 def test_the_page_is_not_stale() -> None:

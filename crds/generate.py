@@ -1,0 +1,169 @@
+"""Writes crds/bamboojob.yaml: `make docs`. A test fails if the committed file is stale.
+
+The spec's schema is made from `bamboo.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
+descriptions below its fields, rules in `bamboo.job.manifest_rules`. All else is in crds/frame.yaml.
+"""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bamboo.job.forms import Schema
+from bamboo.job.manifest_rules import RULES
+from bamboo.job.model import ApiField, Mark, Object, ObjectList, api_fields
+from bamboo.job.spec import JobSpec
+
+FOLDER = Path(__file__).parent
+FRAME, FILE = FOLDER / "frame.yaml", FOLDER / "bamboojob.yaml"
+HEAD = "# Made by `make docs` from the types in core/bamboo/job/ and from crds/frame.yaml; change those instead.\n"
+VALIDATIONS = "x-kubernetes-validations"
+CANNOT_CHANGE = "cannot change; create a new job instead"
+ONLY_SUSPENDED = "can change only while the job is suspended"
+
+
+def crd(frame: dict[str, Any]) -> dict[str, Any]:
+    """The frame with the schema of the spec."""
+    (version,) = frame["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec |= object_schema(JobSpec)
+    spec[VALIDATIONS] += [*_suspended_rules(JobSpec, "")]
+    return frame
+
+
+def text(document: dict[str, Any]) -> str:
+    return HEAD + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def object_schema(kind: type) -> Schema:
+    """The schema of such an object, but for its description, which is the field's that it is in."""
+    fields = api_fields(kind)
+    required = [one.name for one in fields if one.required]
+    rules = [*_rules(kind), *_kept_if_absent(fields)]
+    return {
+        "type": "object",
+        **({"required": required} if required else {}),
+        **({VALIDATIONS: rules} if rules else {}),
+        "properties": {one.name: _field_schema(kind, one) for one in fields},
+    }
+
+
+def _field_schema(kind: type, one: ApiField) -> Schema:
+    described = {"description": descriptions(kind)[one.attribute]}
+    fixed = Mark.FIXED in one.marks and not _may_be_absent(one)
+    rules = [{"rule": "self == oldSelf", "message": CANNOT_CHANGE}] if fixed else []
+    match one.form:
+        case Object(inner, optional):
+            schema = object_schema(inner)
+            has_default = not optional and not one.required and _has_defaults(schema)
+            default = {"default": {}} if has_default else {}
+        case ObjectList(inner, most):
+            named = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+            items = {**object_schema(inner), "description": class_description(inner)}
+            schema, default = {"type": "array", "maxItems": most, **named, "items": items}, {}
+        case form:
+            schema, default = form.schema(), _default(one)
+    rules = [*schema.pop(VALIDATIONS, ()), *rules]
+    return {**schema, **default, **described, **({VALIDATIONS: rules} if rules else {})}
+
+
+def _default(one: ApiField) -> Schema:
+    """The value that is stored where the field is absent, unless it follows from others. None stands for absence."""
+    if one.default is None or Mark.FOLLOWS in one.marks:
+        return {}
+    value = one.default()
+    return {"default": value} if isinstance(value, bool | int | str) else {}
+
+
+def _has_defaults(schema: Schema) -> bool:
+    return any("default" in inner or _has_defaults(inner) for inner in schema.get("properties", {}).values())
+
+
+def _may_be_absent(one: ApiField) -> bool:
+    """Can an object be stored without it? Then a rule of its own would not see that it comes or goes."""
+    if isinstance(one.form, Object):
+        return one.form.optional
+    return not one.required and not _default(one) and "default" not in one.form.schema()
+
+
+# Rules
+
+
+def _rules(kind: type) -> Iterator[Schema]:
+    for rule in RULES:
+        if rule.kind is kind:
+            path = {"fieldPath": f".{rule.path}"} if rule.path else {}
+            yield {"rule": rule.cel, **path, "message": rule.expected}
+
+
+def _kept_if_absent(fields: tuple[ApiField, ...]) -> Iterator[Schema]:
+    """Those by which what may be absent cannot change."""
+    for one in fields:
+        if Mark.FIXED in one.marks and _may_be_absent(one):
+            yield {"rule": _same(one, one.name), "fieldPath": f".{one.name}", "message": CANNOT_CHANGE}
+
+
+def _same(one: ApiField, path: str) -> str:
+    if not _may_be_absent(one):
+        return f"self.{path} == oldSelf.{path}"
+    return f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path})"
+
+
+def _suspended_rules(kind: type, above: str) -> Iterator[Schema]:
+    """Those of what can change only while the job is suspended; of the whole spec, which says whether it is."""
+    for one in api_fields(kind):
+        path = f"{above}{one.name}"
+        inside = api_fields(one.form.kind) if isinstance(one.form, Object) else ()
+        if Mark.WHILE_SUSPENDED not in one.marks:
+            yield from _suspended_rules(one.form.kind, f"{path}.") if isinstance(one.form, Object) else ()
+            continue
+        free = [inner.name for inner in inside if Mark.FREE in inner.marks]
+        kept = [_same(inner, f"{path}.{inner.name}") for inner in inside if Mark.FREE not in inner.marks]
+        same = " && ".join(kept) if free else _same(one, path)
+        but = f", except {' and '.join(free)}" if free else ""
+        rule = f"oldSelf.suspend || self.suspend || ({same})"
+        yield {"rule": rule, "fieldPath": f".{path}", "message": ONLY_SUSPENDED + but}
+
+
+# Descriptions
+
+
+@cache
+def descriptions(kind: type) -> dict[str, str]:
+    """The texts below the type's fields."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            said = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+            found[field.target.id] = " ".join(said.split())
+    return found
+
+
+def class_description(kind: type) -> str:
+    """The first paragraph of its docstring."""
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes long texts folded, and all else as PyYAML does."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style=">" if len(value) > 90 else None)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(str, _text)  # enumerations
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(crd(yaml.safe_load(FRAME.read_text()))))
