@@ -1,4 +1,7 @@
-"""What of an edited spec a running job takes over, and what of it is fixed from its beginning to its end."""
+"""What of an edited spec a running job takes over, and what of it is fixed from its beginning to its end.
+
+Which fields those are is in their marks, in the types of the API.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,74 +10,59 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+from bamboo.job.model import ApiField, Mark, Object, api_fields
 from bamboo.job.placement_spec import WorkerSpec
 from bamboo.job.spec import JobSpec
-from bamboo.job.training_spec import ParameterPrecision
+from bamboo.job.training_spec import TrainingSpec
 
-CHANGEABLE = (  # beside topology.pipelines and schedule, redundancy.mode and replicas
-    "suspend",
-    "elastic",
-    "standby",
-    "node_pools",
-    "budget",
-    "worker",
-    "rollout",
-    "clean_pod_policy",
-    "ttl_seconds_after_finished",
-    "active_deadline_seconds",
-    "progress_deadline_seconds",
-    "disruption_budget",
-)
-CHANGEABLE_INSIDE = {"topology": ("pipelines", "schedule"), "redundancy": ("mode", "replicas")}
-FIXED_INSIDE = {"worker": ("devices",)}
-# For how long; what becomes of steps that would otherwise end the job; what is only measured; whether kernels may add
-# in any order, or are compiled; and two by what follows from them, `groups`.
-_NO_NUMBERS = (
-    "steps",
-    "until",
-    "non_finite",
-    "max_consecutive_skips",
-    "evaluation",
-    "loggers",
-    "deterministic",
-    "compile",
-    "reproducible",
-    "gradient_groups",
-)
+# Of the training's fields those that are in the digest of its numbers whatever their values. Another one is left out as
+# long as it has its default, so that a checkpoint from before there was such a field fits the same job.
+_ALWAYS_IN_NUMBERS = ("global_batch_size", "micro_batch_size", "seed", "precision", "max_gradient_norm")
 MOST_NAMED = 10  # fields in one sentence
-_SPELLED = {
-    "transfer_mbps": "transferMBps",
-    "claim_name": "persistentVolumeClaim.claimName",
-    "chooses_stages": "stages",  # Auto
-}
 
 
 def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
     """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
-    topology = replace(old.topology, pipelines=wanted.topology.pipelines, schedule=wanted.topology.schedule)
-    if old.topology.chooses_stages and wanted.topology.chooses_stages:
-        topology = replace(topology, stages=wanted.topology.stages)  # which bounds in `elastic` say
-    redundancy = replace(old.redundancy, mode=wanted.redundancy.mode, replicas=wanted.redundancy.replicas)
-    changed = {name: getattr(wanted, name) for name in CHANGEABLE}
-    for name, inner in FIXED_INSIDE.items():
-        changed[name] = replace(changed[name], **{field: getattr(getattr(old, name), field) for field in inner})
-    return replace(old, topology=topology, redundancy=redundancy, **changed)
+    edited: JobSpec = _edited(JobSpec, old, wanted, stays=False)
+    if old.topology.chooses_stages and wanted.topology.chooses_stages:  # bounds in `elastic` say which there may be
+        edited = replace(edited, topology=replace(edited.topology, stages=wanted.topology.stages))
+    return edited
 
 
 def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The same for manifests: the one whose spec is the one in force, if both are valid, and it is, too."""
-    before, after = old["spec"], wanted.get("spec") or {}
-    changed = {_spelled(name) for name in CHANGEABLE}
-    spec = {key: value for key, value in before.items() if key not in changed}
-    spec |= {key: value for key, value in after.items() if key in changed}
-    for name, kept in FIXED_INSIDE.items():
-        fixed = {key: value for key, value in (before.get(name) or {}).items() if key in kept}
-        if fixed or name in spec:
-            spec[name] = {key: value for key, value in (spec.get(name) or {}).items() if key not in kept} | fixed
-    for name, inner in CHANGEABLE_INSIDE.items():
-        values = {key: value for key, value in (before.get(name) or {}).items() if key not in inner}
-        spec[name] = values | {key: value for key, value in (after.get(name) or {}).items() if key in inner}
+    spec = _edited_manifest(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
     return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
+
+
+def _edited(kind: type, old: Any, wanted: Any, *, stays: bool) -> Any:
+    """The old object with what of the other one may change while a job runs. stays: nothing does but what is FREE."""
+    changed = {}
+    for one in api_fields(kind):
+        now, then = getattr(old, one.attribute), getattr(wanted, one.attribute)
+        if isinstance(one.form, Object) and not one.form.optional:
+            changed[one.attribute] = _edited(one.form.kind, now, then, stays=_stays(one, stays))
+        elif not _stays(one, stays):
+            changed[one.attribute] = then
+    return replace(old, **changed)
+
+
+def _edited_manifest(kind: type, old: Mapping[str, Any], wanted: Mapping[str, Any], *, stays: bool) -> dict[str, Any]:
+    edited: dict[str, Any] = {}
+    for one in api_fields(kind):
+        if isinstance(one.form, Object) and not one.form.optional:
+            now, then = old.get(one.name) or {}, wanted.get(one.name) or {}
+            inner = _edited_manifest(one.form.kind, now, then, stays=_stays(one, stays))
+            edited |= {one.name: inner} if inner else {}
+        else:
+            source = old if _stays(one, stays) else wanted
+            edited |= {one.name: source[one.name]} if one.name in source else {}
+    return edited
+
+
+def _stays(one: ApiField, object_stays: bool) -> bool:
+    marked = bool(one.marks & {Mark.FIXED, Mark.WHILE_SUSPENDED})
+    return Mark.FREE not in one.marks and (object_stays or marked)
 
 
 def refused_fields(old: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
@@ -91,7 +79,8 @@ def refusal_message(names: tuple[str, ...]) -> str:
 
 def worker_digest(worker: WorkerSpec) -> str:
     """Of a job's `worker` section as its user wrote it, but for what is fixed."""
-    section = {name: value for name, value in asdict(worker).items() if name not in FIXED_INSIDE["worker"]}
+    fixed = {one.attribute for one in api_fields(WorkerSpec) if _stays(one, False)}
+    section = {name: value for name, value in asdict(worker).items() if name not in fixed}
     return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
@@ -106,15 +95,15 @@ def numbers_digest(spec: JobSpec) -> str:
 
     The same on every grid. A checkpoint goes on only in a job with the same one.
     """
-    training = {name: value for name, value in asdict(spec.training).items() if name not in _NO_NUMBERS}
-    if spec.training.ema is None:
-        del training["ema"]
-    for name in ("parameter_precision", "boundary_precision", "gradient_precision"):
-        if training[name] is ParameterPrecision.FP32:
-            del training[name]
-    training["loss_scale"] = spec.training.scaling and asdict(spec.training.scaling)
-    if training["loss_scale"] is None:
-        del training["loss_scale"]
+    training = {}
+    for one in api_fields(TrainingSpec):
+        value = getattr(spec.training, one.attribute)
+        usual = one.default is not None and value == one.default() and one.attribute not in _ALWAYS_IN_NUMBERS
+        if Mark.NO_NUMBERS not in one.marks and not usual:
+            training[one.attribute] = value
+    training.pop("loss_scale", None)
+    if scaling := spec.training.scaling:
+        training["loss_scale"] = asdict(scaling)
     numbers = [task_digest(spec), training, spec.training.groups]
     return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -125,9 +114,8 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
         return
     if is_dataclass(one) and type(one) is type(other):
         for field in fields(one):
-            yield from _differences(
-                getattr(one, field.name), getattr(other, field.name), f"{path}.{_spelled(field.name)}"
-            )
+            name = _spelled(type(one), field.name)
+            yield from _differences(getattr(one, field.name), getattr(other, field.name), f"{path}.{name}")
     elif isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted(one.keys() | other.keys()):
             if key in one and key in other:
@@ -138,7 +126,7 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
         yield path
 
 
-def _spelled(name: str) -> str:
+def _spelled(kind: type, attribute: str) -> str:
     """A field's name in a manifest."""
-    first, *rest = name.split("_")
-    return _SPELLED.get(name) or first + "".join(part.capitalize() for part in rest)
+    said = "stages" if attribute == "chooses_stages" else attribute  # Auto
+    return next((one.path for one in api_fields(kind) if one.attribute == said), said)
