@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,15 +24,12 @@ from bamboo.cli.run_options import LocalRunOptions
 from bamboo.cli.simulation import compare_command, plan_command, profile_command, research_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
 from bamboo.complaints import SilentErrorsNamed, complain
-from bamboo.job.budget_reach import of_manifest, past
-from bamboo.job.manifest import ManifestError, parse_source
-from bamboo.job.manifest_warnings import warnings
-from bamboo.job.pod_fields import unknown_in_template
-from bamboo.job.spec import JobSpec, whole_workers
-from bamboo.job.yaml_file import read_manifest_source
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.terminal.option_groups import grouped
 from bamboo.text import count
+
+if TYPE_CHECKING:
+    from bamboo.job.spec import JobSpec
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
@@ -194,6 +191,12 @@ def validate(
     Of a job with a budget it says for how long its money lasts and until when it is to be done, with --profile also for
     how many steps, and whether the date is met; `bamboo plan` and `bamboo simulate` say it under losses of nodes.
     """
+    from bamboo.job.budget_reach import past
+    from bamboo.job.manifest import ManifestError, parse_source
+    from bamboo.job.manifest_warnings import warnings
+    from bamboo.job.pod_fields import unknown_in_template
+    from bamboo.job.spec import whole_workers
+    from bamboo.job.yaml_file import read_manifest_source
     from bamboo.local.trainer_calls.task_check import check_task, module_folders
 
     wrong = False
@@ -230,8 +233,10 @@ def validate(
         raise typer.Exit(EXIT_USAGE)
 
 
-def _budget_told(spec: JobSpec, document: Mapping[str, Any], job: Path, profile: str | None) -> list[str]:
+def _budget_told(spec: "JobSpec", document: Mapping[str, Any], job: Path, profile: str | None) -> list[str]:
     """How far the job's budget gets, if it has one. A profile that does not fit ends the command."""
+    from bamboo.job.budget_reach import of_manifest
+
     if spec.budget is None:
         return []
     if profile is None:

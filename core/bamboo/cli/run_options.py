@@ -11,14 +11,12 @@ import typer
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_is_path
 from bamboo.complaints import complain, system_reason
-from bamboo.job.budget_reach import past
-from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.job.placement_spec import MOST_WORKERS_PER_NODE
-from bamboo.job.spec import JobSpec, RedundancyMode, whole_workers
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from bamboo.checkpoint.store import CheckpointStore
+    from bamboo.job.spec import JobSpec
 
 _LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
 
@@ -137,8 +135,11 @@ class LocalRunOptions:
     resume: _Resume = None
     heartbeat_timeout: _HeartbeatTimeout = HEARTBEAT_TIMEOUT_SECONDS
 
-    def job(self, path: Path) -> tuple[JobSpec, dict[str, Any]]:
+    def job(self, path: Path) -> tuple["JobSpec", dict[str, Any]]:
         """The job, and its document with the options' values in it."""
+        from bamboo.job.budget_reach import past
+        from bamboo.job.manifest import ManifestError, read_manifest
+
         try:
             spec, document = read_manifest(str(path))
         except ManifestError as error:
@@ -168,7 +169,7 @@ class LocalRunOptions:
             complain(told)
         return self._with_checkpoints(spec, document)
 
-    def _with_checkpoints(self, spec: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, dict[str, Any]]:
+    def _with_checkpoints(self, spec: "JobSpec", document: dict[str, Any]) -> tuple["JobSpec", dict[str, Any]]:
         """A volume claim is not here: without a URL of its own such a job keeps no checkpoints on this machine."""
         claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
         if self.checkpoints is None and self.resume is None and not claimed:
@@ -201,7 +202,7 @@ class LocalRunOptions:
         if self.page is False and self.page_port is not None:
             usage("--page-port and --no-page: expected at most one of them")
 
-    def check_checkpoints(self, spec: JobSpec) -> bool:
+    def check_checkpoints(self, spec: "JobSpec") -> bool:
         """Whether checkpoints can be written, as far as that can be told now. That they cannot is a warning, for the
         store may come back, but a mistake where nothing but them could save the job.
 
@@ -232,7 +233,7 @@ class LocalRunOptions:
         return (self.page_port or 0) if (usual if self.page is None else self.page) else None
 
 
-def _check_resumption(store: "CheckpointStore", spec: JobSpec) -> None:
+def _check_resumption(store: "CheckpointStore", spec: "JobSpec") -> None:
     """Raises StorageError: the job waits for a store that does not answer, and says why."""
     from bamboo.checkpoint.resume import choose
     from bamboo.job.edits import numbers_digest
@@ -245,16 +246,20 @@ def _check_resumption(store: "CheckpointStore", spec: JobSpec) -> None:
         usage(f"--resume: {store.shown} has no checkpoint of this job; {told}; --no-resume begins at step 0")
 
 
-def _survives_losses(spec: JobSpec) -> bool:
+def _survives_losses(spec: "JobSpec") -> bool:
     """Is there anybody else who holds the state of a stage: a replica, or another pipeline?"""
+    from bamboo.job.spec import RedundancyMode, whole_workers
+
     redundant = spec.redundancy.mode is not RedundancyMode.NONE
     if spec.topology.chooses_stages:
         return spec.elastic.min_pipelines > 1 or (redundant and whole_workers(spec) > 1)
     return (redundant and spec.topology.stages > 1) or spec.topology.pipelines > 1
 
 
-def _parse(document: dict[str, Any], source: str) -> JobSpec:
+def _parse(document: dict[str, Any], source: str) -> "JobSpec":
     """source: what a mistake is blamed on."""
+    from bamboo.job.manifest import ManifestError, parse_manifest
+
     try:
         return parse_manifest(document)
     except ManifestError as error:
