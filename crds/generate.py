@@ -1,7 +1,8 @@
 """Writes crds/bamboojob.yaml: `make docs`. A test fails if the committed file is stale.
 
 The spec's schema is made from `bamboo.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
-descriptions below its fields, rules in `bamboo.job.manifest_rules`. All else is in crds/frame.yaml.
+descriptions below its fields, rules in `bamboo.job.manifest_rules`. The status's is made from
+`bamboo.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
 """
 
 import ast
@@ -12,11 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec.inspect import (
+    DateTimeType,
+    DictType,
+    FloatType,
+    IntType,
+    Metadata,
+    NoneType,
+    StrType,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+)
+from msgspec.inspect import type_info as inspect_type
 
 from bamboo.job.forms import Schema
 from bamboo.job.manifest_rules import RULES
 from bamboo.job.model import ApiField, Mark, Object, ObjectList, api_fields
 from bamboo.job.spec import JobSpec
+from bamboo.job.status import BambooJobStatus
 
 FOLDER = Path(__file__).parent
 FRAME, FILE = FOLDER / "frame.yaml", FOLDER / "bamboojob.yaml"
@@ -27,11 +43,15 @@ ONLY_SUSPENDED = "can change only while the job is suspended"
 
 
 def crd(frame: dict[str, Any]) -> dict[str, Any]:
-    """The frame with the schema of the spec."""
+    """The frame with the schemas of spec and status."""
     (version,) = frame["spec"]["versions"]
-    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    spec |= object_schema(JobSpec)
+    spec = object_schema(JobSpec)
     spec[VALIDATIONS] += [*_suspended_rules(JobSpec, "")]
+    status = status_schema(inspect_type(BambooJobStatus))
+    version["schema"]["openAPIV3Schema"]["properties"] |= {
+        "spec": {"description": class_description(JobSpec), **spec},
+        "status": {"description": class_description(BambooJobStatus), **status},
+    }
     return frame
 
 
@@ -127,6 +147,36 @@ def _suspended_rules(kind: type, above: str) -> Iterator[Schema]:
         but = f", except {' and '.join(free)}" if free else ""
         rule = f"oldSelf.suspend || self.suspend || ({same})"
         yield {"rule": rule, "fieldPath": f".{path}", "message": ONLY_SUSPENDED + but}
+
+
+# The status
+
+
+def status_schema(told: Type) -> Schema:
+    """The schema of a type of the status, as msgspec sees it."""
+    match told:
+        case Metadata(type=inner, extra_json_schema=more):
+            return {**status_schema(inner), **(more or {})}
+        case UnionType(types=types):
+            (inner,) = (one for one in types if not isinstance(one, NoneType))
+            return status_schema(inner)
+        case StructType(cls=kind, fields=fields):
+            said = descriptions(kind)
+            inside = {one.encode_name: {**status_schema(one.type), "description": said[one.name]} for one in fields}
+            return {"type": "object", "properties": inside}
+        case VarTupleType(item_type=item):
+            return {"type": "array", "items": status_schema(item)}
+        case DictType(value_type=value):
+            return {"type": "object", "additionalProperties": status_schema(value)}
+        case IntType():
+            return {"type": "integer"}
+        case FloatType():
+            return {"type": "number", "format": "double"}
+        case DateTimeType():
+            return {"type": "string", "format": "date-time"}
+        case StrType():
+            return {"type": "string"}
+    raise TypeError(f"{told} has no schema")
 
 
 # Descriptions

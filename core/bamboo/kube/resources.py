@@ -1,14 +1,13 @@
 """What the command line reads of the objects that an API server sends. Other fields are skipped; null is absent."""
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from bamboo.job.status import BambooJobStatus, Time
 from bamboo.kube.errors import RemoteError
 
-Time = Annotated[datetime, msgspec.Meta(tz=True)]
 T = TypeVar("T")
 
 
@@ -100,91 +99,6 @@ class BambooJobSpec(Part, frozen=True):
     checkpoint: JobCheckpoint | None = None
     rollout: JobRollout = JobRollout()
     node_pools: tuple[JobPool, ...] = ()
-
-
-class PipelineCounts(Part, frozen=True):
-    ready: int = 0
-
-
-class WorkerCounts(Part, frozen=True):
-    ready: int = 0
-    desired: int = 0
-    spot: int = 0
-    on_demand: int = 0
-
-
-class EvaluationStatus(Part, frozen=True):
-    """The newest one, and that of the best state."""
-
-    step: int = 0
-    metrics: dict[str, float | None] = {}
-    best_step: int | None = None
-    best_metrics: dict[str, float | None] = {}
-
-
-class TrainingProgress(Part, frozen=True):
-    step: int = 0
-    steps: int = 0
-    stopped_early: str = ""
-    grid_choice: str = ""
-    done_by: str = ""
-    loss: float | None = None
-    evaluation: EvaluationStatus | None = None
-    samples_per_second: float | None = None
-    eta_seconds: float | None = None
-    last_reported_time: Time | None = None
-
-
-class TakeoverStatus(Part, frozen=True):
-    time: str = ""
-    victim: str = ""
-    worker: str = ""
-    pipeline: int = 0
-    stage: int = 0
-    pause_seconds: float = 0.0
-
-
-class CheckpointStatus(Part, frozen=True):
-    last_step: int | None = None
-    last_time: Time | None = None
-
-
-class RolloutStatus(Part, frozen=True):
-    revision: str = ""
-    state: str = ""
-    updated: int = 0
-    total: int = 0
-    message: str = ""
-
-
-class JobCost(Part, frozen=True):
-    total: str | None = None
-    per_hour: str | None = None
-    budget: str | None = None
-    saved: str | None = None
-    repeated: str | None = None
-
-
-class BambooJobStatus(Part, frozen=True):
-    """plan: JSON as text."""
-
-    state: str = "Pending"
-    conditions: tuple[StatusCondition, ...] = ()
-    epoch: int = 0
-    pipelines: PipelineCounts = PipelineCounts()
-    workers: WorkerCounts = WorkerCounts()
-    preemptions: int = 0
-    takeovers: int = 0
-    restarts: int = 0
-    restores: int = 0
-    repeated_steps: int = 0
-    last_takeover: TakeoverStatus | None = None
-    training: TrainingProgress = TrainingProgress()
-    checkpoint: CheckpointStatus = CheckpointStatus()
-    cost: JobCost = JobCost()
-    rollout: RolloutStatus | None = None
-    observed_generation: int = 0
-    plan: str = ""
 
 
 class BambooJob(Part, frozen=True):

@@ -6,11 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.protection import OFF
-from bamboo.kube.resources import (
-    EvaluationStatus,
-    RolloutStatus,
-    TakeoverStatus,
-)
+from bamboo.job.status import EvaluationStatus, RolloutStatus, TakeoverStatus
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
 
 Json = Mapping[str, Any]

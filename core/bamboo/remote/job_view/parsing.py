@@ -8,6 +8,7 @@ import msgspec
 
 from bamboo import names
 from bamboo.job.spec import storage_place
+from bamboo.job.status import ReportedCondition
 from bamboo.kube.resources import (
     BambooJob,
     ContainerState,
@@ -15,7 +16,6 @@ from bamboo.kube.resources import (
     JobCheckpoint,
     Node,
     Pod,
-    StatusCondition,
     read,
 )
 from bamboo.remote.job_view.objects import JobCondition, JobEvent, Json, RemoteJob, RemoteWorker
@@ -116,7 +116,7 @@ def is_worker_of(job: str, pod: str) -> bool:
     return number is not None and names.worker_name(job, int(number[1])) == pod
 
 
-def _condition(condition: StatusCondition) -> JobCondition:
+def _condition(condition: ReportedCondition) -> JobCondition:
     return JobCondition(
         kind=condition.type,
         holds=condition.status == "True",

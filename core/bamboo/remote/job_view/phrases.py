@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bamboo.coordinator.protection import OFF
-from bamboo.kube.resources import TakeoverStatus
+from bamboo.job.status import TakeoverStatus
 from bamboo.page.forecast import at_the_end
 from bamboo.remote.job_view.objects import CellIndex, RemoteJob
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
