@@ -118,35 +118,34 @@ def _api_field(one: "dataclasses.Field[Any]", hint: Any) -> ApiField | None:
     first, *rest = one.name.split("_")
     name = first + "".join(part.capitalize() for part in rest)
     named = next((other.name for other in said if isinstance(other, Named)), name)
-    default: Callable[[], Any] | None = None
-    if one.default is not dataclasses.MISSING:
-        value = one.default
-        default = lambda: value  # noqa: E731 - what the next line is given is a function, too
-    elif one.default_factory is not dataclasses.MISSING:
-        default = one.default_factory
     unless = next((other.name for other in said if isinstance(other, Unless)), "")
-    return ApiField(one.name, named, _form(hint, said), marks, default, unless)
+    return ApiField(one.name, named, _form(hint, said), marks, _default(one), unless)
+
+
+def _default(one: "dataclasses.Field[Any]") -> Callable[[], Any] | None:
+    if one.default_factory is not dataclasses.MISSING:
+        return one.default_factory
+    value = one.default
+    return None if value is dataclasses.MISSING else lambda: value
 
 
 def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList:
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    optional = NoneType in members
-    (plain,) = (member for member in members if member is not NoneType) if len(members) < 3 else (hint,)
+    kind: type = next(member for member in members if member is not NoneType)
     for one in said:
         if isinstance(one, ListOf):
-            return ObjectList(get_args(plain)[0], one.most)
+            return ObjectList(get_args(kind)[0], one.most)
         if isinstance(one, TextPattern):
             return TextOf(one)
         if not isinstance(one, Mark | Named | Unless):
             form: FieldForm = one
             return form
-    if plain is bool:
+    if kind is bool:
         return Flag()
-    if isinstance(plain, type) and issubclass(plain, StrEnum):
-        return OneOf(plain)
-    assert dataclasses.is_dataclass(plain), f"{hint} says no form"
-    assert isinstance(plain, type)
-    return Object(plain, optional)
+    if issubclass(kind, StrEnum):
+        return OneOf(kind)
+    assert dataclasses.is_dataclass(kind), f"{hint} says no form"
+    return Object(kind, optional=NoneType in members)
 
 
 _completions: dict[type, Completion] = {}
@@ -156,7 +155,7 @@ def completes(kind: type) -> Callable[[Completion], Completion]:
     """Registers what finds the values of an object's fields that follow from others', in place.
 
     It is called with the object's values, None for those that are absent or wrong, and with those of the object around
-    it that have been read before.
+    it whose fields come first.
     """
 
     def register(completion: Completion) -> Completion:
@@ -169,9 +168,7 @@ def completes(kind: type) -> Callable[[Completion], Completion]:
 def read_object(
     kind: type, fields: Fields, found: list[ReadObject], around: Mapping[str, Any] | None = None, **known: Any
 ) -> Any:
-    """An object of that type, in which a harmless value stands for each one that is wrong.
-
-    Problems are noted in `fields`.
+    """An object of that type, in which a harmless value stands for each one that is wrong; that it is is noted.
 
     found: gets this object and those in it. around: values of the object around it. known: values of its fields that
     the manifest's spec does not say.

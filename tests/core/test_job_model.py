@@ -1,0 +1,176 @@
+"""A type of the API is read by what its annotations say, and by nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any
+
+import pytest
+
+from bamboo.job.fields import Fields, Problem
+from bamboo.job.forms import Inside, Integer, Number, Tree
+from bamboo.job.model import (
+    ListOf,
+    Mark,
+    Named,
+    ReadObject,
+    Unless,
+    Values,
+    api_fields,
+    completes,
+    places,
+    read_object,
+)
+from bamboo.job.spec import JobSpec
+from bamboo.job.text_patterns import DNS_LABEL
+
+
+class Colour(StrEnum):
+    RED = "Red"
+    GREEN = "Green"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    name: Annotated[str, DNS_LABEL]
+    spokes: Annotated[int, Integer(1, 99)] = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Light:
+    colour: Colour = Colour.RED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bicycle:
+    owner: Annotated[str, Mark.NOT_IN_SPEC]
+    gears: Annotated[int, Integer(1, 30)]
+    price: Annotated[float | None, Named("priceUSD"), Number()] = None
+    weight_kg: Annotated[int, Integer(), Unless("heavy")]
+    heavy: bool | None = None
+    front_light: Light = field(default_factory=Light)
+    rear_light: Light | None = None
+    wheels: Annotated[tuple[Wheel, ...], ListOf(2)] = ()
+    slope: Annotated[float | None, Inside("most", Number(1, below=True), "The steepest.")] = None
+    speed: Annotated[int, Integer(), Mark.FOLLOWS]
+    more: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+
+
+@completes(Bicycle)
+def _speed_follows_from_gears(values: Values, around: Mapping[str, Any]) -> None:
+    values["speed"] = values["speed"] or (values["gears"] or 1) * 2
+
+
+def read(document: Any) -> tuple[Bicycle, list[str]]:
+    problems: list[Problem] = []
+    bicycle: Bicycle = read_object(Bicycle, Fields(document, "bike", problems), [], owner="me")
+    return bicycle, [str(problem) for problem in problems]
+
+
+def test_what_is_absent_has_its_default_or_follows() -> None:
+    bicycle, problems = read({"gears": 3, "weightKg": 9})
+    assert problems == []
+    assert bicycle == Bicycle(owner="me", gears=3, weight_kg=9, speed=6)
+    assert bicycle.front_light == Light()
+    assert bicycle.rear_light is None
+
+
+def test_every_form_of_field_is_read() -> None:
+    document = {
+        "gears": 3,
+        "priceUSD": 1,
+        "heavy": True,
+        "frontLight": {"colour": "Green"},
+        "rearLight": {},
+        "wheels": [{"name": "a", "spokes": 9}, {"name": "b"}],
+        "slope": {"most": 0.5},
+        "speed": 7,
+        "more": {"a": [1]},
+    }
+    assert read(document) == (
+        Bicycle(
+            owner="me",
+            gears=3,
+            price=1.0,
+            weight_kg=1,  # which need not be said of a heavy one
+            heavy=True,
+            front_light=Light(colour=Colour.GREEN),
+            rear_light=Light(),
+            wheels=(Wheel(name="a", spokes=9), Wheel(name="b")),
+            slope=0.5,
+            speed=7,
+            more={"a": [1]},
+        ),
+        [],
+    )
+
+
+def test_all_problems_are_found_at_once_and_reading_goes_on() -> None:
+    bicycle, problems = read(
+        {
+            "gears": 31,
+            "priceUSD": 0,
+            "price": 5,
+            "heavy": "yes",
+            "frontLight": {"colour": "Blue", "color": "Red"},
+            "rearLight": 3,
+            "wheels": [{"name": "a"}, {"name": "a"}],
+            "slope": {"most": 1},
+            "speed": None,
+            "more": {"a": {1}},
+        }
+    )
+    assert problems == [
+        "bike.gears: expected an integer <= 30, got 31",
+        "bike.priceUSD: expected a number > 0 and <= 1e9, got 0",
+        'bike.heavy: expected true or false, got "yes"',
+        'bike.frontLight.colour: expected one of Red, Green, got "Blue"',
+        "bike.frontLight.color: unknown field, did you mean colour?",
+        "bike.rearLight: expected an object, got 3",
+        'bike.wheels[1].name: "a" is already used by bike.wheels[0].name',
+        "bike.slope.most: expected a number > 0 and < 1, got 1",
+        "bike.more.a: expected a JSON value, got a set",
+        "bike.price: unknown field, did you mean priceUSD?",
+    ]
+    assert (bicycle.gears, bicycle.price, bicycle.front_light) == (1, None, Light())
+
+
+@pytest.mark.parametrize(
+    ("document", "missing"),
+    [
+        ({}, ["bike.gears: required, expected an integer >= 1", "bike.weightKg: required, expected an integer >= 1"]),
+        ({"gears": 1, "heavy": False}, []),
+        ({"gears": 1, "weightKg": 1, "slope": {}}, ["bike.slope.most: required, expected a number > 0 and < 1"]),
+        ([], ["bike: expected an object, got a list"]),
+    ],
+)
+def test_what_has_to_be_there_is_missed(document: Any, missing: list[str]) -> None:
+    assert read(document)[1] == missing
+
+
+def test_objects_that_were_read_are_noted_with_what_was_said_of_them() -> None:
+    found: list[ReadObject] = []
+    document = {"gears": "x", "weightKg": 1, "rearLight": {"colour": "Red"}}
+    read_object(Bicycle, Fields(document, "bike", []), found, owner="me")
+    assert {one.path: one.given for one in found} == {
+        "bike.frontLight": frozenset(),
+        "bike.rearLight": {"colour"},
+        "bike": {"gears", "weightKg", "rearLight"},
+    }
+
+
+def test_every_field_has_a_place_but_those_in_lists() -> None:
+    found = dict(places(Bicycle, "bike"))
+    assert "owner" not in found
+    assert "spokes" not in found
+    assert (found["priceUSD"], found["most"]) == ("bike.priceUSD", "bike.slope.most")
+
+
+def test_marks_say_what_they_can_say() -> None:
+    """FREE is of fields whose object is not; what is FIXED is not also one that changes while the job is suspended."""
+    for one in api_fields(JobSpec):
+        inside = api_fields(one.form.kind) if hasattr(one.form, "kind") else ()
+        assert not one.marks >= {Mark.FIXED, Mark.WHILE_SUSPENDED}
+        assert Mark.FREE not in one.marks
+        stays = bool(one.marks & {Mark.FIXED, Mark.WHILE_SUSPENDED})
+        assert all(stays for inner in inside if Mark.FREE in inner.marks)
