@@ -60,14 +60,15 @@ def test_a_job_without_a_status_is_pending() -> None:
     body = job()
     del body["status"]
     found = job_of(body)
-    assert (found.state, found.steps, found.plan, found.exit_code) == ("Pending", 1000, (), None)
+    assert (found.status.state, found.steps, found.plan, found.exit_code) == ("Pending", 1000, (), None)
     assert "is bamboo-operator running" in (phrases.why_waiting(found) or "")
 
 
 def test_what_is_null_is_absent() -> None:
-    body = job(training=None, lastTakeover=None, cost={"total": None}, spec={**SPEC, "standby": None})
+    body = job(training=None, lastTakeover=None, cost={"total": None}, spec={**SPEC, "rollout": None})
     found = job_of(body)
-    assert (found.step, found.steps, found.standby, found.last_takeover, found.cost) == (0, 1000, 0, None, None)
+    assert (found.status.training.step, found.steps, found.spec.rollout.paused) == (0, 1000, False)
+    assert (found.status.last_takeover, found.status.cost.total) == (None, None)
 
 
 def test_a_field_of_another_type_is_named_in_one_sentence() -> None:

@@ -52,10 +52,6 @@ class JobTraining(Part, frozen=True):
     steps: int = 0
 
 
-class JobStandby(Part, frozen=True):
-    workers: int = 0
-
-
 class JobSpread(Part, frozen=True):
     topology_key: str = "topology.kubernetes.io/zone"
 
@@ -90,10 +86,8 @@ class JobPool(Part, frozen=True):
 
 class BambooJobSpec(Part, frozen=True):
     suspend: bool = False
-    managed_by: str = ""
     topology: JobTopology = JobTopology()
     training: JobTraining = JobTraining()
-    standby: JobStandby = JobStandby()
     spread: JobSpread = JobSpread()
     redundancy: JobRedundancy = JobRedundancy()
     checkpoint: JobCheckpoint | None = None

@@ -81,7 +81,7 @@ async def submit(
     before = await _existing(session, namespace, name)
     if before is not None and not apply:
         raise RemoteError(
-            f"job {name} exists in namespace {namespace} ({before.state}); --apply merges the manifest into it,"
+            f"job {name} exists in namespace {namespace} ({before.status.state}); --apply merges the manifest into it,"
             f" bamboo delete {name} removes it"
         )
     body = _trimmed(document, namespace)
@@ -124,7 +124,7 @@ def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
 def _done(before: RemoteJob | None, after: dict[str, Any]) -> str:
     if before is None:
         return "created"
-    return "changed" if job_of(after).generation != before.generation else "unchanged"
+    return "changed" if job_of(after).metadata.generation != before.metadata.generation else "unchanged"
 
 
 def _explained(error: ApiError, name: str) -> RemoteError:
@@ -141,8 +141,8 @@ async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, time
     job_reader = JobReader(session.api, *session.of(name))
     job = await job_reader.job()
     if job.ended:
-        raise RemoteError(f"{job.name} is over ({job.state}); it cannot be suspended")
-    if job.suspend:
+        raise RemoteError(f"{job.name} is over ({job.status.state}); it cannot be suspended")
+    if job.spec.suspend:
         session.say(f"{job.name} is already suspended")
         return EXIT_OK
     if lost := phrases.suspending(job):
@@ -160,14 +160,16 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
     job_reader = JobReader(session.api, *session.of(name))
     job = await job_reader.job()
     if job.ended:
-        raise RemoteError(f"{job.name} is over ({job.state}); submit it again under another name, or delete it first")
+        raise RemoteError(
+            f"{job.name} is over ({job.status.state}); submit it again under another name, or delete it first"
+        )
     if job.held_back:
         raise RemoteError(f"{job.name} cannot be resumed: {job.held_back}")
-    if not job.suspend:
+    if not job.spec.suspend:
         session.say(f"{job.name} is not suspended")
         return EXIT_OK
     await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": False}})
-    from_step = job.checkpoint_step if job.checkpoints else None
+    from_step = None if job.spec.checkpoint is None else job.status.checkpoint.last_step
     start = f"from its checkpoint at step {from_step}" if from_step else "from step 0"
     session.say(f"{job.name} is resumed {start}")
     if wait:

@@ -177,7 +177,7 @@ async def _report(
 
 
 def _takeover(job: RemoteJob, lost: Sequence[RemoteWorker]) -> str:
-    last = job.last_takeover
+    last = job.status.last_takeover
     if last is None or last.victim not in {w.name for w in lost}:
         return "other workers run its stages"
     return phrases.takeover(job, last)
@@ -203,7 +203,7 @@ async def _until(
         if met(job) or job.ended:
             return job
         if time.monotonic() > end:
-            why = phrases.why_waiting(job) or f"it is {job.state}"
+            why = phrases.why_waiting(job) or f"it is {job.status.state}"
             raise WaitTimedOut(f"{job.name} {otherwise} in time; {why}")
         await asyncio.sleep(LOOK_SECONDS)
 

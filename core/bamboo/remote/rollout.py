@@ -51,12 +51,12 @@ async def status(session: Session, name: Target, *, watch: bool, timeout: float)
 
 def progress(job: RemoteJob) -> tuple[int | None, str]:
     """With which exit code it is over, None while it is not; and a sentence."""
-    rollout = job.rollout
+    rollout = job.status.rollout
     if job.ended:
-        return (EXIT_OK if job.ended.kind == "Complete" else EXIT_FAILED), f"{job.name} is over ({job.state})"
-    if job.suspend:
+        return (EXIT_OK if job.ended.kind == "Complete" else EXIT_FAILED), f"{job.name} is over ({job.status.state})"
+    if job.spec.suspend:
         return EXIT_OK, f"{job.name} {_suspended(job)}"
-    if rollout is None or job.observed < job.generation:
+    if rollout is None or job.status.observed_generation < job.metadata.generation:
         return None, f"waiting for the operator to see the newest change of {job.name}"
     if job.held_back:
         return EXIT_OK, f"{job.name} {_suspended(job)}"
@@ -76,7 +76,7 @@ def _suspended(job: RemoteJob) -> str:
 async def set_paused(session: Session, name: Target, *, paused: bool) -> int:
     job = await _living(session, name)
     word = "paused" if paused else "resumed"
-    if job.rollout_paused is paused:
+    if job.spec.rollout.paused is paused:
         session.say(f"the rollout of {job.name} is {'already' if paused else 'not'} paused")
         return EXIT_OK
     body = {"metadata": {"uid": job.uid}, "spec": {"rollout": {"paused": paused}}}
@@ -90,7 +90,7 @@ async def restart(session: Session, name: Target, now: datetime) -> int:
     job = await _living(session, name)
     if job.suspended:
         raise RemoteError(f"{job.name} {_suspended(job)}")
-    if job.rollout_paused:
+    if job.spec.rollout.paused:
         raise RemoteError(f"the rollout of {job.name} is paused; run `bamboo rollout resume {job.name}` first")
     mark = {ANNOTATION_RESTARTED: now.isoformat(timespec="seconds")}
     worker = {"template": {"metadata": {"annotations": mark}}}
@@ -158,7 +158,7 @@ def difference(now: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
 async def _living(session: Session, name: Target) -> RemoteJob:
     job = await JobReader(session.api, *session.of(name)).job()
     if job.ended:
-        raise RemoteError(f"{job.name} is over ({job.state}); it has no workers to replace")
+        raise RemoteError(f"{job.name} is over ({job.status.state}); it has no workers to replace")
     return job
 
 

@@ -69,7 +69,7 @@ def named(job: RemoteJob, workers: Sequence[RemoteWorker], name: str) -> RemoteW
 
 def _owner(job: RemoteJob, workers: Sequence[RemoteWorker], pipeline: int, stage: int) -> RemoteWorker:
     if not job.plan:
-        raise RemoteError(f"{job.name} has no plan yet; it is {job.state}")
+        raise RemoteError(f"{job.name} has no plan yet; it is {job.status.state}")
     if pipeline >= len(job.plan):
         raise UsageError(f"--pipeline {pipeline}: the job has pipelines 0 to {len(job.plan) - 1} now")
     if stage >= len(job.plan[pipeline]):
@@ -94,10 +94,10 @@ def objections(job: RemoteJob, lost: Sequence[RemoteWorker], *, kill: bool) -> s
     if not job.protected:
         told = job.condition("Protected") or job.condition("Degraded")
         return f"{job.name} is not fully protected ({told.message if told else 'unknown'}); it could fail"
-    if kill and job.redundancy == "None":
+    if kill and job.spec.redundancy.mode == "None":
         return f"{job.name} has spec.redundancy.mode None: without a notice it will fail"
     taken = {cell for worker in lost for cell in worker.cells}
-    if kill and len(job.plan) == 1 and _too_many(taken, len(lost), len(job.plan[0]), job.replicas):
+    if kill and len(job.plan) == 1 and _too_many(taken, len(lost), len(job.plan[0]), job.spec.redundancy.replicas):
         return "neighbouring stages of the only pipeline would be lost at once: without a notice the job will fail"
     return None
 
@@ -143,7 +143,7 @@ def out_of_plan(job: RemoteJob, lost: Sequence[RemoteWorker]) -> bool:
 
 def taken_over(job: RemoteJob, before: RemoteJob, lost: Sequence[RemoteWorker]) -> bool:
     """Do others run all their stages, and is the pause known?"""
-    return out_of_plan(job, lost) and job.takeovers > before.takeovers
+    return out_of_plan(job, lost) and job.status.takeovers > before.status.takeovers
 
 
 def whole(job: RemoteJob) -> bool:

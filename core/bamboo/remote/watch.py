@@ -87,7 +87,7 @@ class LineScreen:
         now = datetime.now(UTC)
         for line in events(self._unseen.of(snapshot.events), now, snapshot.job, times=True):
             self._say(str(line))
-        told = f"{snapshot.job.state}, {phrases.progress(snapshot.job)}"
+        told = f"{snapshot.job.status.state}, {phrases.progress(snapshot.job)}"
         if told != self._told:
             self._told = told
             self._say(told)
@@ -178,6 +178,6 @@ async def until(
         if time.monotonic() > end:
             why = phrases.why_waiting(job)
             raise WaitTimedOut(
-                f"{job.name} {what} within {seconds:.0f} s; it is {job.state}" + (f": {why}" if why else "")
+                f"{job.name} {what} within {seconds:.0f} s; it is {job.status.state}" + (f": {why}" if why else "")
             )
         await asyncio.sleep(interval)

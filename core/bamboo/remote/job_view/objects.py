@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.protection import OFF
-from bamboo.job.status import EvaluationStatus, RolloutStatus, TakeoverStatus
+from bamboo.job.spec import storage_place
+from bamboo.job.status import BambooJobStatus
+from bamboo.kube.resources import BambooJobSpec, Metadata
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
 
 Json = Mapping[str, Any]
@@ -44,58 +46,43 @@ class JobCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteJob:
-    """plan: owners by pipeline and stage. What is not known (yet) is None, or a count of 0."""
+    """A job as the API server has it. plan: owners by pipeline and stage; none if it is not known (yet)."""
 
-    namespace: str
-    name: str
-    uid: str
-    generation: int
-    created: datetime | None
-    suspend: bool
-    managed_by: str
-    pipelines: int
-    standby: int
-    topology_key: str
-    redundancy: str
-    replicas: int
-    checkpoints: bool
-    state: str
+    metadata: Metadata
+    spec: BambooJobSpec
+    status: BambooJobStatus
     conditions: tuple[JobCondition, ...]
-    epoch: int
-    pipelines_ready: int
-    workers_ready: int
-    workers_wanted: int
-    spot: int
-    on_demand: int
-    preemptions: int
-    takeovers: int
-    restarts: int
-    last_takeover: TakeoverStatus | None
-    step: int
-    steps: int
-    stopped_early: str
-    grid_choice: str
-    done_by: str  # whether it will be
-    loss: float | None
-    evaluation: EvaluationStatus | None
-    samples_per_second: float | None
-    eta_seconds: float | None
-    reported: datetime | None
-    checkpoint_step: int | None
-    checkpoint_time: datetime | None
-    checkpoint_place: str
-    restores: int
-    repeated_steps: int
-    cost_repeated: str | None
-    cost: str | None
-    cost_per_hour: str | None
-    budget: str | None  # how far it gets
-    saved: str | None
-    unpriced: tuple[str, ...]  # pools whose workers are not in the cost
-    rollout: RolloutStatus | None
-    rollout_paused: bool
-    observed: int  # the generation that the status is about
     plan: tuple[tuple[str, ...], ...]
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid
+
+    @property
+    def steps(self) -> int:
+        """Those that are wanted; 0 if nobody has told them yet."""
+        return self.status.training.steps or self.spec.training.steps
+
+    @property
+    def checkpoint_place(self) -> str:
+        """Where its checkpoints are, without credentials; empty if it keeps none."""
+        if self.spec.checkpoint is None:
+            return ""
+        storage = self.spec.checkpoint.storage
+        return storage_place(storage.uri, storage.persistent_volume_claim.claim_name)
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """The pools whose workers are not in the cost."""
+        return tuple(p.name for p in self.spec.node_pools if p.price_per_hour is None and p.machine is None)
 
     def condition(self, kind: str) -> JobCondition | None:
         return next((c for c in self.conditions if c.kind == kind), None)
@@ -115,13 +102,13 @@ class RemoteJob:
         what helps; "" if it does not.
         """
         told = self.condition("Suspended")
-        if self.suspend or self.ended or told is None or not told.holds or told.reason == "Suspended":
+        if self.spec.suspend or self.ended or told is None or not told.holds or told.reason == "Suspended":
             return ""
         return told.message
 
     @property
     def suspended(self) -> bool:
-        return self.suspend or bool(self.held_back)
+        return self.spec.suspend or bool(self.held_back)
 
     @property
     def exit_code(self) -> int | None:

@@ -7,13 +7,11 @@ from datetime import UTC, datetime
 import msgspec
 
 from bamboo import names
-from bamboo.job.spec import storage_place
 from bamboo.job.status import ReportedCondition
 from bamboo.kube.resources import (
     BambooJob,
     ContainerState,
     Event,
-    JobCheckpoint,
     Node,
     Pod,
     read,
@@ -24,67 +22,13 @@ from bamboo.remote.job_view.objects import JobCondition, JobEvent, Json, RemoteJ
 def job_of(body: Json) -> RemoteJob:
     """From a BambooJob. Without a status yet, it is Pending."""
     job = read(BambooJob, body)
-    metadata, spec, status = job.metadata, job.spec, job.status
-    training, workers, cost = status.training, status.workers, status.cost
     return RemoteJob(
-        namespace=metadata.namespace,
-        name=metadata.name,
-        uid=metadata.uid,
-        generation=metadata.generation,
-        created=metadata.creation_timestamp,
-        suspend=spec.suspend,
-        managed_by=spec.managed_by,
-        pipelines=spec.topology.pipelines,
-        standby=spec.standby.workers,
-        topology_key=spec.spread.topology_key,
-        redundancy=spec.redundancy.mode,
-        replicas=spec.redundancy.replicas,
-        checkpoints=spec.checkpoint is not None,
-        state=status.state,
-        conditions=tuple(_condition(condition) for condition in status.conditions),
-        epoch=status.epoch,
-        pipelines_ready=status.pipelines.ready,
-        workers_ready=workers.ready,
-        workers_wanted=workers.desired,
-        spot=workers.spot,
-        on_demand=workers.on_demand,
-        preemptions=status.preemptions,
-        takeovers=status.takeovers,
-        restarts=status.restarts,
-        last_takeover=status.last_takeover,
-        step=training.step,
-        steps=training.steps or spec.training.steps,
-        stopped_early=training.stopped_early,
-        grid_choice=training.grid_choice,
-        done_by=training.done_by,
-        loss=training.loss,
-        evaluation=training.evaluation,
-        samples_per_second=training.samples_per_second,
-        eta_seconds=training.eta_seconds,
-        reported=training.last_reported_time,
-        checkpoint_step=status.checkpoint.last_step,
-        checkpoint_time=status.checkpoint.last_time,
-        checkpoint_place=_place(spec.checkpoint),
-        restores=status.restores,
-        repeated_steps=status.repeated_steps,
-        cost_repeated=cost.repeated,
-        cost=cost.total,
-        cost_per_hour=cost.per_hour,
-        budget=cost.budget,
-        saved=cost.saved,
-        unpriced=tuple(pool.name for pool in spec.node_pools if pool.price_per_hour is None and pool.machine is None),
-        rollout=status.rollout,
-        rollout_paused=spec.rollout.paused,
-        observed=status.observed_generation,
-        plan=_plan(status.plan),
+        metadata=job.metadata,
+        spec=job.spec,
+        status=job.status,
+        conditions=tuple(_condition(condition) for condition in job.status.conditions),
+        plan=_plan(job.status.plan),
     )
-
-
-def _place(checkpoint: JobCheckpoint | None) -> str:
-    """Where its checkpoints are, without credentials."""
-    if checkpoint is None:
-        return ""
-    return storage_place(checkpoint.storage.uri, checkpoint.storage.persistent_volume_claim.claim_name)
 
 
 def workers_of(
@@ -107,7 +51,8 @@ def events_of(job: RemoteJob, of_job: Iterable[Json], of_pods: Iterable[Json], p
         if name in known or is_worker_of(job.name, name):
             mine.append(event)
     found = [_event(event) for event in mine]
-    return sorted((e for e in found if job.created is None or e.at >= job.created), key=lambda e: (e.at, e.order))
+    created = job.metadata.creation_timestamp
+    return sorted((e for e in found if created is None or e.at >= created), key=lambda e: (e.at, e.order))
 
 
 def is_worker_of(job: str, pod: str) -> bool:
@@ -147,7 +92,7 @@ def _worker(job: RemoteJob, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker
     state, detail = _state(job, pod)
     grace = pod.spec.termination_grace_period_seconds
     number = labels.get(names.LABEL_WORKER_INDEX, "")
-    zone = read(Node, nodes[node]).metadata.labels.get(job.topology_key, "") if node in nodes else ""
+    zone = read(Node, nodes[node]).metadata.labels.get(job.spec.spread.topology_key, "") if node in nodes else ""
     return RemoteWorker(
         name=name,
         uid=pod.metadata.uid,

@@ -28,20 +28,24 @@ def age(since: datetime | None, now: datetime) -> str:
 
 def progress(job: RemoteJob) -> str:
     """One line: step, loss, speed, time left."""
-    parts = [f"step {job.step}/{job.steps}", *["stopped early"] * bool(job.stopped_early)]
-    if job.loss is not None:
-        parts.append(f"loss {job.loss:.4f}")
+    training = job.status.training
+    parts = [
+        f"step {training.step}/{job.steps}",
+        *["stopped early"] * bool(training.stopped_early),
+    ]
+    if training.loss is not None:
+        parts.append(f"loss {training.loss:.4f}")
     if job.ended is None and job.holds("Running"):
-        if job.samples_per_second is not None:
-            parts.append(f"{job.samples_per_second:.1f} samples/s")
-        if job.eta_seconds is not None:
-            parts.append(f"ETA {duration(job.eta_seconds)}")
+        if training.samples_per_second is not None:
+            parts.append(f"{training.samples_per_second:.1f} samples/s")
+        if training.eta_seconds is not None:
+            parts.append(f"ETA {duration(training.eta_seconds)}")
     return ", ".join(parts)
 
 
 def evaluation(job: RemoteJob) -> str:
     """One line: what was measured last, and of the best state; "" if nothing was."""
-    found = job.evaluation
+    found = job.status.training.evaluation
     if found is None or not found.metrics:
         return ""
     said = f"evaluation after step {found.step}: {metrics(found.metrics)}"
@@ -54,29 +58,32 @@ def evaluation(job: RemoteJob) -> str:
 
 def counts(job: RemoteJob) -> str:
     """One line: pipelines, workers, what has happened to them."""
+    status, workers = job.status, job.status.workers
     parts = []
-    if job.workers_wanted:
-        where = [f"{number} {kind}" for number, kind in ((job.spot, "spot"), (job.on_demand, "on demand")) if number]
-        parts.append(f"{job.pipelines_ready} of {count(job.pipelines, 'pipeline')}")
-        workers = f"{job.workers_ready} of {count(job.workers_wanted, 'worker')} ready"
-        parts.append(f"{workers} ({', '.join(where)})" if where else workers)
-    parts += [count(job.preemptions, "preemption"), count(job.takeovers, "takeover")]
-    if job.restarts:
-        parts.append(count(job.restarts, "failure"))
+    if workers.desired:
+        where = [
+            f"{number} {kind}" for number, kind in ((workers.spot, "spot"), (workers.on_demand, "on demand")) if number
+        ]
+        parts.append(f"{status.pipelines.ready} of {count(job.spec.topology.pipelines, 'pipeline')}")
+        ready = f"{workers.ready} of {count(workers.desired, 'worker')} ready"
+        parts.append(f"{ready} ({', '.join(where)})" if where else ready)
+    parts += [count(status.preemptions, "preemption"), count(status.takeovers, "takeover")]
+    if status.restarts:
+        parts.append(count(status.restarts, "failure"))
     return ", ".join(parts)
 
 
 def checkpoint(job: RemoteJob, now: datetime) -> str:
     """The newest one, and what going back has cost; empty if the job keeps none."""
-    if not job.checkpoints:
+    if job.spec.checkpoint is None:
         return ""
-    at, price = job.checkpoint_time, job.cost_repeated
+    at, price = job.status.checkpoint.last_time, job.status.cost.repeated
     facts = CheckpointFacts(
-        step=job.checkpoint_step,
+        step=job.status.checkpoint.last_step,
         age=(now - at).total_seconds() if at else None,
         place=job.checkpoint_place,
-        restores=job.restores,
-        repeated=job.repeated_steps,
+        restores=job.status.restores,
+        repeated=job.status.repeated_steps,
         price=f"{price} of the cost" if price else "",
     )
     return checkpoint_line(facts)
@@ -84,14 +91,17 @@ def checkpoint(job: RemoteJob, now: datetime) -> str:
 
 def cost(job: RemoteJob) -> str:
     """What it costs; empty if no price is known."""
-    told = [f"{job.cost} so far"] if job.cost is not None else []
-    if job.cost_per_hour is not None and job.ended is None:
-        told.append(f"{job.cost_per_hour} an hour")
-        left = None if job.holds("Suspended") else job.eta_seconds  # it is that of before
-        whole = at_the_end(float(job.cost or 0), float(job.cost_per_hour), left)
+    spent = job.status.cost
+    told = [f"{spent.total} so far"] if spent.total is not None else []
+    if spent.per_hour is not None and job.ended is None:
+        told.append(f"{spent.per_hour} an hour")
+        left = None if job.holds("Suspended") else job.status.training.eta_seconds  # it is that of before
+        whole = at_the_end(float(spent.total or 0), float(spent.per_hour), left)
         told += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
-    if job.saved is not None:
-        told.append(f"{job.saved.removeprefix('-')} {'more' if job.saved.startswith('-') else 'less'} than on demand")
+    if spent.saved is not None:
+        told.append(
+            f"{spent.saved.removeprefix('-')} {'more' if spent.saved.startswith('-') else 'less'} than on demand"
+        )
     if told and job.unpriced:
         told.append(f"without pool {', '.join(job.unpriced)}, of which no price is given")
     return ", ".join(told)
@@ -115,7 +125,7 @@ def protection(job: RemoteJob) -> str:
 
 def rollout(job: RemoteJob) -> str:
     """How far the replacement of its workers is; empty if none is due."""
-    found = job.rollout
+    found = job.status.rollout
     if found is None or found.state == "Complete" or job.ended or job.suspended:
         return ""
     why = f": {found.message}" if found.message else ""
@@ -146,25 +156,24 @@ def places(cells: Sequence[CellIndex]) -> str:
 
 def suspending(job: RemoteJob) -> str | None:
     """What is lost by suspending the job now; None if nothing is."""
-    if job.ended or job.suspended or not job.step:
+    step, kept = job.status.training.step, job.status.checkpoint.last_step
+    if job.ended or job.suspended or not step:
         return None
-    if not job.checkpoints:
-        return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(job.step, 'step')}"
+    if job.spec.checkpoint is None:
+        return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(step, 'step')}"
     if job.holds("Running"):
         return None  # its state is kept before it stops
-    if job.checkpoint_step is None:
-        return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(job.step, 'step')}"
-    lost = job.step - job.checkpoint_step
-    return (
-        f"{job.name} will continue from its checkpoint at step {job.checkpoint_step}, which loses {count(lost, 'step')}"
-    )
+    if kept is None:
+        return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(step, 'step')}"
+    lost = step - kept
+    return f"{job.name} will continue from its checkpoint at step {kept}, which loses {count(lost, 'step')}"
 
 
 def deleting(job: RemoteJob) -> str | None:
     """What is lost by deleting the job now."""
     if job.ended:
         return None
-    return f"{job.name} is not over ({job.state}, {progress(job)}); its progress is lost"
+    return f"{job.name} is not over ({job.status.state}, {progress(job)}); its progress is lost"
 
 
 def outcome(job: RemoteJob) -> str:
@@ -175,18 +184,17 @@ def outcome(job: RemoteJob) -> str:
     accepted = job.condition("Accepted")
     if accepted is not None and not accepted.holds:
         return f"not accepted: {accepted.message}"
-    return f"{job.state}: {job.held_back}" if job.held_back else job.state
+    return f"{job.status.state}: {job.held_back}" if job.held_back else job.status.state
 
 
 def stale(job: RemoteJob, now: datetime) -> str | None:
     """Says so if there has been no unseen of a running job for a while."""
-    if job.ended or job.suspended or not job.holds("Running") or job.reported is None:
+    reported = job.status.training.last_reported_time
+    if job.ended or job.suspended or not job.holds("Running") or reported is None:
         return None
-    if (now - job.reported).total_seconds() < STALE_SECONDS:
+    if (now - reported).total_seconds() < STALE_SECONDS:
         return None
-    return (
-        f"no progress has been reported for {age(job.reported, now)}: steps take very long, or no operator is running"
-    )
+    return f"no progress has been reported for {age(reported, now)}: steps take very long, or no operator is running"
 
 
 def why_waiting(job: RemoteJob) -> str | None:

@@ -59,22 +59,22 @@ def jobs(found: Sequence[RemoteJob], now: datetime, *, wide: bool = False, names
             *([job.namespace] if namespaces else []),
             job.name,
             state(job),
-            f"{job.step}/{job.steps}",
-            f"{job.pipelines_ready}/{job.pipelines}",
-            f"{job.workers_ready}/{job.workers_wanted}",
+            f"{job.status.training.step}/{job.steps}",
+            f"{job.status.pipelines.ready}/{job.spec.topology.pipelines}",
+            f"{job.status.workers.ready}/{job.status.workers.desired}",
             phrases.protected(job),
-            str(job.preemptions),
-            phrases.age(job.created, now),
+            str(job.status.preemptions),
+            phrases.age(job.metadata.creation_timestamp, now),
         ]
         if wide:
-            running = job.ended is None
+            running, training = job.ended is None, job.status.training
             cells += [
-                str(job.takeovers),
-                _number(job.samples_per_second if running else None, 1),
-                _number(job.loss, 4),
-                phrases.duration(job.eta_seconds) if running and job.eta_seconds is not None else "-",
-                job.cost or "-",
-                str(job.epoch),
+                str(job.status.takeovers),
+                _number(training.samples_per_second if running else None, 1),
+                _number(training.loss, 4),
+                phrases.duration(training.eta_seconds) if running and training.eta_seconds is not None else "-",
+                job.status.cost.total or "-",
+                str(job.status.epoch),
             ]
         table.add_row(*cells)
     return table
@@ -121,17 +121,17 @@ def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int)
 
 def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
     """What the job is, how it gets on, and what is wrong."""
-    job = snapshot.job
-    about = f"  {job.namespace}, epoch {job.epoch}, {phrases.age(job.created, now)} old"
+    job, status = snapshot.job, snapshot.job.status
+    about = f"  {job.namespace}, epoch {status.epoch}, {phrases.age(job.metadata.creation_timestamp, now)} old"
     lines: list[RenderableType] = [
         Text.assemble((job.name, "bold"), "  ", state(job), (about, "dim")),
         Text(phrases.progress(job), style="bold"),
         Text(phrases.counts(job)),
     ]
-    if job.done_by:
-        lines.append(Text(job.done_by))
-    if job.grid_choice:
-        lines.append(Text(f"grid: {job.grid_choice}"))
+    if status.training.done_by:
+        lines.append(Text(status.training.done_by))
+    if status.training.grid_choice:
+        lines.append(Text(f"grid: {status.training.grid_choice}"))
     if told := phrases.protection(job):
         lines.append(Text(told, style="yellow" if phrases.protected(job) == "no" else ""))
     if told := phrases.evaluation(job):
@@ -139,13 +139,13 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
     if told := phrases.checkpoint(job, now):
         lines.append(Text(told))
     if told := phrases.rollout(job):
-        lines.append(Text(told, style="yellow" if job.rollout and job.rollout.state == "Stalled" else ""))
+        lines.append(Text(told, style="yellow" if status.rollout and status.rollout.state == "Stalled" else ""))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
-    if job.budget is not None:
-        lines.append(Text(f"budget {job.budget}"))
-    if job.last_takeover is not None:
-        lines.append(Text(f"last takeover: {phrases.takeover(job, job.last_takeover)}"))
+    if status.cost.budget is not None:
+        lines.append(Text(f"budget {status.cost.budget}"))
+    if status.last_takeover is not None:
+        lines.append(Text(f"last takeover: {phrases.takeover(job, status.last_takeover)}"))
     if end := job.ended:
         lines.append(Text(f"{end.kind}: {end.message}", style="green" if end.kind == "Complete" else "bold red"))
     elif waiting := phrases.why_waiting(job):
@@ -159,7 +159,7 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
 
 
 def state(job: RemoteJob) -> Text:
-    return Text(job.state, style=STATE_STYLES.get(job.state, ""))
+    return Text(job.status.state, style=STATE_STYLES.get(job.status.state, ""))
 
 
 def grids(job: RemoteJob, width: int) -> list[RenderableType]:
