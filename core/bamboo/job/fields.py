@@ -5,17 +5,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from bamboo.job.text_patterns import TextPattern
 
 MAX_INT = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_SUGGESTIONS = 20  # per object; a hostile document must not buy a quadratic search
-
-E = TypeVar("E", bound=StrEnum)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +82,8 @@ class Fields:
             return self.path or "manifest"
         return join(self.path, name)
 
-    def problem(self, name: str, message: str, because: str = "") -> None:
-        self.problems.append(Problem(self.at(name), message, because=because))
+    def problem(self, name: str, message: str) -> None:
+        self.problems.append(Problem(self.at(name), message))
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
@@ -107,10 +103,6 @@ class Fields:
                 near = get_close_matches(key, self.known, n=1) if suggestions >= 0 and len(key) <= 80 else []
                 said = f"unknown field{f', did you mean {near[0]}?' if near else ''}"
                 self.problems.append(UnknownField(self.at(key), said, key, "".join(near), tuple(self.known)))
-
-    def closed(self, value: T) -> T:
-        self.close()
-        return value
 
     def value(
         self,
@@ -135,43 +127,19 @@ class Fields:
             return None
         return value
 
-    def optional_positive(self, name: str) -> float | None:
-        def fits(value: object) -> bool:
-            return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e9
-
-        value = self.value(name, "a number > 0 and <= 1e9", fits)
-        return None if value is None else float(value)
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        value = self.value(name, "true or false", lambda v: isinstance(v, bool))
-        return default if value is None else bool(value)
-
-    def optional_text(
-        self, name: str, form: TextPattern, *, required: bool = False, shown: Callable[[str], str] | None = None
-    ) -> str | None:
-
+    def optional_text(self, name: str, form: TextPattern, *, required: bool = False) -> str | None:
         def fits(value: object) -> bool:
             return isinstance(value, str) and form.fits(value)
 
-        read: str | None = self.value(name, form.said, fits, required=required, shown=shown)
+        read: str | None = self.value(name, form.said, fits, required=required)
         return read
 
     def text(self, name: str, form: TextPattern) -> str:
         return self.optional_text(name, form, required=True) or ""
 
-    def choice(self, name: str, default: E, *, required: bool = False) -> E:
-        members = {str(member): member for member in type(default)}
-        said = f"one of {', '.join(members)}"
-        value = self.value(name, said, lambda v: isinstance(v, str) and v in members, required=required)
-        return default if value is None else members[value]
-
     def child(self, name: str) -> "Fields":
         """An absent object reads as an empty one."""
         return Fields(self.get(name) if self.has(name) else {}, self.at(name), self.problems)
-
-    def items(self, name: str, build: Callable[["Fields"], T], *, most: int) -> tuple[T, ...]:
-        fits = self.value(name, f"a list of at most {most} objects", list_fits(0, most)) or ()
-        return tuple(build(Fields(v, f"{self.at(name)}[{i}]", self.problems)) for i, v in enumerate(fits))
 
 
 def list_fits(least: int, most: int) -> Callable[[Any], bool]:

@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bamboo.job.fields import Fields, ManifestError, Problem
+from bamboo.job.forms import Number
+from bamboo.job.model import ListOf, ReadObject, read_object
 from bamboo.job.text_patterns import LABEL_KEY, TextPattern
 from bamboo.job.yaml_file import load_document
 from bamboo_operator.cluster.cloud_marks import DisruptionMark
 
 MOST_MARKS = 100
-FIELD = "nodeMarks"
 REASON = TextPattern(
     said="a word in CamelCase such as RackMaintenance, of at most 63 letters and digits",
     pattern=re.compile(r"[A-Z][A-Za-z0-9]*", re.ASCII),
@@ -59,37 +60,68 @@ class NodeMark:
         return any(self.value in (None, value) for value in found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeyAndValue:
+    key: Annotated[str, LABEL_KEY]
+    value: Annotated[str | None, VALUE] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Condition:
+    type: Annotated[str, LABEL_KEY]
+    status: ConditionStatus = ConditionStatus.TRUE
+    reason: Annotated[str | None, VALUE] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WrittenMark:
+    """A mark as it is in the file, in exactly one of the places that a `MarkField` names."""
+
+    reason: Annotated[str, REASON]
+    notice_seconds: Annotated[float | None, Number()] = None
+    gone: bool = False
+    taint: _KeyAndValue | None = None
+    label: _KeyAndValue | None = None
+    annotation: _KeyAndValue | None = None
+    condition: _Condition | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MarkFile:
+    node_marks: Annotated[tuple[_WrittenMark, ...], ListOf(MOST_MARKS)] = ()
+
+
 def read_marks(path: Path) -> tuple[NodeMark, ...]:
     """The marks in that YAML or JSON file, whose only field is nodeMarks. Raises ManifestError with all mistakes."""
     problems: list[Problem] = []
-    fields = Fields(load_document(str(path)), "", problems)
-    found = fields.items(FIELD, _mark, most=MOST_MARKS)
-    fields.close()
-    if problems:
-        raise ManifestError(*problems)
-    return found
+    found: list[ReadObject] = []
+    file: _MarkFile = read_object(_MarkFile, Fields(load_document(str(path)), "", problems), found)
+    wrong = {problem.path for problem in problems}
+    marks = (one for one in found if isinstance(one.value, _WrittenMark) and one.path not in wrong)
+    if mistakes := [*(mistake for mark in marks for mistake in _mistakes(mark)), *problems]:
+        raise ManifestError(*mistakes)
+    return tuple(map(_mark, file.node_marks))
 
 
-def _mark(f: Fields) -> NodeMark:
-    reason = f.text("reason", REASON)
-    places = [place for place in MarkField if f.has(place)]
-    seconds, gone = f.optional_positive("noticeSeconds"), f.flag("gone")
+def _mistakes(found: ReadObject) -> Iterator[Problem]:
+    """What is wrong between the fields of a mark."""
+    places = [place for place in MarkField if place in found.given]
     if len(places) != 1:
-        f.problem("", f"expected exactly one of {', '.join(MarkField)}, got {' and '.join(places) or 'none'}")
-    if f.has("noticeSeconds") == gone:
-        f.problem("", f"expected noticeSeconds or gone: true, got {'both' if gone else 'neither'}")
-    place = places[0] if places else MarkField.TAINT
-    inner = f.child(place) if places else Fields({"key": "x"}, "", [])
-    is_condition = place is MarkField.CONDITION
-    key = inner.text("type" if is_condition else "key", LABEL_KEY)
-    if is_condition:
-        value: str | None = inner.choice("status", ConditionStatus.TRUE)
+        got = " and ".join(places) or "none"
+        yield Problem(found.path, f"expected exactly one of {', '.join(MarkField)}, got {got}")
+    gone = found.value.gone
+    if ("noticeSeconds" in found.given) == gone:
+        yield Problem(found.path, f"expected noticeSeconds or gone: true, got {'both' if gone else 'neither'}")
+
+
+def _mark(said: _WrittenMark) -> NodeMark:
+    (place,) = (place for place in MarkField if getattr(said, place) is not None)
+    if (condition := said.condition) is not None:
+        key, value = condition.type, str(condition.status)
     else:
-        value = inner.optional_text("value", VALUE)
-    why = inner.optional_text("reason", VALUE) if is_condition else None
-    inner.close()
-    mark = DisruptionMark(reason, f"has the {place} {key}", None if gone else seconds)
-    return f.closed(NodeMark(place=place, key=key, value=value, mark=mark, reason=why))
+        key, value = getattr(said, place).key, getattr(said, place).value
+    mark = DisruptionMark(said.reason, f"has the {place} {key}", None if said.gone else said.notice_seconds)
+    return NodeMark(place=place, key=key, value=value, mark=mark, reason=condition.reason if condition else None)
 
 
 def _values(node: Mapping[str, Any], place: MarkField, key: str, reason: str | None) -> Iterator[str]:
