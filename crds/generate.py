@@ -114,10 +114,9 @@ def _may_be_absent(one: ApiField) -> bool:
 
 
 def _rules(kind: type) -> Iterator[Schema]:
-    for rule in RULES:
-        if rule.kind is kind:
-            path = {"fieldPath": f".{rule.path}"} if rule.path else {}
-            yield {"rule": rule.cel, **path, "message": rule.expected}
+    for rule in RULES.get(kind, ()):
+        path = {"fieldPath": f".{rule.path}"} if rule.path else {}
+        yield {"rule": rule.cel, **path, "message": rule.expected}
 
 
 def _kept_if_absent(fields: tuple[ApiField, ...]) -> Iterator[Schema]:

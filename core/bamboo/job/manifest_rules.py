@@ -37,7 +37,6 @@ class Rule:
     where one of these fields is wrong by itself.
     """
 
-    kind: type
     path: str
     cel: str
     expected: str
@@ -45,7 +44,7 @@ class Rule:
     reads: frozenset[str]
 
 
-RULES: list[Rule] = []
+RULES: dict[type, list[Rule]] = {}  # by their types, in the order in which they are told
 
 
 def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
@@ -56,8 +55,8 @@ def check_rules(found: Sequence[ReadObject], problems: list[Problem]) -> None:
         return any(path == bad or path.startswith(f"{bad}.") for bad in wrong)
 
     for one in found:
-        for rule in (rule for rule in RULES if rule.kind is type(one.value)):
-            judged = not any(is_wrong(_below(one.path, path)) for path in rule.reads)
+        for rule in RULES.get(type(one.value), ()):
+            judged = not wrong or not any(is_wrong(_below(one.path, path)) for path in rule.reads)
             if judged and (problem := rule.problem(one)):
                 problems.append(replace(problem, path=_below(one.path, problem.path)))
 
@@ -88,7 +87,7 @@ def rule(
                 return None
             return Problem(path, said(found.value) if said else expected + got(found.value), because=because)
 
-        RULES.append(Rule(kind, path, cel, expected, problem, reads))
+        RULES.setdefault(kind, []).append(Rule(path, cel, expected, problem, reads))
         return holds
 
     return register
@@ -108,7 +107,7 @@ def _exactly_one(kind: type, *names: str, or_missing: bool = False) -> None:
 
     count = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
     cel = f"has(self.{names[0]}) != has(self.{names[1]})" if two else f"{count} == 1"
-    RULES.append(Rule(kind, "", cel, expected, problem, frozenset({""})))
+    RULES.setdefault(kind, []).append(Rule("", cel, expected, problem, frozenset({""})))
 
 
 # Of the training
