@@ -89,7 +89,7 @@ def _cost(act: Callable[[], Any], repeat: int) -> float:
 def _commit(worker: str, state: CoordinatorState) -> Event:
     message = protocol.StepCommitted(
         step=state.step,
-        generation=state.generation,
+        generation=state.progress.generation,
         loss=1.0,
         gradient_norm=1.0,
         microbatches=state.spec.training.microbatches,

@@ -12,7 +12,7 @@ from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts
 from bamboo.coordinator.checkpointing.checkpoints import WRITE_SECONDS
 from bamboo.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
 from bamboo.coordinator.job_status import status
-from bamboo.coordinator.state import EarlierProgress
+from bamboo.coordinator.progress import EarlierProgress
 from bamboo.metrics.job_metrics import samples
 from bamboo.planning.plan import CheckpointId
 from checkpoint_world import (

@@ -22,7 +22,7 @@ def asked_around(world: World) -> str:
     cell = Cell(0, 1)
     for worker in plan.at(cell).holders:
         world.lose(worker)
-    assert world.state.asked_at is not None
+    assert world.state.inquiry.began_at is not None
     world.pending = deque(e for e in world.pending if not isinstance(getattr(e, "message", None), protocol.Report))
     return min(plan.worker_ids() - {*plan.at(cell).holders})
 
@@ -110,9 +110,9 @@ def test_a_takeover_whose_heir_dies_before_it_reports_shifts_no_later_one() -> N
     assert plan is not None
     heir = plan.at(cell).owner
     world.tell(Received(heir, taken_over(plan, cell)))
-    (taken,) = [t for t in world.state.takeovers if (t.pipeline, t.stage) == cell]
+    (taken,) = [t for t in world.state.moves.takeovers if (t.pipeline, t.stage) == cell]
     assert (taken.victim, taken.worker, taken.epoch) == (victims[1], heir, plan.epoch)
-    assert not any(cell in dict(r.victims) for r in world.state.recoveries)
+    assert not any(cell in dict(r.victims) for r in world.state.moves.recoveries)
 
 
 def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
@@ -126,16 +126,16 @@ def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
             world.pending.popleft()
         else:
             world.deliver()
-    assert world.state.recoveries
+    assert world.state.moves.recoveries
     assert not world.state.steady
     world.settle()
-    assert world.state.recoveries
+    assert world.state.moves.recoveries
     world.now += 100
     for worker in world.state.workers:
         world.tell(Received(worker, protocol.Heartbeat(step=1)))
     for _ in range(5):  # commits
         world.settle()
-    assert (world.state.recoveries, world.state.steady) == ((), True)
+    assert (world.state.moves.recoveries, world.state.steady) == ((), True)
 
 
 def test_a_restarted_coordinator_waits_for_workers_that_live_and_says_so_once() -> None:

@@ -226,7 +226,7 @@ def phases() -> dict[str, World]:
     begun = coordinator.initial(back.spec, back.document, secret="", save_path=None, now=back.now, resumed=True)
     back.state = replace(begun, requested=5)
     states = {
-        name: (world.state.phase, world.state.phase == "Running" and world.state.asked_at is not None)
+        name: (world.state.phase, world.state.phase == "Running" and world.state.inquiry.began_at is not None)
         for name, world in found.items()
     }
     assert states == {

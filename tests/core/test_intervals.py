@@ -16,7 +16,7 @@ def free(state: CoordinatorState, *seconds: float) -> CoordinatorState:
     """Without an interval of the manifest's; seconds: of the newest steps."""
     assert state.spec.checkpoint is not None
     spec = replace(state.spec, checkpoint=replace(state.spec.checkpoint, every_steps=None))
-    return replace(state, spec=spec, step_seconds=seconds)
+    return replace(state, spec=spec, progress=replace(state.progress, step_seconds=seconds))
 
 
 def steps(state: CoordinatorState) -> int:
@@ -59,7 +59,7 @@ def test_of_a_job_without_a_history_a_loss_in_four_hours_is_assumed(seconds: tup
 
 def test_the_jobs_own_losses_and_checkpoints_count() -> None:
     state = free(made().state, 1.0)
-    calm = replace(state, trained=86_400)
+    calm = replace(state, progress=replace(state.progress, trained=86_400))
 
     def known(counts: CheckpointCounts) -> CoordinatorState:
         return replace(calm, checkpoints=replace(calm.checkpoints, counts=counts))
@@ -81,15 +81,19 @@ def test_for_three_quarters_of_the_time_nothing_is_written_however_short_steps_a
 
 
 def test_while_a_stage_has_one_holder_any_loss_may_make_the_job_go_back() -> None:
-    state = replace(free(made().state, 1.0), trained=36_000, preemptions=35)
+    state = replace(
+        free(made().state, 1.0), preemptions=35, progress=replace(free(made().state, 1.0).progress, trained=36_000)
+    )
     assert has_copies(state)
     bare = replace(state, synced=frozenset())
     assert not has_copies(bare)
     assert seconds_between_losses(bare, 1.0) == pytest.approx(1 / (1 / 50_400 + 36 / 39_600))
     assert (steps(state), steps(bare)) == (200, 46)
     kept = replace(bare, checkpoints=replace(bare.checkpoints, last_step=290))
-    assert next_one(replace(kept, step=300)) == 290 + 46
-    assert next_one(replace(bare, step=300)) == 301, "at once, if the newest one is older than that"
+    assert next_one(replace(kept, progress=replace(kept.progress, step=300))) == 290 + 46
+    assert next_one(replace(bare, progress=replace(bare.progress, step=300))) == 301, (
+        "at once, if the newest one is older than that"
+    )
 
 
 def test_pipelines_hold_each_others_stages() -> None:

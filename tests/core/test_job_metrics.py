@@ -80,15 +80,28 @@ def test_steps_are_worth_their_usual_duration_for_each_owner() -> None:
     world = World(stages=2, pipelines=2, standby=1)
     world.settle()
     steps = (0.1,) * 30
-    before = replace(world.state, trained=30, step_seconds=steps)
+    before = replace(world.state, progress=replace(world.state.progress, trained=30, step_seconds=steps))
 
     def worth(seconds: float, count: int = 1) -> float:
-        return useful_seconds(before, replace(before, trained=30 + count, step_seconds=(*steps, seconds)))
+        return useful_seconds(
+            before,
+            replace(before, progress=replace(before.progress, trained=30 + count, step_seconds=(*steps, seconds))),
+        )
 
     assert worth(0.08) == pytest.approx(0.08 * 4)
     assert worth(5.0) == pytest.approx(0.1 * 4)  # the rest was a pause
     assert useful_seconds(before, before) == 0
-    assert useful_seconds(before, replace(before, trained=31)) == 0  # nobody said how long it took
-    first = replace(before, trained=0, step_seconds=())
-    assert useful_seconds(first, replace(first, trained=1, step_seconds=(0.2,))) == pytest.approx(0.2 * 4)
-    assert useful_seconds(replace(before, plan=None), replace(before, plan=None, trained=31, step_seconds=(0.1,))) == 0
+    assert (
+        useful_seconds(before, replace(before, progress=replace(before.progress, trained=31))) == 0
+    )  # nobody said how long it took
+    first = replace(before, progress=replace(before.progress, trained=0, step_seconds=()))
+    assert useful_seconds(
+        first, replace(first, progress=replace(first.progress, trained=1, step_seconds=(0.2,)))
+    ) == pytest.approx(0.2 * 4)
+    assert (
+        useful_seconds(
+            replace(before, plan=None),
+            replace(before, plan=None, progress=replace(before.progress, trained=31, step_seconds=(0.1,))),
+        )
+        == 0
+    )

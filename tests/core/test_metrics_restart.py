@@ -5,6 +5,7 @@ status, and what workers cost while nobody looked is made up for; everything els
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ import pytest
 import yaml
 
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
+from bamboo.coordinator.coordinator import initial
 from bamboo.coordinator.events import CheckpointSummary, Tick
+from bamboo.coordinator.state import CoordinatorState
 from bamboo.metrics.exposition import Exporter, MetricsPage
 from bamboo.names import LABEL_JOB_NAME, LABEL_NODE_POOL
 from bamboo_operator.cluster.cache import ClusterCache
@@ -53,17 +56,10 @@ COUNTED = (  # over the hour; what happened while nobody looked is not
 )
 
 
-def state(step: int, trained: int) -> Any:
-    """A coordinator's, as far as it is counted."""
-    return SimpleNamespace(
-        step=step,
-        spec=job(training=SPEC["training"]),
-        plan=None,
-        step_seconds=(),
-        usual_step=None,
-        lost_microbatches=0,
-        trained=trained,
-    )
+def state(step: int, trained: int) -> CoordinatorState:
+    """A coordinator's that has seen these steps."""
+    begun = initial(job(training=SPEC["training"]), {}, secret="", save_path=None, now=0.0)
+    return replace(begun, progress=replace(begun.progress, step=step, trained=trained))
 
 
 class Minutes:

@@ -142,7 +142,9 @@ def test_pipelines_of_different_platforms_may_end_differently() -> None:
         world = world_of(*platforms, stages=1, pipelines=2, worker={"allowMixedPlatforms": mixed}, steps=1)
         plan = world.state.plan
         assert plan is not None
-        world.state = dataclasses.replace(world.state, finished=(), step=1)
+        world.state = dataclasses.replace(
+            world.state, finished=(), progress=dataclasses.replace(world.state.progress, step=1)
+        )
         for pipeline in (0, 1):
             digest = f"{pipeline:064x}"
             done = protocol.CellFinished(cell=Cell(pipeline, 0), digest=digest)

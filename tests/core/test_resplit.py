@@ -307,9 +307,9 @@ def test_who_is_cut_off_for_a_moment_is_waited_for() -> None:
 def test_each_try_from_the_same_cut_counts_towards_the_deadline() -> None:
     world = at_the_cut()
     hold(world, "w0", "w2", "w3")
-    began = world.state.last_progress
+    began = world.state.progress.last_at
     world.pending.clear()
     world.lost.add("w2")
     world.tell(WorkerLost("w2", "killed"))
-    assert world.state.last_progress == began
+    assert world.state.progress.last_at == began
     assert "w2" in world.state.ends

@@ -55,16 +55,16 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
 def test_the_steps_after_the_checkpoint_are_done_again() -> None:
     world, _ = gone_back()
     assert (world.state.phase, world.state.step) == ("Running", 8)
-    assert max(world.state.losses) == 7
+    assert max(world.state.progress.losses) == 7
 
 
 def test_a_skipped_step_that_is_done_again_is_progress_and_counts_once() -> None:
     world, _ = gone_back(skipped=True)
     world.settle()
-    assert world.state.skips == ()
+    assert world.state.progress.skips == ()
     train(world, 12)
     world.commit(skipped=True)
-    assert (world.state.step, world.state.skips, world.state.skipped_steps) == (13, (12,), 1)
+    assert (world.state.step, world.state.progress.skips, world.state.progress.skipped_steps) == (13, (12,), 1)
 
 
 def test_before_its_first_checkpoint_the_job_begins_anew_and_says_what_is_repeated() -> None:
@@ -183,7 +183,7 @@ def test_a_job_begins_with_what_its_store_has() -> None:
     assert plan_of(world).restore == STARTS["a"]
     assert plan_of(world).origin == 1
     assert world.state.step >= 6
-    assert min(world.state.losses) == 6
+    assert min(world.state.progress.losses) == 6
     assert [r for r in reasons(world) if r != "WorkerJoined"][:2] == ["CheckpointUnusable", "Restored"]
     shown = status(world.state, world.now).checkpoint
     assert shown is not None

@@ -28,7 +28,7 @@ def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
             step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=seconds
         )
         world.tell(Received(world.state.plan.at(Cell(0, 0)).owner, message))
-    world.state = replace(world.state, step_seconds=(seconds,) * steps)
+    world.state = replace(world.state, progress=replace(world.state.progress, step_seconds=(seconds,) * steps))
     return world
 
 
@@ -85,11 +85,11 @@ def unfamiliar(state: CoordinatorState) -> CoordinatorState:
 
 
 def unmeasured(state: CoordinatorState) -> CoordinatorState:
-    return replace(state, step_seconds=())
+    return replace(state, progress=replace(state.progress, step_seconds=()))
 
 
 def resized(state: CoordinatorState) -> CoordinatorState:
-    return replace(state, generation=-1)
+    return replace(state, progress=replace(state.progress, generation=-1))
 
 
 @pytest.mark.parametrize("change", [unprotected, unfamiliar, unmeasured, resized])

@@ -117,5 +117,5 @@ async def test_a_status_is_made_once_for_a_state_and_again_when_something_has_ha
     now[0] += 2 * TICK_SECONDS
     later = runner.status()
     assert later is not first
-    runner.state = replace(runner.state, step=7)
+    runner.state = replace(runner.state, progress=replace(runner.state.progress, step=7))
     assert runner.status().step == 7

@@ -19,7 +19,12 @@ def test_useful_work_and_samples_are_counted_with_each_committed_step(monkeypatc
     job.handled(Tick(), before, before)
     assert (job.useful, job.samples, job.committed, counts.events["Tick"]) == (0.0, 0, 1000.0, 1)
     now = 1010.0
-    after = replace(before, step=before.step + 1, trained=before.trained + 1, step_seconds=(0.5,))
+    after = replace(
+        before,
+        progress=replace(
+            before.progress, step=before.step + 1, trained=before.progress.trained + 1, step_seconds=(0.5,)
+        ),
+    )
     job.handled(Tick(), before, after)
     assert job.committed == 1010.0
     assert job.samples == 8

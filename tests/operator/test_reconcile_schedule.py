@@ -138,7 +138,8 @@ async def test_changes_of_what_a_reconciliation_looks_at_are_noticed_once(state:
     trigger.handled(Tick(), state, waiting, ())
     assert (trigger.urgent, trigger.changed is not None) == (None, True)
     trigger.clear()
-    further = changed(waiting, {"step": 7, "losses": {6: 1.0}, "last_progress": 5.0})
+    progress = replace(waiting.progress, step=7, losses={6: 1.0}, last_at=5.0)
+    further = replace(waiting, progress=progress)
     trigger.handled(Received("w0", PeerUp(peer="w1")), waiting, further, ())
     assert trigger.changed is None, "progress is written at its own rate"
     trigger.handled(HEARTBEAT, further, changed(further, {"requested": 4}), ())

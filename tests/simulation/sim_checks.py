@@ -185,12 +185,12 @@ def _wrong_result(job: "Simulation") -> str | None:
     careful = job.scenario.care == 2 and not job.injector.restarted
     if careful and (restores := job.state.checkpoints.counts.restores):
         return f"went back to a checkpoint, though every fault left copies: {restores}"
-    losses = [job.state.losses.get(step) for step in range(job.scenario.arithmetic.steps)]
+    losses = [job.state.progress.losses.get(step) for step in range(job.scenario.arithmetic.steps)]
     if any(got not in (want, None) for got, want in zip(losses, job.oracle.losses, strict=True)):
         return f"the losses are {losses}, not {job.oracle.losses}"
     wanted = {v: job.oracle.evaluation(v) for v in range(job.scenario.arithmetic.steps + 1)}
     due = {v: metrics for v, metrics in wanted.items() if metrics}
-    known = dict(job.state.evaluations)
+    known = dict(job.state.progress.evaluations)
     if known != due and (not job.injector.restarted or any(known.get(v) != due[v] for v in list(due)[-1:])):
         return f"evaluated were {known}, not {due}"
     c = job.state.checkpoints

@@ -173,16 +173,16 @@ class Simulation:
                 self.missed.append(event)
             return
         self._hear(event)
-        known = len(self.state.takeovers)
+        known = len(self.state.moves.takeovers)
         try:
             self.state, commands = coordinator.step(self.state, event, self.clock.now)
         except Exception as error:
             self.broken(None, error)
             return
-        for taken in self.state.takeovers[known:]:
+        for taken in self.state.moves.takeovers[known:]:
             self.checked(self.checks.taken_over, taken)
-        if self.state.steady and self.state.recoveries:
-            self.fail(f"the job is calm, and waits for reports of {self.state.recoveries}")
+        if self.state.steady and self.state.moves.recoveries:
+            self.fail(f"the job is calm, and waits for reports of {self.state.moves.recoveries}")
         for command in commands:
             self._execute(command)
 

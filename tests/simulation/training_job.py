@@ -377,5 +377,5 @@ def check_same_bits(calm: Job, killed: Job) -> None:
     for done in (calm, killed):
         assert done.finish is not None
         assert done.finish.outcome is Outcome.COMPLETE, done.emitted
-    assert killed.state.takeovers
+    assert killed.state.moves.takeovers
     assert killed.digests == calm.digests

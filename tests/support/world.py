@@ -102,7 +102,9 @@ class World:
         for seconds in (0.1, 3600.0):
             now = self.now + seconds
             workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
-            state = replace(self.state, steady=False, workers=workers, links={}, last_progress=now)
+            state = replace(
+                self.state, steady=False, workers=workers, links={}, progress=replace(self.state.progress, last_at=now)
+            )
             after, commands = coordinator.step(state, Tick(), now)
             assert not commands
             assert after == replace(state, steady=True)
@@ -199,7 +201,7 @@ class World:
         for _ in range(limit):
             if self.finish or (self.state.phase == "Restoring" and not self.pending):
                 return
-            if not self.pending and self.state.asked_at is not None:
+            if not self.pending and self.state.inquiry.began_at is not None:
                 self.now += 0.3
                 self.tell(Tick())
                 continue

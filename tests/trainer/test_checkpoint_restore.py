@@ -47,7 +47,9 @@ def result(job: Job) -> tuple[str, dict[int, float]]:
     """Of the whole model, however it is split; and the losses of the steps that this job has done."""
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.finish
-    return add_digests(job.digests), {step: loss for step, loss in job.state.losses.items() if loss is not None}
+    return add_digests(job.digests), {
+        step: loss for step, loss in job.state.progress.losses.items() if loss is not None
+    }
 
 
 @cache

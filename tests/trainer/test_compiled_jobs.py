@@ -48,7 +48,7 @@ def undisturbed(**more: Any) -> Job:
 def assert_same(job: Job, expected: Job) -> None:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == expected.state.losses
+    assert job.state.progress.losses == expected.state.progress.losses
     assert add_digests(job.digests) == add_digests(expected.digests)
 
 
@@ -66,8 +66,8 @@ def test_the_grid_and_the_schedule_change_no_bit(stages: int, pipelines: int, mo
 
 
 def test_losses_are_those_of_layers_that_are_not_compiled() -> None:
-    assert list(undisturbed().state.losses.values()) == pytest.approx(
-        list(undisturbed(compile=False).state.losses.values()), rel=1e-4
+    assert list(undisturbed().state.progress.losses.values()) == pytest.approx(
+        list(undisturbed(compile=False).state.progress.losses.values()), rel=1e-4
     )
 
 
@@ -114,7 +114,7 @@ def test_processes_train_to_the_same_bits_after_a_kill(
     job = run_with_faults(manifest(2, 1), tmp_path, monkeypatch, fault, seconds=SECONDS)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == calm_processes.state.losses
+    assert job.state.progress.losses == calm_processes.state.progress.losses
     assert dict(job.state.finished) == dict(calm_processes.state.finished)
-    assert job.state.losses == undisturbed().state.losses
+    assert job.state.progress.losses == undisturbed().state.progress.losses
     assert job.state.preemptions == 1

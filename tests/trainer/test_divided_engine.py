@@ -32,7 +32,7 @@ def with_one_device(stages: int, pipelines: int, steps: int = STEPS, tied: bool 
 def check_same(job: Job, calm: Job) -> None:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == calm.state.losses
+    assert job.state.progress.losses == calm.state.progress.losses
     assert add_digests(job.digests) == add_digests(calm.digests)
 
 
@@ -76,7 +76,7 @@ def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int
 
     def judge(job: Job) -> list[tuple[int, int, int]]:
         check_same(job, calm)
-        return [(t.pipeline, t.stage, t.forwards) for t in job.state.takeovers]
+        return [(t.pipeline, t.stage, t.forwards) for t in job.state.moves.takeovers]
 
     document = divided(stages, pipelines, mode=mode)
     killed = each_way(lambda: Killed(document, per_worker=2), judge)

@@ -48,7 +48,7 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_averages() -> None:
         Job(document(3, 1), (Fault("Backward", Cell(0, 1), 2),)).run(),
         Job(document(2, 2), (Fault("OptimizerStep", Cell(1, 1), 2),)).run(),
     ):
-        assert other.state.takeovers
+        assert other.state.moves.takeovers
         assert add_digests(other.digests) == add_digests(alone.digests)
     assert add_digests(Job(document(1, 1, decay=0.5)).run().digests) != add_digests(alone.digests)
 

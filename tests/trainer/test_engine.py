@@ -55,7 +55,7 @@ def assert_same(job: Job, stages: int, pipelines: int) -> None:
     reference = undisturbed(stages, pipelines)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == reference.state.losses
+    assert job.state.progress.losses == reference.state.progress.losses
     assert job.digests == reference.digests
 
 
@@ -77,7 +77,7 @@ def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: i
     spec = job.spec
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, weights = train(load_task(spec.task.entrypoint, spec.task.config), config, STEPS)
-    torch.testing.assert_close(list(job.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(list(job.state.progress.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
     held = owned_weights(job)
     for name, expected in weights.items():
         torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
@@ -88,7 +88,7 @@ def test_the_grid_does_not_change_the_bits(tied: bool) -> None:
     jobs = [Job(manifest(*grid, tied=tied)).run() for grid in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 3), (3, 4))]
     expected = owned_weights(jobs[0])
     for job in jobs:
-        assert job.state.losses == jobs[0].state.losses
+        assert job.state.progress.losses == jobs[0].state.progress.losses
         assert add_digests(job.digests) == add_digests(jobs[0].digests)
         torch.testing.assert_close(owned_weights(job), expected, rtol=0, atol=0)
 
@@ -104,7 +104,7 @@ def killed_in_step(
 
     def judge(job: Job) -> int:
         assert_same(job, *like)
-        return sum(t.reused for t in job.state.takeovers)
+        return sum(t.reused for t in job.state.moves.takeovers)
 
     return kill_at_each(document, lambda f: f.step == step and cell in (None, f.cell), judge)
 
@@ -142,7 +142,7 @@ def test_a_standby_holds_all_that_the_only_worker_holds() -> None:
         assert job.finish is not None
         assert job.finish.outcome is Outcome.COMPLETE, job.emitted
         assert job.digests == expected.digests
-        assert job.state.losses == expected.state.losses
+        assert job.state.progress.losses == expected.state.progress.losses
         return [e.reason for e in job.emitted]
 
     killed = kill_at_each(document, lambda f: f.step == 5 and f.name not in of_standby and not f.after, judge)
@@ -170,10 +170,10 @@ def test_all_siblings_share_what_is_lost_in_the_same_step(pipelines: int, most: 
     ran = {worker: len(forwards.intersection(executed)) for worker, executed in job.executed_by.items()}
     expected = with_a_loss_undisturbed(pipelines)
     assert job.digests == expected.digests
-    assert job.state.losses == expected.state.losses
+    assert job.state.progress.losses == expected.state.progress.losses
     lost = ran.pop("w1")
     assert (lost, sum(ran.values()), max(ran.values())) == (4, 4 * pipelines, most)
-    (taken,) = job.state.takeovers
+    (taken,) = job.state.moves.takeovers
     assert (taken.forwards, taken.backwards) == (4, 4)
 
 
@@ -191,7 +191,7 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
         assert job.finish is not None
         assert job.finish.outcome is Outcome.COMPLETE, job.emitted
         assert job.digests == with_a_loss_undisturbed(pipelines).digests
-        assert job.state.losses == with_a_loss_undisturbed(pipelines).state.losses
+        assert job.state.progress.losses == with_a_loss_undisturbed(pipelines).state.progress.losses
         return job.state.preemptions
 
     with_a_loss_undisturbed(pipelines)
@@ -345,7 +345,7 @@ def killed_with_neighbours(
         assert_same(job, stages, 1)
         assert job.state.preemptions >= replicas - 1  # the one that was to strike itself may have been killed before
         assert not job.state.checkpoints.counts.restores
-        return sum(t.reused for t in job.state.takeovers)
+        return sum(t.reused for t in job.state.moves.takeovers)
 
     return each_way(lambda: Killed(document), judge)
 
@@ -391,7 +391,7 @@ def assert_close(job: Job, stages: int, steps: int) -> None:
     reference = undisturbed(stages, 1, steps)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    losses, expected = list(job.state.losses.values()), list(reference.state.losses.values())
+    losses, expected = list(job.state.progress.losses.values()), list(reference.state.progress.losses.values())
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
 
 

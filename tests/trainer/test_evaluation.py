@@ -105,11 +105,11 @@ def test_the_metrics_are_those_of_plain_pytorch_and_do_not_depend_on_the_grid() 
     for job in jobs:
         assert job.finish is not None
         assert job.finish.reason == "Complete", job.finish
-        assert list(job.state.evaluations) == [2, 4, STEPS]
-        assert job.state.evaluations == jobs[0].state.evaluations, "bit-equal"
-        assert job.state.losses == jobs[0].state.losses
+        assert list(job.state.progress.evaluations) == [2, 4, STEPS]
+        assert job.state.progress.evaluations == jobs[0].state.progress.evaluations, "bit-equal"
+        assert job.state.progress.losses == jobs[0].state.progress.losses
         assert add_digests(job.digests) == add_digests(jobs[0].digests)
-    assert jobs[0].state.evaluations[STEPS] == pytest.approx(plainly(weights_of(jobs[0])), rel=1e-5)
+    assert jobs[0].state.progress.evaluations[STEPS] == pytest.approx(plainly(weights_of(jobs[0])), rel=1e-5)
     told = [emit.message for emit in jobs[0].emitted if emit.reason == "Evaluated"]
     assert [text.partition(":")[0] for text in told] == ["after step 2", "after step 4", f"after step {STEPS}"]
 
@@ -119,7 +119,7 @@ def test_evaluation_changes_nothing_of_the_training() -> None:
     document = manifest(3, 1)
     del document["spec"]["training"]["evaluation"]
     without = Job(document).run()
-    assert (with_it.state.losses, with_it.digests) == (without.state.losses, without.digests)
+    assert (with_it.state.progress.losses, with_it.digests) == (without.state.progress.losses, without.digests)
 
 
 def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None:
@@ -128,7 +128,7 @@ def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None
     document = manifest(2, 1, every=100)
     document["spec"]["training"]["steps"] = 3
     shorter = Job(document).run()
-    assert shorter.state.evaluations == {3: longer.state.evaluations[3]}
+    assert shorter.state.progress.evaluations == {3: longer.state.progress.evaluations[3]}
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_a_kill_in_an_evaluation_changes_nothing(grid: tuple[int, int], mode: st
         assert job.finish is not None
         assert job.finish.reason == "Complete", (job.finish, job.emitted)
         assert job.digests == undisturbed.digests
-        assert job.state.losses == undisturbed.state.losses
-        assert job.state.evaluations == undisturbed.state.evaluations
+        assert job.state.progress.losses == undisturbed.state.progress.losses
+        assert job.state.progress.evaluations == undisturbed.state.progress.evaluations
 
     struck = kill_at_each(document, lambda fault: fault.step == step and fault.name in names, judge)
     assert {fault.name for fault in struck} == names
@@ -162,7 +162,10 @@ def test_two_losses_in_an_evaluation_change_nothing() -> None:
         for second in (Fault("Evaluate", Cell(0, 3), step, 2), Fault("ReportReady", Cell(0, 3), step)):
             job = Job(document, (Fault("Evaluate", Cell(0, 1), step, 1, after=True), second)).run()
             assert job.state.preemptions >= 1
-            assert (job.digests, job.state.evaluations) == (undisturbed.digests, undisturbed.state.evaluations)
+            assert (job.digests, job.state.progress.evaluations) == (
+                undisturbed.digests,
+                undisturbed.state.progress.evaluations,
+            )
 
 
 def build_four(config: Mapping[str, Any]) -> Task:
@@ -175,7 +178,10 @@ def test_bf16_evaluates_as_it_trains_and_leaves_no_casts_behind() -> None:
     del document["spec"]["training"]["evaluation"]
     without = Job(document).run()
     assert with_it.digests == without.digests
-    assert with_it.state.evaluations == Job(manifest(1, 2, every=1, precision="bf16")).run().state.evaluations
+    assert (
+        with_it.state.progress.evaluations
+        == Job(manifest(1, 2, every=1, precision="bf16")).run().state.progress.evaluations
+    )
 
 
 def test_modules_are_again_in_the_mode_in_which_they_were() -> None:
@@ -274,7 +280,7 @@ def ended(job: Job) -> tuple[Any, ...]:
     """The steps that count, and the last state."""
     plan = job.state.current_plan
     digests = {plan.state_of(cell): digest for cell, digest in job.state.finished}
-    return job.state.losses, add_digests(digests.values()), job.state.evaluations
+    return job.state.progress.losses, add_digests(digests.values()), job.state.progress.evaluations
 
 
 def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
@@ -357,7 +363,7 @@ def test_evaluated_states_are_kept_with_their_scores() -> None:
     assert job.finish is not None
     assert job.finish.reason == "Complete"
     scores = {one.step: score for one, score in job.store.scores.items()}
-    expected = {step: found["close"] for step, found in job.state.evaluations.items()}
+    expected = {step: found["close"] for step, found in job.state.progress.evaluations.items()}
     assert expected.keys() == {2, 4, 6, 8}
     assert scores.items() >= expected.items(), "each that is evaluated is kept, once it is known how good it is"
     assert scores.keys() - expected.keys() <= {3}

@@ -100,7 +100,7 @@ def large_references(tmp_path_factory: pytest.TempPathFactory) -> References:
 def assert_same(job: Processes, reference: Processes) -> None:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == reference.state.losses
+    assert job.state.progress.losses == reference.state.progress.losses
     by_cell = dict(reference.state.finished)
     assert dict(job.state.finished) == by_cell
     assert not job.pool.alive
@@ -176,7 +176,7 @@ def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(
     def decide(job: Processes) -> None:
         if job.state.step >= 4 and not job.acted and job.state.plan:
             job.signal(job.owner(0, 2), signal.SIGSTOP)
-        if job.state.takeovers and len(job.acted) == 1:
+        if job.state.moves.takeovers and len(job.acted) == 1:
             job.signal(job.acted[0], signal.SIGCONT)
 
     job = run_slowly(manifest(), tmp_path, monkeypatch, decide, since=4, until=lambda job: len(job.acted) == 2)

@@ -74,7 +74,7 @@ def test_no_step_is_committed_whose_learning_rate_is_none(grid: tuple[int, int],
     job = Job(manifest(grid, {"rate": given, "at": step}))
     wrong = f"task.learning_rate({step}) returned {float(given)}, expected a finite number that is not negative"
     assert ended(job) == wrong
-    assert sorted(job.state.losses) == list(range(step))
+    assert sorted(job.state.progress.losses) == list(range(step))
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (3, 1), (2, 2)])
@@ -88,7 +88,7 @@ def test_an_optimizer_that_leaves_no_numbers_is_named_with_its_step(
         "the optimizer (Careless) left numbers in parameter 'bias' of layer 0 (Linear) that are not finite, "
         f"in step {step + 1} (rate 0.1)"
     )
-    assert max(job.state.losses, default=-1) <= step
+    assert max(job.state.progress.losses, default=-1) <= step
 
 
 def scheduled(config: Mapping[str, Any]) -> Task:
@@ -101,7 +101,7 @@ def test_no_step_is_committed_with_another_scheduled_value_that_is_none(step: in
     document["spec"]["task"]["entrypoint"] = "test_finite:scheduled"
     job = Job(document)
     assert ended(job) == f"task.schedules['momentum']({step}) returned nan, expected a finite number"
-    assert sorted(job.state.losses) == list(range(step))
+    assert sorted(job.state.progress.losses) == list(range(step))
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_steps_that_are_skipped_in_fp16_stay_legal(ema: float | None) -> None:
     job = Job(document).run()
     assert job.finish is not None
     assert job.finish.reason == "Complete", job.finish
-    assert job.state.skips
+    assert job.state.progress.skips

@@ -82,11 +82,11 @@ def test_a_worker_is_lost_and_the_bits_stay(name: str, stages: int, pipelines: i
     fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
     killed = job(name, stages, pipelines, fault)
     check_same_bits(calm, killed)
-    assert killed.state.losses == calm.state.losses
+    assert killed.state.progress.losses == calm.state.progress.losses
     task = plain_models.build({"model": name})
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, _ = train(task, config, 3)
-    torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(list(calm.state.progress.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
 
 
 class Normed(nn.Module):

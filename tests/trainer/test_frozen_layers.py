@@ -98,8 +98,8 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
 
     alone = job(1, 1)
     for other in (job(5, 1, Fault("Backward", Cell(0, 1), 1)), job(3, 2, Fault("Forward", Cell(1, 2), 1, 2))):
-        assert other.state.takeovers
-        assert other.state.losses == alone.state.losses
+        assert other.state.moves.takeovers
+        assert other.state.progress.losses == alone.state.progress.losses
         assert add_digests(other.digests) == add_digests(alone.digests)
 
 

@@ -59,7 +59,9 @@ def test_trains_as_on_the_cpu(pipelines: int) -> None:
     assert there.finish is not None
     assert there.finish.outcome is Outcome.COMPLETE
     # Dropout draws other numbers on a GPU.
-    torch.testing.assert_close(list(there.state.losses.values()), list(here.state.losses.values()), rtol=0.1, atol=0.1)
+    torch.testing.assert_close(
+        list(there.state.progress.losses.values()), list(here.state.progress.losses.values()), rtol=0.1, atol=0.1
+    )
 
 
 @pytest.mark.parametrize("placement", ["Device", "Host"])
@@ -75,7 +77,7 @@ def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, t
     for fault in chosen.values():
         disturbed = Job(job, (Fault(fault.name, fault.cell, fault.step, fault.microbatch),), devices=(DEVICE,)).run()
         assert not disturbed.faults, f"{fault} did not strike"
-        assert disturbed.state.losses == calm.state.losses
+        assert disturbed.state.progress.losses == calm.state.progress.losses
         assert disturbed.digests == calm.digests
 
 
@@ -88,13 +90,13 @@ def test_a_worker_with_two_gpus_has_the_bits_of_one_and_keeps_them_after_a_loss(
     job["spec"]["topology"]["schedule"] = "ZBH1"
     devices = ("cuda:0", "cuda:1")
     calm = Job(job, devices=devices, per_worker=2).run()
-    assert calm.state.losses == one.state.losses
+    assert calm.state.progress.losses == one.state.progress.losses
     assert add_digests(calm.digests) == add_digests(one.digests)
     for name in ("Forward", "BackwardWeight"):
         fault = next(f for f in calm.executed if f.name == name and f.step == 4 and f.cell == Cell(0, 2))
         disturbed = Job(job, (fault,), devices=devices, per_worker=2).run()
         assert not disturbed.faults, f"{fault} did not strike"
-        assert disturbed.state.losses == calm.state.losses
+        assert disturbed.state.progress.losses == calm.state.progress.losses
         assert disturbed.digests == calm.digests
 
 
@@ -123,7 +125,7 @@ def test_compiled_layers_have_the_same_bits_on_another_grid_and_after_a_loss(pre
     job = document(precision, 2, placement, compiled=True)
     disturbed = Job(job, (fault,), devices=(DEVICE,)).run()
     assert not disturbed.faults
-    assert disturbed.state.losses == calm.state.losses
+    assert disturbed.state.progress.losses == calm.state.progress.losses
     assert add_digests(disturbed.digests) == add_digests(calm.digests)
 
 

@@ -89,7 +89,7 @@ def test_a_process_that_is_killed_leaves_the_bits(
     job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, (*place, signal.SIGKILL))
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == calm.state.losses
+    assert job.state.progress.losses == calm.state.progress.losses
     assert dict(job.state.finished) == dict(calm.state.finished)
     assert job.state.preemptions == 1
 

@@ -100,7 +100,7 @@ def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines
         return devices[-1]
 
     calm = Job(document, copies=device).run()
-    assert calm.state.losses == here.state.losses
+    assert calm.state.progress.losses == here.state.progress.losses
     assert calm.digests == here.digests
     assert max(one.most for one in devices) > 1, "an instruction waited for the copy of the one before"
     names = {"Forward", "Backward", "ReduceGradients", "SyncReplicas", "OptimizerStep"}
@@ -110,7 +110,7 @@ def test_the_engine_goes_on_while_tensors_are_copied_and_the_bits_stay(pipelines
         assert not disturbed.faults, f"{fault} did not strike"
         assert disturbed.finish is not None
         assert disturbed.finish.outcome is Outcome.COMPLETE
-        assert disturbed.state.losses == here.state.losses
+        assert disturbed.state.progress.losses == here.state.progress.losses
         assert disturbed.digests == here.digests
 
 
@@ -130,7 +130,7 @@ def test_copies_are_made_while_the_device_computes() -> None:
     turns; without overlap each of eight microbatches would take as much (as in the calibration step).
     """
     fast, slow = queued("None").run(), queued("None", copy=0.004).run()
-    assert slow.state.losses == fast.state.losses
+    assert slow.state.progress.losses == fast.state.progress.losses
     assert slow.digests == fast.digests
     assert 8 * 0.024 <= fast.step_seconds(ORDINARY) <= 9 * 0.024 + 0.02
     assert slow.step_seconds(ORDINARY) - fast.step_seconds(ORDINARY) <= 0.04

@@ -123,7 +123,7 @@ def test_a_worker_is_lost_and_the_bits_stay(family: str, stages: int, pipelines:
     check_same_bits(calm, killed)
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, _ = train(load_task(ENTRYPOINT, config), plain, 3)
-    torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(list(calm.state.progress.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
 
 
 def test_a_tied_model_with_parameters_in_bf16_trains_with_the_same_bits_on_any_grid() -> None:
@@ -212,7 +212,9 @@ def test_a_config_names_the_data_to_evaluate() -> None:
             logits = passed if isinstance(passed, tuple) else (passed,)
     loss = nn.functional.cross_entropy(logits[0].flatten(0, 1), targets[0].flatten())
     right = (logits[0].argmax(-1) == targets[0]).float().mean()
-    assert done.state.evaluations[1] == pytest.approx({"loss": float(loss), "accuracy": float(right)}, rel=1e-4)
+    assert done.state.progress.evaluations[1] == pytest.approx(
+        {"loss": float(loss), "accuracy": float(right)}, rel=1e-4
+    )
     with pytest.raises(TaskError, match="evaluation: expected a mask of those that count just if data has one"):
         load_task(ENTRYPOINT, config_of("gpt2", evaluation={"padding": True}))
 

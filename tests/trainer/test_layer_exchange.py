@@ -47,7 +47,7 @@ def gpt(tied: bool) -> dict[str, Any]:
 def result(job: Job) -> tuple[str, dict[int, float]]:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.finish
-    return add_digests(job.digests), dict(job.state.losses)
+    return add_digests(job.digests), dict(job.state.progress.losses)
 
 
 def alive(job: Job) -> int:

@@ -105,8 +105,8 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
 
     alone = job(1, 1)
     for other in (job(4, 1, Fault("Backward", Cell(0, 0), 2)), job(2, 2, Fault("Forward", Cell(1, 1), 2, 2))):
-        assert other.state.takeovers
-        assert other.state.losses == alone.state.losses
+        assert other.state.moves.takeovers
+        assert other.state.progress.losses == alone.state.progress.losses
         assert add_digests(other.digests) == add_digests(alone.digests)
 
 
@@ -126,12 +126,12 @@ def test_the_example_trains_adapters_of_a_transformers_model(monkeypatch: pytest
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=4)
     (first, _), (losses, after) = reference.train(task, plain, 0), reference.train(task, plain, 2)
     assert not first
-    torch.testing.assert_close(list(calm.state.losses.values()), losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(list(calm.state.progress.losses.values()), losses, rtol=1e-4, atol=1e-5)
     before = reference.train(task, plain, 0)[1]
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert changed
     assert all("_proj.lora_" in name for name in changed)
-    assert calm.state.evaluations[2]["accuracy"] is not None
+    assert calm.state.progress.evaluations[2]["accuracy"] is not None
     with pytest.raises(TaskError, match="lora: unknown key 'size', expected some of rank, alpha"):
         load_task("lora:build", {**config, "lora": {"size": 2}})
 

@@ -118,8 +118,8 @@ class Watched(Job):
 
     def _coordinate(self, event: Any) -> None:
         super()._coordinate(event)
-        if "loss_scale" in self.state.metrics:
-            self.scales[self.state.step - 1] = self.state.metrics["loss_scale"]
+        if "loss_scale" in self.state.progress.metrics:
+            self.scales[self.state.step - 1] = self.state.progress.metrics["loss_scale"]
 
 
 def finished(job: Job) -> bool:
@@ -134,9 +134,9 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
     for job in jobs:
         assert finished(job), job.finish
         assert [job.scales[step] for step in range(STEPS)] == scales
-        assert [job.state.losses[step] for step in range(STEPS)] == pytest.approx(losses, rel=1e-6)
+        assert [job.state.progress.losses[step] for step in range(STEPS)] == pytest.approx(losses, rel=1e-6)
         skipped = [k for k in range(STEPS - 1) if scales[k + 1] < scales[k]]
-        assert [k for k in job.state.skips if k < STEPS - 1] == skipped
+        assert [k for k in job.state.progress.skips if k < STEPS - 1] == skipped
         torch.testing.assert_close(weights(job), expected, rtol=1e-6, atol=1e-7)
         assert add_digests(job.digests) == add_digests(jobs[0].digests)
 
@@ -144,12 +144,12 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
 @pytest.mark.parametrize("task", [{"balanced": True}, {"weighted": True}, {"balanced": True, "weighted": True}])
 def test_losses_of_layers_and_sums_are_scaled_on_any_grid(task: dict[str, Any]) -> None:
     jobs = [Watched(manifest(*grid, task, maxGradientNorm=1.0)).run() for grid in ((1, 1), (4, 1), (2, 2))]
-    lost = Fault("Backward", Cell(0, 0), jobs[0].state.skips[0])  # the other one has its microbatches then
+    lost = Fault("Backward", Cell(0, 0), jobs[0].state.progress.skips[0])  # the other one has its microbatches then
     jobs.append(Watched(manifest(1, 2, task, maxGradientNorm=1.0), (lost,)).run())
     for job in jobs:
         assert finished(job), job.finish
-        assert job.state.skips
-        assert (job.scales, job.state.losses) == (jobs[0].scales, jobs[0].state.losses)
+        assert job.state.progress.skips
+        assert (job.scales, job.state.progress.losses) == (jobs[0].scales, jobs[0].state.progress.losses)
         assert add_digests(job.digests) == add_digests(jobs[0].digests)
 
 
@@ -164,15 +164,15 @@ def test_a_sum_needs_the_scales_of_its_mean() -> None:
 def test_a_kill_at_every_instruction_of_a_step_that_overflows_changes_nothing(grid: tuple[int, int]) -> None:
     document = manifest(*grid)
     undisturbed = Job(document).run()
-    step = undisturbed.state.skips[1]
+    step = undisturbed.state.progress.skips[1]
     assert step < STEPS - 1
 
     def judge(job: Job) -> None:
         assert finished(job), job.emitted
-        assert (job.digests, job.state.losses, job.state.skips) == (
+        assert (job.digests, job.state.progress.losses, job.state.progress.skips) == (
             undisturbed.digests,
-            undisturbed.state.losses,
-            undisturbed.state.skips,
+            undisturbed.state.progress.losses,
+            undisturbed.state.progress.skips,
         )
 
     last = {"Backward", "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate"}
@@ -275,10 +275,10 @@ def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason(
 
 def test_a_lost_root_does_not_change_the_scale() -> None:
     undisturbed = Job(manifest(3, 1)).run()
-    step = undisturbed.state.skips[0]
+    step = undisturbed.state.progress.skips[0]
     for name in ("ReportReady", "OptimizerStep"):
         job = Job(manifest(3, 1), (Fault(name, Cell(0, 0), step, after=True),)).run()
-        assert (job.digests, job.state.skips) == (undisturbed.digests, undisturbed.state.skips)
+        assert (job.digests, job.state.progress.skips) == (undisturbed.digests, undisturbed.state.progress.skips)
 
 
 def test_a_scale_belongs_to_fp16() -> None:
@@ -296,4 +296,4 @@ def test_a_task_may_have_all_metrics_that_there_can_be() -> None:
     document["spec"]["task"] = {"entrypoint": "test_loss_scale:measured"}
     job = Job(document).run()
     assert finished(job)
-    assert len(job.state.metrics) == MOST_METRICS
+    assert len(job.state.progress.metrics) == MOST_METRICS

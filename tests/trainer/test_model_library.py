@@ -235,7 +235,7 @@ def test_a_worker_is_lost_and_the_bits_stay(model: str, grid: tuple[int, int]) -
     check_same_bits(calm, killed)
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, _ = train(load_task(entrypoint(model), {"size": "tiny"}), plain, 2)
-    torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(list(calm.state.progress.losses.values()), list(losses), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -329,7 +329,7 @@ def test_a_config_names_the_data_to_evaluate(model: str) -> None:
     tensors = {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
     for n, layer in enumerate(layers):
         layer.load_state_dict({k: tensors[f"layers.{n}.{k}"] for k in layer.state_dict()})
-    assert done.state.evaluations[1] == pytest.approx(measured(layers, task), rel=1e-4)
+    assert done.state.progress.evaluations[1] == pytest.approx(measured(layers, task), rel=1e-4)
     assert load_task(entrypoint(model), {"size": "tiny"}).evaluation is None
     with pytest.raises(TaskError, match=r"task\.config: evaluation\.samples must be .* at least 1, got 0"):
         load_task(entrypoint(model), {**config, "evaluation": {"samples": 0}})

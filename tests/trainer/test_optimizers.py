@@ -46,8 +46,8 @@ def job(stages: int, *faults: Fault) -> Job:
 
 def test_a_worker_is_lost_and_all_parts_go_on_with_what_they_remember() -> None:
     calm, killed = job(1), job(3, Fault("Backward", Cell(0, 1), 1, 2))
-    assert killed.state.takeovers
-    assert killed.state.losses == calm.state.losses
+    assert killed.state.moves.takeovers
+    assert killed.state.progress.losses == calm.state.progress.losses
     assert add_digests(killed.digests) == add_digests(calm.digests)
 
 

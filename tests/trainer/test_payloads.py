@@ -304,7 +304,7 @@ def test_what_is_refused_changes_nothing(said: list[Frame]) -> None:
     assert told.finish is not None
     assert told.finish.outcome is Outcome.COMPLETE
     assert told.digests == undisturbed.digests
-    assert told.state.losses == undisturbed.state.losses
+    assert told.state.progress.losses == undisturbed.state.progress.losses
 
 
 def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -162,7 +162,7 @@ def check_as_plain_pytorch(drawn: RandomJob, job: Job) -> None:
     task = settled(load_task(**drawn.task), spec.seed)
     losses, state = train(task, TrainingConfig.of(spec), STEPS)
     short = "precision" in drawn.training
-    for step, loss in job.state.losses.items():
+    for step, loss in job.state.progress.losses.items():
         assert loss == pytest.approx(losses[step], rel=2e-2 if short else 1e-4)
     if short:
         return
@@ -181,15 +181,15 @@ def check(seed: int) -> None:
     losses, evaluations = {}, {}
     for disaster in (drawn.disaster(suspended=rng.random() < 0.5), drawn.disaster(suspended=False), Disaster({})):
         job = Job(drawn.disturbed(rng.choice([1, 2, 1000])), decide=disaster, store=store).run()
-        losses, evaluations = losses | job.state.losses, evaluations | job.state.evaluations
+        losses, evaluations = losses | job.state.progress.losses, evaluations | job.state.progress.evaluations
         assert job.finish is not None
         if job.finish.outcome is Outcome.COMPLETE:
             break  # else it goes on, on another grid
         lost = job.finish.outcome is Outcome.UNRECOVERABLE and not store.committed  # as it must be
         assert job.finish.outcome is Outcome.INTERRUPTED or lost, (job.finish, job.emitted[-5:])
     assert job.finish.outcome is Outcome.COMPLETE
-    assert losses == calm.state.losses
-    assert evaluations == calm.state.evaluations
+    assert losses == calm.state.progress.losses
+    assert evaluations == calm.state.progress.evaluations
     assert last_state(job) == last_state(calm)
 
 

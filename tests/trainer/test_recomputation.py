@@ -54,7 +54,7 @@ def test_a_job_has_the_same_bits_whatever_happens(precision: str, mode: str) -> 
         assert job.finish is not None
         assert job.finish.outcome is Outcome.COMPLETE, job.emitted
         assert not job.faults
-        assert job.state.losses == plain.state.losses
+        assert job.state.progress.losses == plain.state.progress.losses
         assert job.digests == plain.digests
     assert activations(kept) < activations(plain) / 2
 

@@ -144,14 +144,14 @@ def buffers_of(job: Job) -> dict[str, Tensor]:
 @functools.cache
 def undisturbed() -> tuple[dict[int, float], str, dict[str, Tensor]]:
     job = Job(manifest(1, 1)).run()
-    return dict(job.state.losses), add_digests(job.digests), buffers_of(job)
+    return dict(job.state.progress.losses), add_digests(job.digests), buffers_of(job)
 
 
 def assert_same(job: Job) -> None:
     losses, digest, buffers = undisturbed()
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == losses
+    assert job.state.progress.losses == losses
     torch.testing.assert_close(buffers_of(job), buffers, rtol=0, atol=0)
     assert add_digests(job.digests) == digest
 

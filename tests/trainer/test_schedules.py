@@ -199,5 +199,5 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(kind: str) -> None:
         job(3, 1, Fault("Backward", Cell(0, 2), 3)),
         job(2, 2, Fault("Forward", Cell(1, 0), 3, 2)),
     ):
-        assert other.state.losses == alone.state.losses
+        assert other.state.progress.losses == alone.state.progress.losses
         assert add_digests(other.digests) == add_digests(alone.digests)

@@ -73,7 +73,7 @@ def whole(**more: Any) -> Job:
 def check(job: Job, reference: Job) -> None:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == reference.state.losses
+    assert job.state.progress.losses == reference.state.progress.losses
     assert ended_with(job) == ended_with(reference)
 
 
@@ -111,9 +111,9 @@ def test_what_else_belongs_to_a_step_stays_the_same(more: dict[str, Any]) -> Non
     """Averages of the weights, other numbers, steps that are skipped, evaluations, replicas' state in host memory."""
     plain, job = Job(manifest(2, shards=False, **more)).run(), Job(manifest(4, shards=True, **more)).run()
     check(job, plain)
-    assert job.state.evaluations == plain.state.evaluations
-    assert job.state.skips == plain.state.skips
-    assert bool(plain.state.skips) == ("lossScale" in more.get("training", {}))
+    assert job.state.progress.evaluations == plain.state.progress.evaluations
+    assert job.state.progress.skips == plain.state.progress.skips
+    assert bool(plain.state.progress.skips) == ("lossScale" in more.get("training", {}))
 
 
 def kills(job: dict[str, Any], step: int, reference: Job, names: set[str] | None = None) -> dict[Fault, Any]:
@@ -155,7 +155,7 @@ def test_a_worker_with_notice_hands_its_shard_over() -> None:
 
     job = Job(manifest(3, shards=True), decide=notice).run()
     check(job, whole())
-    assert not job.state.takeovers or all(t.forwards == 0 for t in job.state.takeovers)
+    assert not job.state.moves.takeovers or all(t.forwards == 0 for t in job.state.moves.takeovers)
 
 
 @pytest.mark.parametrize(("first", "then"), [(3, 4), (4, 3), (2, 3), (3, 2)])
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_shards_is_restored_on_another_grid() -> None:
         again.files, again.committed = dict(store.files), [min(store.committed)]
         gone_on = Job(manifest(grid, shards=True, **kept), store=again).run()
         assert ended_with(gone_on) == ended_with(reference)
-        assert min(gone_on.state.losses) == min(store.committed).step
+        assert min(gone_on.state.progress.losses) == min(store.committed).step
 
 
 def optimizer_bytes(pipelines: int, shards: bool) -> tuple[list[int], list[int]]:

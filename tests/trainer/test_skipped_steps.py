@@ -100,10 +100,10 @@ def test_skipped_steps_are_as_in_plain_pytorch_on_any_grid(kind: str) -> None:
     for job in jobs:
         assert job.finish is not None
         assert job.finish.reason == "Complete", job.finish
-        assert list(job.state.skips) == skipped
-        assert job.state.skipped_steps == len(skipped)
-        assert job.state.losses == jobs[0].state.losses
-        assert [k for k in range(STEPS) if k not in job.state.losses] == (skipped if kind == "loss" else [])
+        assert list(job.state.progress.skips) == skipped
+        assert job.state.progress.skipped_steps == len(skipped)
+        assert job.state.progress.losses == jobs[0].state.progress.losses
+        assert [k for k in range(STEPS) if k not in job.state.progress.losses] == (skipped if kind == "loss" else [])
         assert add_digests(job.digests) == add_digests(jobs[0].digests)
         assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == len(skipped)
         torch.testing.assert_close(weights(job), expected, rtol=1e-5, atol=1e-6)
@@ -113,17 +113,17 @@ def test_skipped_steps_are_as_in_plain_pytorch_on_any_grid(kind: str) -> None:
 def test_a_kill_at_every_instruction_of_a_skipped_step_changes_nothing(grid: tuple[int, int]) -> None:
     document = manifest(*grid, "gradient")
     undisturbed = Job(document).run()
-    step = undisturbed.state.skips[0]
+    step = undisturbed.state.progress.skips[0]
 
     def judge(job: Job) -> None:
         assert job.finish is not None
         assert job.finish.reason == "Complete", job.emitted
-        assert (job.digests, job.state.losses, job.state.skips) == (
+        assert (job.digests, job.state.progress.losses, job.state.progress.skips) == (
             undisturbed.digests,
-            undisturbed.state.losses,
-            undisturbed.state.skips,
+            undisturbed.state.progress.losses,
+            undisturbed.state.progress.skips,
         )
-        assert job.state.skipped_steps == undisturbed.state.skipped_steps, "each is counted once"
+        assert job.state.progress.skipped_steps == undisturbed.state.progress.skipped_steps, "each is counted once"
 
     struck = kill_at_each(document, lambda fault: fault.step == step, judge)
     assert {"OptimizerStep", "ReplicaUpdate"} <= {fault.name for fault in struck}
@@ -172,7 +172,7 @@ def test_infinities_of_both_signs_are_a_mean_like_any_other_that_is_not_finite()
 
 def test_a_lost_root_does_not_change_what_is_skipped() -> None:
     undisturbed = Job(manifest(3, 1, "loss")).run()
-    step = undisturbed.state.skips[0]
+    step = undisturbed.state.progress.skips[0]
     for name in ("ReportReady", "OptimizerStep"):
         job = Job(manifest(3, 1, "loss"), (Fault(name, Cell(0, 0), step, after=True),)).run()
-        assert (job.digests, job.state.skips) == (undisturbed.digests, undisturbed.state.skips)
+        assert (job.digests, job.state.progress.skips) == (undisturbed.digests, undisturbed.state.progress.skips)

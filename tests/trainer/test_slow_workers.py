@@ -69,6 +69,6 @@ def test_a_slow_process_gets_fewer_layers_or_is_replaced_and_the_bits_are_the_sa
         assert ("StragglerReplaced" in reasons, slowing.layers) == (True, 0)
         assert slowing.slow in job.exits, "it has left"
     expected = Job(manifest({"entrypoint": "bamboo_trainer.models.mlp:build", "config": CONFIG}, stages)).run()
-    assert job.state.losses == expected.state.losses
+    assert job.state.progress.losses == expected.state.progress.losses
     digests = [digest for cell, digest in job.state.finished if cell.pipeline == 0]
     assert add_digests(digests) == add_digests(expected.digests)

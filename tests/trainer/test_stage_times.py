@@ -184,7 +184,7 @@ def undisturbed(steps: int) -> tuple[str, dict[int, float]]:
 def result(job: Job) -> tuple[str, dict[int, float]]:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.finish
-    return add_digests(job.digests), dict(job.state.losses)
+    return add_digests(job.digests), dict(job.state.progress.losses)
 
 
 @pytest.mark.parametrize("faults", [(), (Fault("Forward", Cell(0, 1), 2, 1),)])

@@ -47,8 +47,10 @@ def test_a_job_trains_for_as_many_steps_as_follow_from_its_data(until: dict[str,
     same = Job(document(1, steps=steps)).run()
     assert job.finish is not None
     assert job.finish.message == f"all {steps} steps are done"
-    assert len(job.state.losses) == steps
-    assert job.state.losses == same.state.losses, "a build that asks for the number of steps gets the same one"
+    assert len(job.state.progress.losses) == steps
+    assert job.state.progress.losses == same.state.progress.losses, (
+        "a build that asks for the number of steps gets the same one"
+    )
 
 
 def test_a_build_is_told_the_length_as_it_was_given() -> None:

@@ -143,7 +143,7 @@ def test_a_kill_at_an_instruction_of_any_kind_leaves_the_unused_alone(
     def judge(job: Job) -> None:
         assert job.finish is not None
         assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-        assert job.state.losses == reference.state.losses
+        assert job.state.progress.losses == reference.state.progress.losses
         assert job.digests == reference.digests
 
     killed = kill_at_each(manifest(stages, pipelines, optimizer, mode), chosen.__contains__, judge)

@@ -107,15 +107,15 @@ def manifest(stages: int, pipelines: int, mode: str = "LazyForward", **config: A
 @functools.cache
 def undisturbed(weighted: bool = True) -> tuple[dict[int, float], str, tuple[tuple[str, float | None], ...]]:
     job = Job(manifest(1, 1, weighted=weighted)).run()
-    return dict(job.state.losses), add_digests(job.digests), tuple(sorted(job.state.metrics.items()))
+    return dict(job.state.progress.losses), add_digests(job.digests), tuple(sorted(job.state.progress.metrics.items()))
 
 
 def assert_same(job: Job, weighted: bool = True) -> None:
     losses, digest, metrics = undisturbed(weighted)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.losses == losses
-    assert tuple(sorted(job.state.metrics.items())) == metrics
+    assert job.state.progress.losses == losses
+    assert tuple(sorted(job.state.progress.metrics.items())) == metrics
     assert add_digests(job.digests) == digest
 
 
@@ -125,8 +125,8 @@ def test_the_grid_changes_neither_bits_nor_losses_nor_metrics(stages: int, pipel
     job = Job(manifest(stages, pipelines, weighted=weighted)).run()
     assert_same(job, weighted)
     expected = plainly(build({}), replace(CONFIG, microbatches=MICROBATCHES), STEPS, weighted=weighted)[0]
-    assert list(job.state.losses.values()) == pytest.approx(expected, rel=1e-5)
-    assert job.state.metrics.keys() == {"accuracy", "balance", "constant", "decay", "largest", "last"}
+    assert list(job.state.progress.losses.values()) == pytest.approx(expected, rel=1e-5)
+    assert job.state.progress.metrics.keys() == {"accuracy", "balance", "constant", "decay", "largest", "last"}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,6 @@ def test_a_step_without_any_weight_has_no_finite_loss(policy: str, outcome: Outc
     if outcome is Outcome.FAILED:
         assert job.finish.reason == "LossNotFinite"
     else:
-        assert job.state.skipped_steps == STEPS
-        assert job.state.losses == {}
-        assert job.state.metrics["accuracy"] is None
+        assert job.state.progress.skipped_steps == STEPS
+        assert job.state.progress.losses == {}
+        assert job.state.progress.metrics["accuracy"] is None

@@ -35,7 +35,7 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
 )
 def test_bits_are_those_of_1f1b(stages: int, pipelines: int, changes: dict[str, Any]) -> None:
     split, whole = (Job(manifest(stages, pipelines, schedule=s, **dict(changes))).run() for s in ("ZBH1", "1F1B"))
-    assert split.state.losses == whole.state.losses
+    assert split.state.progress.losses == whole.state.progress.losses
     assert split.digests == whole.digests
     ran = {fault.name for fault in split.executed}
     assert {"Backward", "BackwardInput", "BackwardWeight"} <= ran  # the first stage postpones nothing
@@ -51,9 +51,9 @@ def test_a_kill_at_every_part_of_a_backward_leaves_the_bits(pipelines: int, mode
     def judge(job: Job) -> int:
         assert job.finish is not None
         assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-        assert job.state.losses == expected.state.losses
+        assert job.state.progress.losses == expected.state.progress.losses
         assert add_digests(job.digests) == add_digests(expected.digests)
-        return sum(t.reused for t in job.state.takeovers)
+        return sum(t.reused for t in job.state.moves.takeovers)
 
     parts = ("BackwardInput", "BackwardWeight")
     killed = kill_at_each(document, lambda f: f.step == 3 and f.cell == Cell(0, 1) and f.name in parts, judge)
@@ -102,7 +102,7 @@ def test_the_schedule_may_change_at_any_step_and_changes_no_bit(pipelines: int, 
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert not job.faults
-    assert job.state.losses == expected.state.losses
+    assert job.state.progress.losses == expected.state.progress.losses
     assert add_digests(job.digests) == add_digests(expected.digests)
     assert sum(e.reason == "ScheduleChanged" for e in job.emitted) == 3
     ran = {step: {f.name for f in job.executed if f.step == step and f.cell == Cell(0, 2)} for step in range(12)}

@@ -34,8 +34,9 @@ from bamboo.coordinator.events import (
 )
 from bamboo.coordinator.grids import holding
 from bamboo.coordinator.planner import replan
+from bamboo.coordinator.progress import BEGINNING, EarlierProgress, Progress
 from bamboo.coordinator.splits import resplit
-from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress, Turn
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.stuck_workers import check_stuck, hint
 from bamboo.coordinator.verification import verification
 from bamboo.coordinator.worker_reports import received, told_when_over
@@ -82,9 +83,7 @@ def initial(
         started=now,
         phase_since=now,
         heartbeat_timeout=heartbeat_timeout,
-        last_progress=now,
-        earlier=earlier,
-        furthest=earlier.step,
+        progress=Progress(furthest=earlier.step, earlier=earlier, last_at=now),
         checkpoints=CheckpointState(number=checkpoints.first_number(secret, now)),
     )
 
@@ -165,7 +164,7 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
     begun, each of them may.
     """
     plan = after.plan
-    if after.phase != "Running" or plan is None or plan.sources or after.asked_at is not None:
+    if after.phase != "Running" or plan is None or plan.sources or after.inquiry.began_at is not None:
         return False
     match message:
         case protocol.PlanApplied():
@@ -215,7 +214,7 @@ def _tick(turn: Turn) -> None:
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
     restoring.check_deadline(turn)
-    if state.phase == "Running" and limit and now - state.last_progress > limit and not waited:
+    if state.phase == "Running" and limit and now - state.progress.last_at > limit and not waited:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
     if not waited:

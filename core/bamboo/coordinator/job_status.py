@@ -22,7 +22,7 @@ def status(state: CoordinatorState, now: float) -> Status:
     """A snapshot for views, metrics and summaries."""
     seconds = state.usual_step
     last, stop = state.spec.training.known_steps, state.early_stop
-    losses = tuple(state.losses[k] for k in sorted(state.losses))
+    losses = tuple(state.progress.losses[k] for k in sorted(state.progress.losses))
     plan = state.plan
     return Status(
         phase=state.phase,
@@ -32,10 +32,10 @@ def status(state: CoordinatorState, now: float) -> Status:
         stopped_early=stop.why if stop else "",
         grid_choice="; ".join(told for told in (state.grids.told, state.grids.holding.told) if told),
         wanted=holding.to_have(state),
-        first_loss=state.first_loss,
+        first_loss=state.progress.first_loss,
         loss=losses[-1] if losses else None,
         losses=losses,
-        lost_samples=sum(state.lost_by_step.values()) * state.spec.training.micro_batch_size,
+        lost_samples=sum(state.progress.lost_by_step.values()) * state.spec.training.micro_batch_size,
         step_seconds=seconds,
         samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
         eta_seconds=(last - state.step) * seconds if seconds and last is not None else None,
@@ -43,7 +43,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         workers=tuple((w, _part(state, w)) for w in state.workers),
         preemptions=state.preemptions,
         notices=state.notices,
-        takeovers=state.takeovers,
+        takeovers=state.moves.takeovers,
         unprotected=tuple(map(_named, _unprotected(state, plan))) if plan else (),
         replicating=tuple(map(_named, _replicating(state, plan))) if plan else (),
         replicas=_replicas(state, plan) if plan else None,
@@ -58,22 +58,27 @@ def status(state: CoordinatorState, now: float) -> Status:
         most_memory=state.most_memory,
         traffic=tuple((w, r.traffic.sent.in_each(r.traffic.steps)) for w, r in state.workers.items() if r.traffic),
         restarts=state.restarts,
-        gradient_norm=state.gradient_norm,
-        learning_rate=state.learning_rate,
-        metrics=tuple(sorted(state.metrics.items())),
+        gradient_norm=state.progress.gradient_norm,
+        learning_rate=state.progress.learning_rate,
+        metrics=tuple(sorted(state.progress.metrics.items())),
         checkpoint=_checkpoint(state, now),
         trained_samples=trained_samples(state),
-        skipped_steps=state.skipped_steps,
-        evaluations=tuple(state.evaluations.items()),
-        best_evaluation=best(wanted, state.evaluations) if (wanted := state.spec.training.evaluation) else None,
-        trained_without=state.lost_microbatches * state.spec.training.micro_batch_size,
+        skipped_steps=state.progress.skipped_steps,
+        evaluations=tuple(state.progress.evaluations.items()),
+        best_evaluation=best(wanted, state.progress.evaluations)
+        if (wanted := state.spec.training.evaluation)
+        else None,
+        trained_without=state.progress.lost_microbatches * state.spec.training.micro_batch_size,
     )
 
 
 def trained_samples(state: CoordinatorState) -> int:
     """Samples that went into the model in steps that this coordinator has seen; of repeated steps only once."""
     training = state.spec.training
-    return state.trained * training.global_batch_size - state.lost_microbatches * training.micro_batch_size
+    return (
+        state.progress.trained * training.global_batch_size
+        - state.progress.lost_microbatches * training.micro_batch_size
+    )
 
 
 def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None:

@@ -10,7 +10,7 @@ from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.grids import choosing, following, holding
 from bamboo.coordinator.splits import filling, resplit
-from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, without_moves
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.workers.reconnection import recovered
 from bamboo.coordinator.workers.record import WorkerRecord
@@ -27,7 +27,6 @@ from bamboo.planning.transitions import StageLost, drain, improve, switch_mode, 
 ASKING_SECONDS = 1.0
 LAYERS_SECONDS = 30.0  # for which copies of layers are asked for; who has some may be busy restoring its stages
 ROUND_SECONDS = 0.1  # from one question to the next at least
-REPORT_STEPS, REPORT_SECONDS = 4, 60.0  # after both a takeover's report must have been lost on its way
 END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
 SHOWN_ENDS = 3
 DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be needed any more
@@ -77,8 +76,8 @@ def replan(turn: Turn) -> None:
         resplit.wish(turn)
     else:
         _release(turn)
-        _forget_unreported(turn)
-        steady = not now.leaving and turn.state.resize is None and not turn.state.recoveries
+        turn.put(turn.state.moves.without_unreported(turn.state.step, turn.now))
+        steady = not now.leaving and turn.state.resize is None and not turn.state.moves.recoveries
         steady = steady and turn.state.ask_at <= turn.now and turn.state.grids.holding.aim is None
         steady = steady and not holding.give_back_surplus(turn)
         turn.set(steady=steady, settled=now)
@@ -101,7 +100,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         redundancy=choosing.spec_on(state, grid_of(plan), plan.stages).redundancy,
         pipelines=aim.pipelines,
         schedule=aim.schedule,
-        generation=state.generation,
+        generation=state.progress.generation,
         spread=state.spec.spread.policy,
         on_standby=state.spec.standby.stages,
         beforehand=filling.replicas(state),
@@ -120,21 +119,21 @@ def _urgency(state: CoordinatorState, worker: WorkerRecord, now: float) -> Urgen
 def _ask_around(turn: Turn, loss: StageLost) -> None:
     """No owner has vouched for another copy of a stage; before giving up, ask everybody what is there."""
     state = turn.state
-    if state.asked_at is None:
-        turn.set(asked_at=turn.now)
-        _ask(turn)
+    if state.inquiry.began_at is None:
+        _begin_to_ask(turn)
         return
-    if (state.current_plan.worker_ids() & state.workers.keys()) - state.reports.keys():
+    if (state.current_plan.worker_ids() & state.workers.keys()) - state.inquiry.reports.keys():
         return  # a worker that is in the middle of something long answers late; one that is gone is found out
-    plan = takeover(replace(planning_view(state, turn.now), reported=usable_copies(state.reports)))
+    plan = takeover(replace(planning_view(state, turn.now), reported=usable_copies(state.inquiry.reports)))
     if isinstance(plan, Plan):
         _issue(turn, plan)
         return
-    if state.round_at - state.asked_at < ASKING_SECONDS:  # a state may still be on its way
-        if turn.now - state.round_at >= ROUND_SECONDS:
+    if state.inquiry.asked_at - state.inquiry.began_at < ASKING_SECONDS:  # a state may still be on its way
+        if turn.now - state.inquiry.asked_at >= ROUND_SECONDS:
+            turn.put(state.inquiry.asked_again(turn.now))
             _ask(turn)
         return
-    if state.exit_unknown & state.ends.keys() and turn.now - state.asked_at < END_SECONDS:
+    if state.exit_unknown & state.ends.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
         return  # if they ended by themselves, that is the reason that the user has to hear
     restoring.lost(turn, "StageLost", _stage_lost(state, loss))
 
@@ -161,8 +160,12 @@ def _ended(state: CoordinatorState, worker: WorkerId) -> str:
     return f"{worker} ({state.ends[worker].how})" if worker in state.ends else worker
 
 
+def _begin_to_ask(turn: Turn) -> None:
+    turn.put(turn.state.inquiry.begun(turn.now))
+    _ask(turn)
+
+
 def _ask(turn: Turn) -> None:
-    turn.set(round_at=turn.now, reports={})
     turn.do(*(Send(w, protocol.ReportRequest()) for w in turn.state.workers))
 
 
@@ -177,12 +180,13 @@ def _look_for_layers(turn: Turn) -> None:
     """If layers of the cut seem to be lost: before giving up, hear everybody once more who may have copies by now."""
     state = turn.state
     if not resplit.is_lost(turn):
-        if state.asked_at is not None:
-            turn.set(asked_at=None)
-    elif state.asked_at is None:
-        turn.set(asked_at=turn.now)
-        _ask(turn)
-    elif turn.now - state.asked_at > LAYERS_SECONDS and all(r.cut_since is None for r in state.workers.values()):
+        if state.inquiry.began_at is not None:
+            turn.put(state.inquiry.over())
+    elif state.inquiry.began_at is None:
+        _begin_to_ask(turn)
+    elif turn.now - state.inquiry.began_at > LAYERS_SECONDS and all(
+        r.cut_since is None for r in state.workers.values()
+    ):
         restoring.lost(turn, "StageLost", "layers were lost with their workers while they were split anew")
 
 
@@ -226,7 +230,7 @@ def _start(turn: Turn) -> None:
     plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
     restoring.begun(turn)
     turn.set(resplit=None)
-    _forget_what_was(turn, plan.first_step)
+    _forget_what_was(turn, plan.first_step, turn.now)
     if restoring.nothing_trained(state):  # a job that never gets to its first commit has an end all the same
         turn.set(ends=state.ends)
     turn.enter("Running")
@@ -269,33 +273,23 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
     return layer_ranges(state.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
 
 
-def _forget_what_was(turn: Turn, step: int) -> None:
-    """All workers begin again with the state before that step."""
+def _forget_what_was(turn: Turn, step: int, since: float) -> None:
+    """All workers begin again with the state before that step. since: when the newest step is taken to have been."""
     spec, stop = turn.state.spec, turn.state.early_stop
     if stop and step < spec.training.steps:
         turn.set(spec=replace(spec, training=replace(spec.training, steps=stop.wanted_steps)), early_stop=None)
+    state = turn.state
+    turn.put(state.progress.back_at(step, since), state.moves.forgotten(), state.inquiry.over())
     turn.set(
         plan=None,
-        step=step,
-        generation=-1,
         finished=(),
         finishers={},
         saving=None,
-        losses={k: loss for k, loss in turn.state.losses.items() if k < step},
-        recoveries=(),
         resize=None,
         filling=None,
-        lost_by_step={k: lost for k, lost in turn.state.lost_by_step.items() if k < step},
-        skips=tuple(k for k in turn.state.skips if k < step),
         applied=frozenset(),
         synced=frozenset(),
-        reports={},
-        asked_at=None,
         ends={},
-        last_progress=turn.now,
-        gradient_norm=None,
-        learning_rate=None,
-        metrics={},
     )
 
 
@@ -304,9 +298,10 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
     state = turn.state
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)
-        _forget_what_was(turn, plan.first_step)
-        if state.plan and state.plan.sources:  # not the first try from this cut
-            turn.set(ends=state.ends, last_progress=state.last_progress)
+        is_first_try = not (state.plan and state.plan.sources)
+        _forget_what_was(turn, plan.first_step, turn.now if is_first_try else state.progress.last_at)
+        if not is_first_try:
+            turn.set(ends=state.ends)
     else:
         turn.set(resplit=None)
     _issue(turn, plan)
@@ -359,7 +354,8 @@ def _issue(turn: Turn, plan: Plan) -> None:
             synced |= {(cell, w) for w in now.replicas if w == before.owner}
             victims.append((cell, before.owner))
     _note_recovery(turn, plan, victims)
-    turn.set(plan=plan, planned_step=turn.state.step, asked_at=None, reports={})
+    turn.put(turn.state.inquiry.over())
+    turn.set(plan=plan, planned_step=turn.state.step)
     turn.set(applied=frozenset(), synced=frozenset(synced))
     turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
     if turn.state.spec.elastic.chooses_grid and (old is None or grid_of(old) != grid_of(plan)):
@@ -373,30 +369,14 @@ def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]])
     state = turn.state
     lost = {v for _, v in victims if v in state.gone}
     left = any(v in state.workers and state.workers[v].notice_until is not None for _, v in victims)
-    recoveries = without_moves(state.recoveries, {c for c, v in victims if v in lost}, plan.epoch)
+    moves = state.moves.without({c for c, v in victims if v in lost}, plan.epoch)
     if victims:
         first = min((state.first_signs.get(v, turn.now) for v in lost), default=turn.now)
-        new = Recovery(
-            epoch=plan.epoch,
-            lost_at=first,
-            decided_at=turn.now,
-            step=state.step,
-            notice=not lost,
-            announced=bool(lost) or left,
-            victims=tuple(victims),
+        moves = moves.moving(
+            victims, epoch=plan.epoch, step=state.step, lost_at=first, now=turn.now, lost=bool(lost), left=left
         )
-        recoveries = (*recoveries, new)
-    turn.set(recoveries=recoveries, first_signs={})
-
-
-def _forget_unreported(turn: Turn) -> None:
-    """Reports are lost with the channel that they were on; the cell has moved all the same."""
-    state = turn.state
-    left = tuple(
-        r for r in state.recoveries if state.step < r.step + REPORT_STEPS or turn.now < r.decided_at + REPORT_SECONDS
-    )
-    if left != state.recoveries:
-        turn.set(recoveries=left)
+    turn.put(moves)
+    turn.set(first_signs={})
 
 
 def _release(turn: Turn) -> None:

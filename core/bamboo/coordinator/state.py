@@ -3,18 +3,20 @@
 What it knows of a single subject is a record in that subject's room.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from statistics import median
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from bamboo.control import protocol
 from bamboo.control.memory import Memory
 from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.ending.record import WeightsSaving, given_up
-from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
+from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
 from bamboo.coordinator.grids.record import GridState
+from bamboo.coordinator.inquiry import Inquiry
+from bamboo.coordinator.moves import Moves
+from bamboo.coordinator.progress import Progress
 from bamboo.coordinator.splits.record import Filling, Resplit, StragglerState
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.coordinator.workers.record import PASSING, Roster, WorkerEnd, WorkerRecord, Workers, roster_of, said_by
@@ -23,47 +25,7 @@ from bamboo.planning.desired import PlanningView
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo.planning.splits.resplit import Grid
 
-KEPT_LOSSES = 2000
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
-    """A plan that moves cells, until every new owner has reported.
-
-    victims: the cells, and who ran them. step: how many were committed. announced: somebody was lost, or has a notice;
-    else it is of no interest that the cells move.
-    """
-
-    epoch: int
-    lost_at: float
-    decided_at: float
-    step: int
-    notice: bool
-    announced: bool
-    victims: tuple[tuple[Cell, WorkerId], ...]
-
-
-def without_moves(recoveries: tuple[Recovery, ...], cells: Set[Cell], epoch: int) -> tuple[Recovery, ...]:
-    """Those that are left when these cells' moves up to that epoch are over."""
-    left = []
-    for recovery in recoveries:
-        over = cells if recovery.epoch <= epoch else frozenset[Cell]()
-        victims = tuple((cell, victim) for cell, victim in recovery.victims if cell not in over)
-        if victims:
-            left.append(replace(recovery, victims=victims))
-    return tuple(left)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierProgress:
-    """How far the job had come before this coordinator, as far as its shell knows. step_seconds: the usual duration."""
-
-    step: int = 0
-    step_seconds: float | None = None
-
-
-BEGINNING: Final = EarlierProgress()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +71,6 @@ class CoordinatorState:
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     gone: frozenset[WorkerId] = frozenset()
     misfit: tuple[WorkerId, str] | None = None  # the newest worker that was refused for its platform, and why
-    hinted: float | None = None  # the last progress after which it was told that none follows
     misfits_in_a_row: int = 0  # since a worker became ready
     ask_at: float = 0.0  # no workers are asked for before that, because those that came were refused
     links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
@@ -126,10 +87,9 @@ class CoordinatorState:
     planned_step: int = 0  # how many were committed when the plan was made
     applied: frozenset[WorkerId] = frozenset()
     synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
-    asked_at: float | None = None  # when everyone was asked what it holds, because a stage seems to be lost
-    round_at: float = 0.0  # when everyone was asked last
-    reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers to that
-    recoveries: tuple[Recovery, ...] = ()
+    inquiry: Inquiry = field(default_factory=Inquiry)
+    moves: Moves = field(default_factory=Moves)
+    progress: Progress = field(default_factory=Progress)
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     stopping: Stopping | None = None
     early_stop: EarlyEnd | None = None
@@ -142,24 +102,6 @@ class CoordinatorState:
     verification: VerificationState = field(default_factory=VerificationState)
     steady: bool = False
     settled: PlanningView | None = field(default=None, compare=False, repr=False)  # for which no plan is better, lately
-    step: int = 0  # committed steps
-    furthest: int = 0  # the most that ever were, perhaps before the job went back to a checkpoint
-    counting: bool = False  # is it known from which step on this coordinator counts?
-    trained: int = 0  # steps committed for the first time since then
-    earlier: EarlierProgress = BEGINNING
-    generation: int = -1  # the newest layout that a step was committed with
-    first_loss: float | None = None
-    losses: dict[int, float] = field(default_factory=dict)  # of the newest steps
-    evaluations: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)  # the newest, by state
-    skips: tuple[int, ...] = ()  # the newest steps that were skipped, in order
-    skipped_steps: int = 0  # since the coordinator counts; a step that is repeated counts once
-    gradient_norm: float | None = None  # of the newest step
-    learning_rate: float | None = None  # of the newest step
-    metrics: dict[str, float | None] = field(default_factory=dict)  # of the newest step
-    lost_microbatches: int = 0  # since the coordinator counts; a step that is repeated counts once
-    lost_by_step: dict[int, int] = field(default_factory=dict)  # the microbatches of steps that lack some
-    step_seconds: tuple[float, ...] = ()
-    last_progress: float = 0.0
     failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
     restarts: int = 0  # all such failures
     exit_unknown: frozenset[WorkerId] = frozenset()  # lost, and how they ended is not known (yet)
@@ -167,10 +109,14 @@ class CoordinatorState:
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
     preemptions: int = 0
     notices: int = 0
-    takeovers: tuple[Takeover, ...] = ()
     finished: tuple[tuple[Cell, str], ...] = ()
     finishers: dict[Cell, WorkerId] = field(default_factory=dict)  # who reported it last
     saving: WeightsSaving | None = None  # in the phase of that name
+
+    @property
+    def step(self) -> int:
+        """How many steps are committed."""
+        return self.progress.step
 
     @property
     def current_plan(self) -> Plan:
@@ -181,7 +127,7 @@ class CoordinatorState:
     @property
     def usual_step(self) -> float | None:
         """Seconds: the median of the recent steps."""
-        return median(self.step_seconds[-20:]) if self.step_seconds else None
+        return self.progress.usual_step
 
     @property
     def roster(self) -> Roster:
@@ -230,12 +176,21 @@ def changed(value: T, changes: Mapping[str, Any]) -> T:
     return new
 
 
+Record = Inquiry | Moves | Progress
+_FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}
+
+
 class Turn:
     """Collects the commands of one step; `state` is replaced, never written."""
 
     def __init__(self, state: CoordinatorState, now: float) -> None:
         self.state, self.now = state, now
         self.commands: list[Command] = []
+
+    def put(self, *records: Record) -> None:
+        """Each record in its place."""
+        changes: dict[str, Any] = {_FIELDS[type(one)]: one for one in records}
+        self.state = replace(self.state, **changes)
 
     def set(self, **changes: Any) -> None:
         self.state = changed(self.state, changes)

@@ -26,7 +26,7 @@ def check_stuck(turn: Turn) -> None:
     """Declare the one worker lost that holds all others up, if the job can go on without it."""
     state = turn.state
     limit = _limit(state)
-    if limit is None or turn.now - state.last_progress <= limit:
+    if limit is None or turn.now - state.progress.last_at <= limit:
         return
     stuck = [w for w, r in state.workers.items() if r.busy > limit and r.cut_since is None]
     if len(stuck) != 1:
@@ -46,14 +46,14 @@ def hint(turn: Turn) -> None:
     its progress deadline is far away. Nothing follows from it: a first call or a large step may well take so long.
     """
     state = turn.state
-    since = max(state.last_progress, state.phase_since)
+    since = max(state.progress.last_at, state.phase_since)
     limit = max(STUCK_SECONDS, STUCK_STEPS * (state.usual_step or 0.0)) + HINT_SECONDS
-    if state.phase not in ("Pending", "Running") or state.hinted == since or turn.now - since <= limit:
+    if state.phase not in ("Pending", "Running") or state.progress.hinted == since or turn.now - since <= limit:
         return
     long = {w: r for w, r in state.workers.items() if r.busy > STUCK_SECONDS or r.doing.startswith(STARTING_AT)}
     if not long:
         return
-    turn.set(hinted=since)
+    turn.put(state.progress.hinted_at(since))
     told = "; ".join(f"{w} is {r.doing}" for w, r in list(long.items())[:MOST_HINTS])
     more = f"; and {count(len(long) - MOST_HINTS, 'other')}" if len(long) > MOST_HINTS else ""
     what = "no step was committed" if state.phase == "Running" else "training did not begin"
@@ -69,7 +69,7 @@ def _limit(state: CoordinatorState) -> float | None:
     usual, plan = state.usual_step, state.plan
     if state.phase != "Running" or plan is None or usual is None:
         return None
-    familiar = state.step >= state.planned_step + FAMILIAR_STEPS and state.generation == plan.target.generation
+    familiar = state.step >= state.planned_step + FAMILIAR_STEPS and state.progress.generation == plan.target.generation
     return max(STUCK_SECONDS, STUCK_STEPS * usual) if familiar else None
 
 

@@ -9,8 +9,9 @@ from bamboo.control import evaluations, protocol
 from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.ending import weights
 from bamboo.coordinator.events import Emit, Outcome, Takeover
+from bamboo.coordinator.progress import MOST_SECONDS
 from bamboo.coordinator.splits import resplit
-from bamboo.coordinator.state import KEPT_LOSSES, EarlyEnd, Turn, without_moves
+from bamboo.coordinator.state import EarlyEnd, Turn
 from bamboo.coordinator.verification import verification
 from bamboo.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.workers.platforms import refuse_other_data
@@ -18,7 +19,6 @@ from bamboo.planning.grid import layer_ranges
 from bamboo.planning.plan import WorkerId
 from bamboo.text import count, metrics, one_line
 
-MOST_SECONDS = 1e9
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
 
 
@@ -105,14 +105,14 @@ def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
     Who has only states that are given up, or has never had a plan, has nothing: that is an answer, too.
     """
     state = turn.state
-    if state.asked_at is None or state.plan is None:
+    if state.inquiry.began_at is None or state.plan is None:
         return
     numbers, steps = range(len(state.plan.state_layers)), state.spec.training.steps
     held = {s: v for s, v in message.held.items() if s in numbers and 0 <= v <= steps}
     kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
     if _is_of_the_past(turn, worker):
         kept = protocol.Report(committed=-1, held={})
-    turn.set(reports={**state.reports, worker: kept})
+    turn.put(state.inquiry.answered(worker, kept))
 
 
 def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> None:
@@ -138,28 +138,20 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     checkpoints.committed(turn, message)
     if message.checkpoint:
         resplit.carried(turn, *message.checkpoint)
-    if step in state.losses or step in state.skips or step < state.step - KEPT_LOSSES:
+    if state.progress.has_heard_of(step):
         return
     if not message.skipped and (message.loss is None or message.gradient_norm is None):
         _not_finite(turn, message)
         return
     if message.loss is not None:
-        losses = {**state.losses, step: message.loss}
-        if len(losses) > KEPT_LOSSES:
-            del losses[min(losses)]
-        turn.set(
-            losses=losses,
-            first_loss=message.loss if step == 0 or state.first_loss is None else state.first_loss,
-        )
+        turn.put(turn.state.progress.with_loss(step, message.loss))
     if message.skipped:
         _skipped(turn, message)
-    _count_step(turn, step, training.microbatches - message.microbatches)
+    turn.put(turn.state.progress.counting_step(step, training.microbatches - message.microbatches))
     if step >= state.step:
-        turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=(), ends={})
+        turn.put(turn.state.progress.committed(message, turn.now))
+        turn.set(failures=(), ends={})
         checkpoints.progress(turn)
-        turn.set(gradient_norm=message.gradient_norm, learning_rate=message.learning_rate, metrics=message.metrics)
-        if 0 < message.seconds <= MOST_SECONDS:
-            turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
 
 
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
@@ -169,11 +161,10 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         return
     if message.early_stop is not None and state.plan is not None:
         _stop_early(turn, step, message.early_stop)
-    if step in state.evaluations:
+    if step in state.progress.evaluations:
         return
-    known = dict(sorted({**state.evaluations, step: message.metrics}.items())[-KEPT_LOSSES:])
-    turn.set(evaluations=known, last_progress=turn.now)
-    best = evaluations.best(spec, known)
+    turn.put(state.progress.evaluated(step, message.metrics, turn.now))
+    best = evaluations.best(spec, turn.state.progress.evaluations)
     turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}{' (the best so far)' * (best == step)}"))
     checkpoints.evaluated(turn)
 
@@ -198,10 +189,9 @@ def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
 def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
     """A step that left the model as it was: told, counted, and too many in a row are the job's end."""
     state, step = turn.state, message.step
-    skips = tuple(sorted({*state.skips, step}))[-KEPT_LOSSES:]
-    new = state.counting and step >= max(state.step, state.furthest)
-    turn.set(skips=skips, skipped_steps=state.skipped_steps + new)
-    in_a_row = next((n for n in range(1, len(skips) + 1) if step - n not in skips), len(skips))
+    skipping = state.progress.skipping(step)
+    turn.put(skipping)
+    in_a_row = skipping.skips_before(step)
     limit, scale = state.spec.training.max_consecutive_skips, message.metrics.get(protocol.LOSS_SCALE)
     overflow = message.loss is not None and scale is not None
     shown = f"{scale:.0f}" if scale and scale >= 1 else f"{scale}"
@@ -213,51 +203,20 @@ def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
         turn.finish(Outcome.FAILED, "TooManySkippedSteps", text)
 
 
-def _count_step(turn: Turn, step: int, lost: int) -> None:
-    """lost: of its microbatches. What was committed before the job went back to a checkpoint is not counted again."""
-    state = turn.state
-    before = max(state.step, state.furthest) if state.counting else step + 1
-    new = max(0, step + 1 - before)
-    turn.set(counting=True, furthest=max(before, step + 1), trained=state.trained + new)
-    if lost:
-        by_step = {**state.lost_by_step, step: lost}
-        if len(by_step) > KEPT_LOSSES:
-            oldest, next_one = sorted(by_step)[:2]
-            by_step[next_one] += by_step.pop(oldest)
-        turn.set(lost_by_step=by_step, lost_microbatches=state.lost_microbatches + (lost if new else 0))
-
-
 def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:
     """The newest move of the cell that this can be about; who was to have it before will not report any more."""
-    cell = message.cell
-    moves = [r for r in turn.state.recoveries if r.epoch <= message.epoch and cell in dict(r.victims)]
-    if not moves:
+    recovery = turn.state.moves.newest_of(message.cell, message.epoch)
+    if recovery is None:
         return
-    recovery = max(moves, key=lambda r: r.epoch)
-    victim = dict(recovery.victims)[cell]
-    turn.set(recoveries=without_moves(turn.state.recoveries, {cell}, recovery.epoch))
+    moves = turn.state.moves.taken_over(recovery, worker, message)
+    turn.put(moves)
     if not recovery.announced:
         return
-    taken = Takeover(
-        epoch=recovery.epoch,
-        victim=victim,
-        worker=worker,
-        pipeline=cell.pipeline,
-        stage=cell.stage,
-        step=message.step + 1,
-        notice=recovery.notice,
-        decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
-        reform_ms=_milliseconds(message.reform_ms),
-        recompute_ms=_milliseconds(message.recompute_ms),
-        forwards=message.forwards,
-        backwards=message.backwards,
-        reused=message.reused,
-    )
-    turn.set(takeovers=(*turn.state.takeovers, taken))
+    taken = moves.takeovers[-1]
     turn.do(
         Emit(
             "TakenOver",
-            f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {victim}:"
+            f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {taken.victim}:"
             f" pause {taken.pause_ms:.0f} ms, repeated {_repeated(taken)}",
         )
     )
@@ -268,10 +227,6 @@ def _repeated(taken: Takeover) -> str:
     counts = ((taken.forwards, "forward"), (taken.backwards, "backward"))
     said = ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
     return said + (f" ({taken.reused} done in advance)" if taken.reused else "")
-
-
-def _milliseconds(said: float) -> float:
-    return min(max(0.0, said), 1e3 * MOST_SECONDS)
 
 
 def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:

@@ -136,10 +136,15 @@ def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
     takeover's pause is worth nothing, nor is a worker on standby, nor what was repeated, in a step or after going back
     to a checkpoint.
     """
-    steps = after.trained - before.trained
-    if steps <= 0 or after.plan is None or after.step_seconds is before.step_seconds or not after.step_seconds:
+    steps = after.progress.trained - before.progress.trained
+    if (
+        steps <= 0
+        or after.plan is None
+        or after.progress.step_seconds is before.progress.step_seconds
+        or not after.progress.step_seconds
+    ):
         return 0.0
-    latest = after.step_seconds[-1]
+    latest = after.progress.step_seconds[-1]
     seconds = latest if before.usual_step is None else min(latest, before.usual_step)
     owners = {a.owner for row in after.plan.pipelines for a in row}
     return steps * seconds * len(owners)

@@ -43,7 +43,8 @@ from bamboo.coordinator.events import (
 )
 from bamboo.coordinator.grids.dates import time_told
 from bamboo.coordinator.job_status import status
-from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress
+from bamboo.coordinator.progress import BEGINNING, EarlierProgress
+from bamboo.coordinator.state import CoordinatorState
 from bamboo.history.place import history_url
 from bamboo.job.edits import task_digest
 from bamboo.job.spec import JobSpec
@@ -300,8 +301,9 @@ class CoordinatorRunner:
             self._run.burst.noticed()
         if now.misfit is not None and now.misfit != before.misfit:  # it ends, and the next one may be no better
             self._watch.start_failed(*now.misfit)
-        figures = StepFigures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
-        self.record.follow(now.step, figures, now.takeovers)
+        done = now.progress
+        figures = StepFigures(done.losses.get(done.step - 1), done.gradient_norm, done.learning_rate)
+        self.record.follow(done.step, figures, now.moves.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
         told = [command for command in commands if isinstance(command, Emit)]
         if owed := self._feed.follow(event, told, now.plan if now.history else None):

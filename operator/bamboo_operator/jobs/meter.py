@@ -52,7 +52,7 @@ class JobMeter:
         self._counts.events[type(event).__name__] += 1
         if after.step > before.step:
             self.committed = time.time()
-        if after.trained > before.trained:
+        if after.progress.trained > before.progress.trained:
             self.useful += useful_seconds(before, after)
             self.samples += samples(before, after)
 

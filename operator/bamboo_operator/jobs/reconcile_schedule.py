@@ -118,7 +118,7 @@ def looked_at(state: CoordinatorState) -> tuple[object, ...]:
         state.misfit,
         [(worker, record.ready, record.notice_until is None) for worker, record in state.workers.items()],
         state.preemptions,
-        state.takeovers,
+        state.moves.takeovers,
         state.restarts,
         state.finished,
         checkpoints.kept[:1],

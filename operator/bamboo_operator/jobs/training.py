@@ -171,7 +171,7 @@ class Training:
     def _progress(self) -> object:
         """What a status tells beside that with which a reconciliation is due."""
         state = self._runner.state
-        return state.step, state.evaluations, self._status.facts.cost
+        return state.step, state.progress.evaluations, self._status.facts.cost
 
     async def _reconcile_with_status(self) -> tuple[bool, bool]:
         """Bring the pods up to date, and post events; which of the two succeeded.

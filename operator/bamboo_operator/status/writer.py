@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.events import Emit, Status
-from bamboo.coordinator.state import EarlierProgress
+from bamboo.coordinator.progress import EarlierProgress
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, parsed_time, utc_now
 from bamboo_operator.status.budget import warnings as budget_warnings

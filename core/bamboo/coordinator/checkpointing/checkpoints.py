@@ -113,7 +113,7 @@ def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool)
 def _has_unkept(state: CoordinatorState) -> bool:
     """Is there more than the newest checkpoint has, or may there be, as no commit was heard since a restart?"""
     newest = max((one.step for one in state.checkpoints.kept), default=0)
-    return state.step > newest or not state.counting
+    return state.step > newest or not state.progress.counting
 
 
 def stop_if_kept(turn: Turn) -> None:
@@ -155,7 +155,7 @@ def _came_too_late(turn: Turn) -> bool:
     """All steps are committed, and the root, asked again, does not say that one of the commits has carried the wish."""
     state = turn.state
     over = state.step >= state.spec.training.steps
-    return over and turn.now - state.last_progress > 2 * AGAIN_SECONDS
+    return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
 
 
 def change(turn: Turn, **changes: object) -> None:
@@ -271,7 +271,7 @@ def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
     evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
     if evaluation is None or spec is None or not spec.keep_best or c.writing is None:
         return None
-    return evaluations.score(evaluation, state.evaluations.get(c.writing.step, {}))
+    return evaluations.score(evaluation, state.progress.evaluations.get(c.writing.step, {}))
 
 
 def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
@@ -280,7 +280,7 @@ def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
     if evaluation is None or spec is None or not spec.keep_best or state.stopping is not None:
         return False
     due = step > 0 and (step % evaluation.every_steps == 0 or step == state.spec.training.steps)
-    return due and step not in state.evaluations
+    return due and step not in state.progress.evaluations
 
 
 def evaluated(turn: Turn) -> None:

@@ -52,7 +52,7 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
     While a stage has a single holder any loss may be one. step: seconds of a usual one.
     """
     counts = state.checkpoints.counts
-    trained = step * (state.trained + counts.repeated)
+    trained = step * (state.progress.trained + counts.repeated)
     fatal = sum(number for cause, number in counts.restores.items() if cause is not RestoreCause.RESULTS_DIFFER)
     rate = (fatal + 1) / (trained + CALM_SECONDS)
     if not has_copies(state):

@@ -7,7 +7,7 @@ from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, Re
 from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_KEPT, change
 from bamboo.coordinator.events import Emit, Outcome, Send
-from bamboo.coordinator.state import BEGINNING, CoordinatorState, Turn
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import Resume, wanted_workers
 from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.text import count, one_line
@@ -92,7 +92,9 @@ def may_begin_again(state: CoordinatorState) -> bool:
 def nothing_trained(state: CoordinatorState) -> bool:
     """Is it known that no step has been committed, and that the job began with none?"""
     begun_with = state.plan.first_step if state.plan else 0
-    return state.counting and not (state.step or state.furthest or state.earlier.step or begun_with)
+    return state.progress.counting and not (
+        state.step or state.progress.furthest or state.progress.earlier.step or begun_with
+    )
 
 
 def check_deadline(turn: Turn) -> None:
@@ -181,7 +183,7 @@ def repeats(turn: Turn, first: int) -> None:
     """The job goes on from that step without a checkpoint, and does again what was committed after it."""
     c, state = turn.state.checkpoints, turn.state
     counts = c.counts.repeating(max(0, state.step - first), state.usual_step or 0.0)
-    turn.set(furthest=max(state.furthest, state.step))
+    turn.put(state.progress.repeating())
     change(turn, counts=counts)
 
 
@@ -189,17 +191,17 @@ def begun(turn: Turn) -> None:
     """A plan has been made that begins with the checkpoint found."""
     c, state = turn.state.checkpoints, turn.state
     first = c.found.step if c.found else 0
-    repeated = max(0, max(state.step, state.earlier.step) - first)
+    repeated = max(0, max(state.step, state.progress.earlier.step) - first)
     if state.phase == "Restoring" or c.found or (repeated and state.spec.checkpoint):
         told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
         again = f", and repeats {count(repeated, 'step')}" if repeated else ""
         turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
-    counts = c.counts.repeating(repeated, state.usual_step or state.earlier.step_seconds or 0.0)
+    counts = c.counts.repeating(repeated, state.usual_step or state.progress.earlier.step_seconds or 0.0)
     if c.reason in list(RestoreCause):
         counts = counts.restoring(RestoreCause(c.reason))
-    turn.set(counting=True, furthest=max(state.furthest, state.step, first), earlier=BEGINNING)
+    turn.put(state.progress.begun_with(first))
     copies.begun(turn, c.found)
-    trained = state.furthest > c.first  # if not, the checkpoint that it was to begin with could not be read
+    trained = state.progress.furthest > c.first  # if not, the checkpoint that it was to begin with could not be read
     change(
         turn,
         counts=counts,

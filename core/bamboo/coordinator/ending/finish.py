@@ -19,12 +19,12 @@ def finish_if_done(turn: Turn) -> None:
     state = turn.state
     if state.plan is None or not state.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
         return  # a state is still being kept
-    if state.spec.training.evaluation and state.spec.training.steps not in state.evaluations:
+    if state.spec.training.evaluation and state.spec.training.steps not in state.progress.evaluations:
         return  # all have done their part in it, and the root has yet to say what it came to
     finished, stages = dict(state.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
-    if not is_settled(state, state.spec.training.steps, state.last_progress, turn.now):
+    if not is_settled(state, state.spec.training.steps, state.progress.last_at, turn.now):
         return  # not all who hold the last state have said that it is the same
     of, numbers = state.plan.state_of, range(len(state.plan.state_layers))
     digests = [{digest for cell, digest in finished.items() if of(cell) == number} for number in numbers]

@@ -23,11 +23,11 @@ def time_told(state: CoordinatorState, time: datetime, now: float) -> TimeTold |
 
 def pace(state: CoordinatorState) -> Pace:
     """At which the job gets on; of a coordinator that has seen no step yet as it was before it."""
-    known, stop = state.counting, state.early_stop
+    known, stop = state.progress.counting, state.early_stop
     return Pace(
-        step=state.step if known else state.earlier.step,
+        step=state.step if known else state.progress.earlier.step,
         steps=stop.wanted_steps if stop else state.spec.training.known_steps,
-        step_seconds=state.usual_step or state.earlier.step_seconds,
+        step_seconds=state.usual_step or state.progress.earlier.step_seconds,
     )
 
 

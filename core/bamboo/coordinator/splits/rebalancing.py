@@ -151,7 +151,7 @@ def _judge(turn: Turn) -> None:
 
 def _recent_step(state: CoordinatorState) -> float:
     """Seconds of a step: the median of the newest ones."""
-    return median(state.step_seconds[-LEAST_STEPS:])
+    return median(state.progress.step_seconds[-LEAST_STEPS:])
 
 
 def _paces(state: CoordinatorState, work: WorkEstimate) -> Paces:
@@ -193,7 +193,7 @@ def _can_move(state: CoordinatorState) -> bool:
     live = state.live(plan)
     places, layers = len(plan.stages) * state.spec.worker.devices, plan.stages[-1][1]
     fixed = state.spec.topology.split is not None or len(plan.stages) == 1 or places == layers
-    if fixed or not state.step_seconds or not keeps_its_seats(plan, live, live, grid_of(plan)):
+    if fixed or not state.progress.step_seconds or not keeps_its_seats(plan, live, live, grid_of(plan)):
         return False
     return len(owned_times(state)) == len(plan.cells())
 

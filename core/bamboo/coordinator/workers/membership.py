@@ -69,7 +69,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     current = state.phase != "Restoring"
     if current and state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
         turn.do(Send(worker, protocol.SendPlan(plan=state.plan)))
-    if state.asked_at is not None:
+    if state.inquiry.began_at is not None:
         turn.do(Send(worker, protocol.ReportRequest()))
 
 
@@ -269,7 +269,7 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
     limit = RECONNECT_GRACE_SECONDS if cut else state.heartbeat_timeout
     late = turn.now - heard - limit
     if late > 0 and state.step > 0 and state.plan is not None and state.plan.owned_by(worker):
-        return turn.now - max(heard, state.last_progress) - limit
+        return turn.now - max(heard, state.progress.last_at) - limit
     return late
 
 

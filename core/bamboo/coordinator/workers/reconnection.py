@@ -29,9 +29,9 @@ def recovered(turn: Turn) -> bool:
         gone=state.gone | outsiders | absent,
         workers={w: r for w, r in state.workers.items() if w not in outsiders},
         requested=max(0, state.requested - len(absent)),
-        last_progress=turn.now,
         preemptions=state.preemptions + len(absent),
     )
+    turn.put(state.progress.heard_at(turn.now))
     turn.enter("Running")
     holding.resume(turn)
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))
@@ -66,6 +66,6 @@ def _nobody_came_back(turn: Turn, message: str) -> None:
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
     """Seconds for which a restarted coordinator waits for these. If steps are committed, their owners live."""
     state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
-    if state.step > 0 and turn.now - state.last_progress < RECOVERY_SECONDS and missing & owners:
+    if state.step > 0 and turn.now - state.progress.last_at < RECOVERY_SECONDS and missing & owners:
         return ALONE_SECONDS
     return RECOVERY_SECONDS + (ISOLATED_SECONDS if 2 * len(missing) > len(plan.worker_ids()) else 0.0)

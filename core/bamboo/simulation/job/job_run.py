@@ -219,7 +219,7 @@ class _Simulation:
         self._state, commands = coordinator.step(self._state, event, self._clock.now)
         for command in commands:
             self._execute(command)
-        if self._state.asked_at is not None:
+        if self._state.inquiry.began_at is not None:
             self._tick_seconds = ASKING_TICK
         elif isinstance(event, Tick) and self._state is before:
             self._tick_seconds = min(LONGEST_TICK, 2 * self._tick_seconds)
