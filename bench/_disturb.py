@@ -87,12 +87,12 @@ class Taker:
     def _settled(self) -> bool:
         """Is every stage on a worker of its own, with all its replicas in step, those on standby, too?"""
         state = self.job.state
-        if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.applied:
+        if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.plans.applied:
             return False
         cells = state.plan.cells()
         owners = {state.plan.at(c).owner for c in cells}
-        covered = all(copies(state.plan, state.synced, c) for c in cells)
-        level = all((c, w) in state.synced for c in cells for w in state.plan.at(c).replicas)
+        covered = all(copies(state.plan, state.plans.synced, c) for c in cells)
+        level = all((c, w) in state.plans.synced for c in cells for w in state.plan.at(c).replicas)
         held = {c.stage for c in cells for w in state.plan.at(c).replicas if w not in owners}
         wanted = min(state.spec.standby.stages, len(state.plan.stages))
         return covered and level and len(owners) == len(cells) and len(held) >= wanted

@@ -103,12 +103,12 @@ class GridChange:
 def settled(job: Job) -> bool:
     """Does everybody obey the newest plan, with each stage on a worker of its own and copied?"""
     state, plan = job.state, job.state.plan
-    if plan is None or state.phase != "Running" or not plan.worker_ids() <= state.applied or plan.sources:
+    if plan is None or state.phase != "Running" or not plan.worker_ids() <= state.plans.applied or plan.sources:
         return False
     owners = {plan.at(cell).owner for cell in plan.cells()}
     alone = len(owners) == len(plan.cells()) and len(plan.layouts) == 1
     noticed = any(r.notice_until is not None for r in state.workers.values())
-    return alone and not noticed and all(copies(plan, state.synced, cell) for cell in plan.cells())
+    return alone and not noticed and all(copies(plan, state.plans.synced, cell) for cell in plan.cells())
 
 
 def grid(job: Job) -> tuple[int, int]:

@@ -159,7 +159,7 @@ class BambooKill:
 
     def _is_copied(self) -> bool:
         state, plan = self.job.state, self.job.state.plan
-        return plan is not None and all(copies(plan, state.synced, cell) for cell in plan.cells())
+        return plan is not None and all(copies(plan, state.plans.synced, cell) for cell in plan.cells())
 
     def _strike(self) -> None:
         plan = self.job.state.plan

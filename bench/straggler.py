@@ -68,7 +68,7 @@ class Slowdown:
     def _undisturbed(self, now: float) -> None:
         plan = self.job.state.plan
         assert plan is not None
-        ready = plan.worker_ids() <= self.job.state.applied and len(self.job.state.workers) == self.job.machines
+        ready = plan.worker_ids() <= self.job.state.plans.applied and len(self.job.state.workers) == self.job.machines
         self.calm = [*self.calm, now] if ready else []
         if len(self.calm) > CALM:
             self.slow = plan.at(Cell(0, 1)).owner
@@ -76,7 +76,7 @@ class Slowdown:
 
     def _is_done(self) -> bool:
         plan = self.job.state.plan
-        if plan is None or not plan.worker_ids() <= self.job.state.applied or plan.sources:
+        if plan is None or not plan.worker_ids() <= self.job.state.plans.applied or plan.sources:
             return False
         self.layers = tuple(end - first for first, end in plan.stages)
         return plan.moved if self.what == "resplit" else self.slow not in plan.holders()

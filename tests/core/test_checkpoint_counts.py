@@ -105,7 +105,9 @@ def test_a_checkpoint_that_cannot_be_read_is_counted_and_is_not_shown_as_the_new
     kept = save(world)
     train(world, 13)
     plan = plan_of(world)
-    world.state = replace(world.state, plan=msgspec.structs.replace(plan, restore=kept))
+    world.state = replace(
+        world.state, plans=replace(world.state.plans, newest=msgspec.structs.replace(plan, restore=kept))
+    )
     message = protocol.RestoreFailed(origin=plan.origin, checkpoint=kept, message="gone", damaged=damaged)
     world.tell(Received(root_of(world), message))
     assert counts(world).problems == {RestoreProblem.DAMAGED if damaged else RestoreProblem.UNREADABLE: 1}

@@ -65,7 +65,7 @@ def test_a_replica_that_is_not_in_step_yet_does_not_write() -> None:
         world.deliver()
     ((_, wish),) = sent(world, protocol.TakeCheckpoint)
     plan = plan_of(world)
-    assert world.state.synced == frozenset()
+    assert world.state.plans.synced == frozenset()
     assert wish.writers == tuple((plan.at(Cell(0, s)).owner,) for s in range(2))
 
 
@@ -290,7 +290,9 @@ def test_a_checkpoint_that_was_asked_for_already_is_asked_for_again_with_a_pause
 
 def test_a_job_that_writes_its_last_checkpoint_before_it_is_suspended_makes_no_progress_and_does_not_fail() -> None:
     world = made()
-    world.state = replace(world.state, spec=replace(world.state.spec, progress_deadline_seconds=20))
+    world.state = replace(
+        world.state, terms=replace(world.state.terms, spec=replace(world.state.spec, progress_deadline_seconds=20))
+    )
     train(world, 5)
     world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
     checkpoint = begin(world, 6)

@@ -62,4 +62,4 @@ def test_invariants_hold_whatever_happens(
         assert all(len(plan.owned_by(w)) <= 1 for w in world.state.workers), "not healed, although workers were there"
     if stages > 1 and workers > 1:
         for cell in plan.cells():
-            assert copies(plan, world.state.synced, cell) > 0, f"{cell} is unprotected at rest"
+            assert copies(plan, world.state.plans.synced, cell) > 0, f"{cell} is unprotected at rest"

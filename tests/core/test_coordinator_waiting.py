@@ -71,7 +71,9 @@ def test_a_worker_that_the_newest_plan_has_not_reached_has_nothing_and_is_heard(
     lost = plan.at(Cell(0, 1)).holders
     newcomer = min(plan.worker_ids() - {*lost})
     began = {w: replace(r, origin=0 if w == newcomer else 2) for w, r in world.state.workers.items()}
-    world.state = replace(world.state, plan=msgspec.structs.replace(plan, origin=2), workers=began)
+    world.state = replace(
+        world.state, workers=began, plans=replace(world.state.plans, newest=msgspec.structs.replace(plan, origin=2))
+    )
     for worker in lost:
         world.lose(worker)
     world.pending = deque(e for e in world.pending if not isinstance(getattr(e, "message", None), protocol.Report))
@@ -120,14 +122,14 @@ def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
     world.settle()
     assert world.state.plan is not None
     world.lose(world.state.plan.at(Cell(0, 1)).owner)
-    while world.pending or not world.state.applied >= world.state.plan.worker_ids():
+    while world.pending or not world.state.plans.applied >= world.state.plan.worker_ids():
         event = world.pending[0]
         if isinstance(getattr(event, "message", None), protocol.TakenOver):
             world.pending.popleft()
         else:
             world.deliver()
     assert world.state.moves.recoveries
-    assert not world.state.steady
+    assert not world.state.plans.steady
     world.settle()
     assert world.state.moves.recoveries
     world.now += 100
@@ -135,7 +137,7 @@ def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
         world.tell(Received(worker, protocol.Heartbeat(step=1)))
     for _ in range(5):  # commits
         world.settle()
-    assert (world.state.moves.recoveries, world.state.steady) == ((), True)
+    assert (world.state.moves.recoveries, world.state.plans.steady) == ((), True)
 
 
 def test_a_restarted_coordinator_waits_for_workers_that_live_and_says_so_once() -> None:
@@ -187,22 +189,22 @@ def test_of_the_answers_to_a_plan_the_last_one_decides() -> None:
     for number, worker in enumerate(others, 1):
         state, commands = coordinator.step(state, Received(worker, protocol.PlanApplied(epoch=plan.epoch)), world.now)
         assert commands == ()
-        assert state.applied == frozenset(others[:number])
+        assert state.plans.applied == frozenset(others[:number])
     state, commands = coordinator.step(state, Received(last, protocol.PlanApplied(epoch=plan.epoch)), world.now)
     assert AddWorkers(1) in commands
 
 
 def test_a_copy_that_is_known_is_not_decided_on_again() -> None:
     world = short_of_a_worker()
-    (cell, replica), *_ = sorted(world.state.synced)
+    (cell, replica), *_ = sorted(world.state.plans.synced)
     plan = world.state.plan
     assert plan is not None
     message = Received(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
     _, known = coordinator.step(world.state, message, world.now)
     assert known == ()
-    before = replace(world.state, synced=world.state.synced - {(cell, replica)})
+    before = replace(world.state, plans=replace(world.state.plans, synced=world.state.plans.synced - {(cell, replica)}))
     after, new = coordinator.step(before, message, world.now)
-    assert after.synced == world.state.synced
+    assert after.plans.synced == world.state.plans.synced
     assert AddWorkers(1) in new
 
 
@@ -217,4 +219,4 @@ def test_what_is_said_of_a_cell_that_the_plan_has_not_is_not_heard(away: Cell) -
     state, _ = coordinator.step(
         world.state, Received(worker, protocol.ReplicaSynced(cell=away, replica=worker)), world.now
     )
-    assert state.synced == world.state.synced
+    assert state.plans.synced == world.state.plans.synced

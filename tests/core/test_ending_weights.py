@@ -21,7 +21,7 @@ def saving(stages: int = 3, standby: int = 0) -> World:
 
 
 def ended(world: World) -> World:
-    world.state = replace(world.state, save_path="out")
+    world.state = replace(world.state, terms=replace(world.state.terms, save_path="out"))
     train(world, world.spec.training.steps)
     finished(world)
     if requests := sent(world, protocol.KeepLastState):
@@ -140,15 +140,15 @@ def test_a_job_that_goes_back_to_a_checkpoint_saves_with_another_number() -> Non
         world.lose(worker)
     while world.state.phase != "Running":
         pass_time(world, 0.5)
-    assert (world.state.phase, world.state.step, world.state.saving) == ("Running", kept.step, None)
+    assert (world.state.phase, world.state.step, world.state.ending.saving) == ("Running", kept.step, None)
     world.sent = [(worker, message) for worker, message in world.sent if isinstance(message, Save)]
     ended(world)
     second = asked(world)[len(first) :]
     assert {request.stage for _, request in second} == {0, 1, 2}, "all anew"
     assert {request.number for _, request in first}.isdisjoint(request.number for _, request in second)
     write(world, *[(worker, request) for (worker, _), (_, request) in zip(second[1:], first[1:], strict=True)])
-    assert world.state.saving is not None
-    assert world.state.saving.written == frozenset(), "answers to the questions of before"
+    assert world.state.ending.saving is not None
+    assert world.state.ending.saving.written == frozenset(), "answers to the questions of before"
 
 
 def test_workers_that_do_not_write_fail_the_job_after_a_while() -> None:

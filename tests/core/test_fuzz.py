@@ -221,7 +221,11 @@ def phases() -> dict[str, World]:
     assert plan is not None
     for worker in sorted({plan.at(c).owner for c in plan.cells() if c.stage == 1} | {*plan.at(Cell(0, 1)).replicas}):
         asking.lose(worker)
-    saving.state = replace(saving.state, save_path="folder", phase="Saving")
+    saving.state = replace(
+        saving.state,
+        terms=replace(saving.state.terms, save_path="folder"),
+        course=replace(saving.state.course, phase="Saving"),
+    )
     over.tell(Interrupted())
     begun = coordinator.initial(back.spec, back.document, secret="", save_path=None, now=back.now, resumed=True)
     back.state = replace(begun, requested=5)

@@ -16,7 +16,7 @@ def free(state: CoordinatorState, *seconds: float) -> CoordinatorState:
     """Without an interval of the manifest's; seconds: of the newest steps."""
     assert state.spec.checkpoint is not None
     spec = replace(state.spec, checkpoint=replace(state.spec.checkpoint, every_steps=None))
-    return replace(state, spec=spec, progress=replace(state.progress, step_seconds=seconds))
+    return replace(state, progress=replace(state.progress, step_seconds=seconds), terms=replace(state.terms, spec=spec))
 
 
 def steps(state: CoordinatorState) -> int:
@@ -85,7 +85,7 @@ def test_while_a_stage_has_one_holder_any_loss_may_make_the_job_go_back() -> Non
         free(made().state, 1.0), preemptions=35, progress=replace(free(made().state, 1.0).progress, trained=36_000)
     )
     assert has_copies(state)
-    bare = replace(state, synced=frozenset())
+    bare = replace(state, plans=replace(state.plans, synced=frozenset()))
     assert not has_copies(bare)
     assert seconds_between_losses(bare, 1.0) == pytest.approx(1 / (1 / 50_400 + 36 / 39_600))
     assert (steps(state), steps(bare)) == (200, 46)
@@ -98,5 +98,5 @@ def test_while_a_stage_has_one_holder_any_loss_may_make_the_job_go_back() -> Non
 
 def test_pipelines_hold_each_others_stages() -> None:
     two = made(2, 2).state
-    assert has_copies(replace(two, synced=frozenset()))
-    assert not has_copies(replace(two, plan=None))
+    assert has_copies(replace(two, plans=replace(two.plans, synced=frozenset())))
+    assert not has_copies(replace(two, plans=replace(two.plans, newest=None)))

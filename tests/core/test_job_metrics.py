@@ -100,8 +100,12 @@ def test_steps_are_worth_their_usual_duration_for_each_owner() -> None:
     ) == pytest.approx(0.2 * 4)
     assert (
         useful_seconds(
-            replace(before, plan=None),
-            replace(before, plan=None, progress=replace(before.progress, trained=31, step_seconds=(0.1,))),
+            replace(before, plans=replace(before.plans, newest=None)),
+            replace(
+                before,
+                progress=replace(before.progress, trained=31, step_seconds=(0.1,)),
+                plans=replace(before.plans, newest=None),
+            ),
         )
         == 0
     )

@@ -29,5 +29,5 @@ def test_a_spare_worker_whose_replicas_are_in_step_is_on_standby() -> None:
     (spare,) = world.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}
     assert len(plan.replicated_by(spare)) == 3
     assert dict(status(world.state, world.now).workers)[spare] is WorkerState.STANDBY
-    world.state = replace(world.state, synced=frozenset())
+    world.state = replace(world.state, plans=replace(world.state.plans, synced=frozenset()))
     assert dict(status(world.state, world.now).workers)[spare] is WorkerState.SYNCING

@@ -167,13 +167,13 @@ def test_only_a_worker_itself_could_take_back_what_it_said() -> None:
 def test_heartbeats_and_the_mere_passing_of_time_decide_nothing() -> None:
     world = World(3, 2, 1)
     world.settle()
-    assert world.state.steady
+    assert world.state.plans.steady
     beat = protocol.Heartbeat(step=7, doing="thinking")
     state, commands = coordinator.step(world.state, Received("w1", beat), world.now + 1)
     assert not commands
     assert (state.workers["w1"].seen, state.workers["w1"].doing) == (world.now + 1, "thinking")
     assert coordinator.step(state, Tick(), world.now + 1)[0] is state
-    assert not coordinator.step(state, PreemptionNotice("w1", 60), world.now + 1)[0].steady
+    assert not coordinator.step(state, PreemptionNotice("w1", 60), world.now + 1)[0].plans.steady
 
 
 def test_a_later_notice_can_only_shorten_the_time() -> None:

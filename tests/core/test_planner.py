@@ -123,7 +123,7 @@ def test_a_view_for_which_no_plan_was_better_is_not_planned_for_again(monkeypatc
     victim = sorted(world.state.workers)[0]
     world.tell(PreemptionNotice(victim, 120.0))
     world.settle()
-    assert not world.state.steady
+    assert not world.state.plans.steady
     asked = []
 
     def noted(view: PlanningView) -> Plan | None:

@@ -143,7 +143,9 @@ def test_pipelines_of_different_platforms_may_end_differently() -> None:
         plan = world.state.plan
         assert plan is not None
         world.state = dataclasses.replace(
-            world.state, finished=(), progress=dataclasses.replace(world.state.progress, step=1)
+            world.state,
+            progress=dataclasses.replace(world.state.progress, step=1),
+            ending=dataclasses.replace(world.state.ending, finished=()),
         )
         for pipeline in (0, 1):
             digest = f"{pipeline:064x}"

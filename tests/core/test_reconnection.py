@@ -38,7 +38,7 @@ def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> 
     assert world.state.plan is not None
     if not dead:
         assert world.state.plan == old.plan
-        assert world.state.synced == old.synced
+        assert world.state.plans.synced == old.plans.synced
     world.settle()
     assert world.finish is None
     assert world.state.step > old.step or dead

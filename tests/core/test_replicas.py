@@ -99,7 +99,7 @@ def world_of(stages: int, pipelines: int, standby: int, replicas: int) -> World:
 def held(world: World) -> set[int]:
     plan = world.state.plan
     assert plan is not None
-    return {copies(plan, world.state.synced, c) for c in plan.cells()}
+    return {copies(plan, world.state.plans.synced, c) for c in plan.cells()}
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -186,6 +186,11 @@ def test_the_status_tells_the_fewest_replicas_in_step() -> None:
     assert status(world.state, world.now).replicas == 2
     plan = world.state.plan
     assert plan is not None
-    world.state = replace(world.state, synced=world.state.synced - {(Cell(0, 1), plan.at(Cell(0, 1)).replicas[1])})
+    world.state = replace(
+        world.state,
+        plans=replace(
+            world.state.plans, synced=world.state.plans.synced - {(Cell(0, 1), plan.at(Cell(0, 1)).replicas[1])}
+        ),
+    )
     assert status(world.state, world.now).replicas == 1
     assert not status(world.state, world.now).unprotected

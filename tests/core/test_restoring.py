@@ -294,7 +294,7 @@ def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
     ended = protocol.CellFinished(cell=Cell(0, 0), digest="0" * 64)
     world.tell(Received(asked, late))
     world.tell(Received(asked, ended))
-    assert (world.state.step, world.state.finished) == (step, ())
+    assert (world.state.step, world.state.ending.finished) == (step, ())
     world.tell(Received(asked, protocol.PlanApplied(epoch=plan.epoch)))
     owner = plan.owned_by(asked)
     world.commit()

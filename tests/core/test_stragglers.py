@@ -186,7 +186,7 @@ def test_who_is_no_faster_than_the_one_before_it_was_not_slow() -> None:
     world.work = {2: 3.0, 3: 3.0}
     world.slowness = {}
     document = {**world.document, "spec": {**world.document["spec"], "topology": {"stages": 4, "split": [2, 2, 2, 2]}}}
-    world.state = replace(world.state, spec=parse_manifest(document))
+    world.state = replace(world.state, terms=replace(world.state.terms, spec=parse_manifest(document)))
     world.train(400)
     assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
 

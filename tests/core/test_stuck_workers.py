@@ -22,7 +22,7 @@ def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
     world = World(3, pipelines, 1)
     world.settle()
     assert world.state.plan is not None
-    planned = world.state.planned_step
+    planned = world.state.plans.since_step
     for step in range(world.state.step, planned + steps):
         message = protocol.StepCommitted(
             step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=seconds
@@ -77,11 +77,11 @@ def hold_up_again(world: World, worker: str, busy: float) -> list[Emit]:
 
 
 def unprotected(state: CoordinatorState) -> CoordinatorState:
-    return replace(state, synced=frozenset())
+    return replace(state, plans=replace(state.plans, synced=frozenset()))
 
 
 def unfamiliar(state: CoordinatorState) -> CoordinatorState:
-    return replace(state, planned_step=state.step - 2)
+    return replace(state, plans=replace(state.plans, since_step=state.step - 2))
 
 
 def unmeasured(state: CoordinatorState) -> CoordinatorState:

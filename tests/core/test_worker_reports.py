@@ -21,7 +21,11 @@ def test_what_a_worker_invents_is_not_kept() -> None:
             for worker in sorted(before.workers):
                 world.tell(Received(worker, message))
     after = world.state
-    assert (after.synced, after.finished, after.step) == (before.synced, before.finished, before.step)
+    assert (after.plans.synced, after.ending.finished, after.step) == (
+        before.plans.synced,
+        before.ending.finished,
+        before.step,
+    )
 
 
 def test_a_loss_that_is_not_finite_ends_the_job() -> None:

@@ -28,11 +28,11 @@ def policy(
     world = World(*shape)
     if mode:
         changed = replace(world.spec, redundancy=replace(world.spec.redundancy, mode=RedundancyMode(mode)))
-        world.state = replace(world.state, spec=changed)
+        world.state = replace(world.state, terms=replace(world.state.terms, spec=changed))
     world.settle()
     rules = (FailureRule(name="rule", on_exit_codes=(9,), action=action),) if action else ()
     spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=limit, rules=rules))
-    world.state = replace(world.state, spec=spec, failures=())
+    world.state = replace(world.state, failures=(), terms=replace(world.state.terms, spec=spec))
     return world
 
 
@@ -49,7 +49,14 @@ def test_workers_that_end_by_themselves_in_vain_end_the_job() -> None:
 def test_workers_that_never_start_are_judged_like_others() -> None:
     world = World(2, 1, 0)
     spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=1))
-    world.state = replace(world.state, spec=spec, workers={}, plan=None, phase="Pending", requested=2)
+    world.state = replace(
+        world.state,
+        workers={},
+        requested=2,
+        terms=replace(world.state.terms, spec=spec),
+        plans=replace(world.state.plans, newest=None),
+        course=replace(world.state.course, phase="Pending"),
+    )
     crash(world, "w8", 7)
     assert world.finish is None
     crash(world, "w9", 7)

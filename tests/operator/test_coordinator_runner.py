@@ -100,7 +100,7 @@ async def test_workers_of_a_job_that_is_deleted_remove_weights_that_are_not_whol
     monkeypatch.setattr(runner, "_channels", channels)
     for written in ((), {0}, {0, 1}):
         saving = WeightsSaving(number=5, stages=2, written=frozenset(written))
-        runner.state = replace(runner.state, saving=saving)
+        runner.state = replace(runner.state, ending=replace(runner.state.ending, saving=saving))
         runner.stop_workers("JobDeleted", "the job was deleted")
     about = {"reason": "JobDeleted", "message": "the job was deleted"}
     assert channels.sent == [("w0", Stop(**about, discard=number)) for number in (5, 5, None)]

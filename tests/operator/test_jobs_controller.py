@@ -78,7 +78,7 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
         await until(lambda: reconciler._runner is not None)
         assert reconciler._runner is not None
         assert reconciler._runner.state.spec.training.steps == 7
-        assert reconciler._runner.state.manifest["spec"]["training"]["steps"] == 7
+        assert reconciler._runner.state.terms.manifest["spec"]["training"]["steps"] == 7
 
 
 class Silent(Server):

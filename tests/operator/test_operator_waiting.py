@@ -148,7 +148,7 @@ async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resu
 
 
 def _running(started: Job) -> CoordinatorState:
-    return replace(started.runner.state, phase="Running")
+    return replace(started.runner.state, course=replace(started.runner.state.course, phase="Running"))
 
 
 async def test_a_silent_worker_on_a_node_that_hangs_is_replaced(begin: Callable[..., Job]) -> None:

@@ -179,7 +179,7 @@ def _wrong_result(job: "Simulation") -> str | None:
     assert plan is not None
     digests = [add_digests(job.oracle.digests[first:end]) for first, end in plan.stages]
     held = [add_digests(job.oracle.digests[first:end]) for first, end in plan.state_layers]
-    for cell, digest in job.state.finished:
+    for cell, digest in job.state.ending.finished:
         if digest != held[plan.state_of(cell)]:
             return f"cell {tuple(cell)} ended with {digest}, not {held[plan.state_of(cell)]}"
     careful = job.scenario.care == 2 and not job.injector.restarted
@@ -230,8 +230,8 @@ def waiting(job: "Simulation") -> str:
     state, plan = job.state, job.state.plan
     lines = [
         f"phase {state.phase}, step {state.step}, epoch {plan.epoch if plan else 0}, workers {list(state.workers)}, "
-        f"requested {state.requested}, not applied {sorted(plan.worker_ids() - state.applied) if plan else []}, "
-        f"synced {sorted((tuple(c), w) for c, w in state.synced)}, links {state.links}"
+        f"requested {state.requested}, not applied {sorted(plan.worker_ids() - state.plans.applied) if plan else []}, "
+        f"synced {sorted((tuple(c), w) for c, w in state.plans.synced)}, links {state.links}"
     ]
     if plan:
         from sim_job import describe

@@ -51,7 +51,7 @@ def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:
     for cell in plan.cells():
         same = [c for c in cells if plan.state_of(c) == plan.state_of(cell)]
         heirs = {plan.at(c).owner for c in same} | {plan.at(cell).owner}
-        heirs |= {w for w in plan.at(cell).replicas if (cell, w) in state.synced}
+        heirs |= {w for w in plan.at(cell).replicas if (cell, w) in state.plans.synced}
         if heirs <= gone:
             return True
     return False

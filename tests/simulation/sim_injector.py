@@ -105,8 +105,8 @@ class FaultInjector:
             return True
         troubled = bool(down & plan.worker_ids())
         if care == 1:
-            return not troubled or plan.worker_ids() - down <= state.applied
-        return not troubled and plan.worker_ids() <= state.applied and self._at_rest()
+            return not troubled or plan.worker_ids() - down <= state.plans.applied
+        return not troubled and plan.worker_ids() <= state.plans.applied and self._at_rest()
 
     def _at_rest(self) -> bool:
         """Does every owner have a state that nobody's log is needed for?"""

@@ -181,7 +181,7 @@ class Simulation:
             return
         for taken in self.state.moves.takeovers[known:]:
             self.checked(self.checks.taken_over, taken)
-        if self.state.steady and self.state.moves.recoveries:
+        if self.state.plans.steady and self.state.moves.recoveries:
             self.fail(f"the job is calm, and waits for reports of {self.state.moves.recoveries}")
         for command in commands:
             self._execute(command)

@@ -275,7 +275,7 @@ def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
     assert (verdict.kind, verdict.problem) == ("Complete", None)
     plan = job.state.plan
     assert plan is not None
-    lacking = [(c, w) for c in plan.cells() for w in plan.at(c).replicas if (c, w) not in job.state.synced]
+    lacking = [(c, w) for c in plan.cells() for w in plan.at(c).replicas if (c, w) not in job.state.plans.synced]
     assert not lacking, describe(plan)
     assert all(plan.at(c).replicas for c in plan.cells()), describe(plan)
 

@@ -245,8 +245,8 @@ class Job:
     def where(self) -> str:
         lines = [
             f"plan {self.state.plan}",
-            f"synced {sorted(self.state.synced)}",
-            f"applied {sorted(self.state.applied)}",
+            f"synced {sorted(self.state.plans.synced)}",
+            f"applied {sorted(self.state.plans.applied)}",
         ]
         for node in self.nodes.values():
             if node.alive:
@@ -369,7 +369,7 @@ class Job:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        return tuple(digest for cell, digest in self.state.finished if cell.pipeline == 0)
+        return tuple(digest for cell, digest in self.state.ending.finished if cell.pipeline == 0)
 
 
 def check_same_bits(calm: Job, killed: Job) -> None:

@@ -95,19 +95,23 @@ class World:
     def check_calm(self, event: object) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
         state = self.state
-        waits = state.checkpoints.writers or state.stopping or state.verification.differing
+        waits = state.checkpoints.writers or state.ending.stopping or state.verification.differing
         waits = waits or state.spec.elastic.gives_back  # which is looked at each second
-        if not state.steady or state.phase != "Running" or waits:
+        if not state.plans.steady or state.phase != "Running" or waits:
             return
         for seconds in (0.1, 3600.0):
             now = self.now + seconds
             workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
             state = replace(
-                self.state, steady=False, workers=workers, links={}, progress=replace(self.state.progress, last_at=now)
+                self.state,
+                workers=workers,
+                links={},
+                progress=replace(self.state.progress, last_at=now),
+                plans=replace(self.state.plans, steady=False),
             )
             after, commands = coordinator.step(state, Tick(), now)
             assert not commands
-            assert after == replace(state, steady=True)
+            assert after == replace(state, plans=replace(state.plans, steady=True))
 
     def tell(self, event: object) -> None:
         self.now += 0.01
@@ -260,7 +264,7 @@ class World:
                     seconds=0.0,
                 )
                 self.tell(Received(worker, message))
-            for cell, replica in old.synced:
+            for cell, replica in old.plans.synced:
                 if plan.at(cell).owner == worker:
                     self.tell(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
             self.held[worker] = {plan.state_of(c): old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}

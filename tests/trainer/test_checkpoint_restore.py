@@ -110,7 +110,7 @@ class SlowStore:
         for event in told:
             job.inbox.remove(event)
         plan = job.state.plan
-        if plan and len(job.state.finished) == len(plan.cells()):
+        if plan and len(job.state.ending.finished) == len(plan.cells()):
             job.inbox.extend(self.late)
             self.late.clear()
             self.step = -1

@@ -115,6 +115,6 @@ def test_processes_train_to_the_same_bits_after_a_kill(
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == calm_processes.state.progress.losses
-    assert dict(job.state.finished) == dict(calm_processes.state.finished)
+    assert dict(job.state.ending.finished) == dict(calm_processes.state.ending.finished)
     assert job.state.progress.losses == undisturbed().state.progress.losses
     assert job.state.preemptions == 1

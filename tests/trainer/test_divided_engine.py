@@ -92,7 +92,7 @@ def test_workers_are_lost_leave_and_come() -> None:
 
     def decide(job: Job) -> None:
         plan = job.state.plan
-        if plan and all((cell, w) in job.state.synced for cell in plan.cells() for w in plan.at(cell).replicas):
+        if plan and all((cell, w) in job.state.plans.synced for cell in plan.cells() for w in plan.at(cell).replicas):
             protected.add(len(plan.pipelines))
         if job.turns == 300:
             job.kill(job.state.current_plan.at(Cell(0, 1)).owner)

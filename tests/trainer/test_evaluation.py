@@ -279,7 +279,7 @@ def six_steps() -> tuple[Any, ...]:
 def ended(job: Job) -> tuple[Any, ...]:
     """The steps that count, and the last state."""
     plan = job.state.current_plan
-    digests = {plan.state_of(cell): digest for cell, digest in job.state.finished}
+    digests = {plan.state_of(cell): digest for cell, digest in job.state.ending.finished}
     return job.state.progress.losses, add_digests(digests.values()), job.state.progress.evaluations
 
 

@@ -101,8 +101,8 @@ def assert_same(job: Processes, reference: Processes) -> None:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == reference.state.progress.losses
-    by_cell = dict(reference.state.finished)
-    assert dict(job.state.finished) == by_cell
+    by_cell = dict(reference.state.ending.finished)
+    assert dict(job.state.ending.finished) == by_cell
     assert not job.pool.alive
 
 
@@ -387,7 +387,7 @@ def test_a_standby_goes_on_where_the_only_worker_is_killed(tmp_path: Path, monke
     """A job of one worker and one that stands by, which holds the state and is in step by then."""
 
     def decide(job: Processes) -> None:
-        if job.state.synced and not job.acted and job.state.step >= 3:
+        if job.state.plans.synced and not job.acted and job.state.step >= 3:
             job.signal(job.owner(0, 0))
 
     (tmp_path / "undisturbed").mkdir()
@@ -455,7 +455,7 @@ def survivable(job: Processes, victims: set[str]) -> bool:
     plan, struck = job.state.plan, victims | set(job.acted)
     assert plan is not None
     return all(
-        {plan.at(c).owner, *(w for w in plan.at(c).replicas if (c, w) in job.state.synced)} - struck
+        {plan.at(c).owner, *(w for w in plan.at(c).replicas if (c, w) in job.state.plans.synced)} - struck
         for c in plan.cells()
     )
 
@@ -509,8 +509,8 @@ def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -
         plan = job.state.plan
         if plan is None or not left or job.state.step < left[0].step or job.state.phase != "Running":
             return
-        covered = all(any((c, w) in job.state.synced for w in plan.at(c).replicas) for c in plan.cells())
-        if not covered or not plan.worker_ids() <= job.state.applied:
+        covered = all(any((c, w) in job.state.plans.synced for w in plan.at(c).replicas) for c in plan.cells())
+        if not covered or not plan.worker_ids() <= job.state.plans.applied:
             return
         if passed < left[0].later:
             passed += 1

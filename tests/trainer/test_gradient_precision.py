@@ -90,7 +90,7 @@ def test_a_process_that_is_killed_leaves_the_bits(
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == calm.state.progress.losses
-    assert dict(job.state.finished) == dict(calm.state.finished)
+    assert dict(job.state.ending.finished) == dict(calm.state.ending.finished)
     assert job.state.preemptions == 1
 
 

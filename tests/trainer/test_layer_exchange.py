@@ -82,7 +82,7 @@ class Shortage:
             job.kill(plan.pipelines[-1][1].owner)
         if self.over_at is not None and state.step >= self.over_at:
             job.capacity = 1000
-        calm = state.resize and all(copies(plan, state.synced, c) > 0 for c in plan.cells())
+        calm = state.resize and all(copies(plan, state.plans.synced, c) > 0 for c in plan.cells())
         if calm and not state.resplit and not plan.sources:
             job.now += 1.0  # the workers have been too few for long enough
         self._count(job)

@@ -205,7 +205,7 @@ def test_processes_that_are_killed_leave_them_as_they_are(tmp_path: Path, monkey
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.preemptions == 1
-    digests = [digest for cell, digest in sorted(job.state.finished) if cell.pipeline == 1]
+    digests = [digest for cell, digest in sorted(job.state.ending.finished) if cell.pipeline == 1]
     assert add_digests(digests) == undisturbed()[1]
 
 

@@ -81,7 +81,7 @@ def ended_with(job: Job) -> str:
     """The digest of the whole model's state, whoever holds which part of it."""
     plan, found = job.state.plan, {}
     assert plan is not None
-    for cell, digest in job.state.finished:
+    for cell, digest in job.state.ending.finished:
         assert found.setdefault(plan.state_of(cell), digest) == digest
     return add_digests(found.values())
 

@@ -251,4 +251,4 @@ def test_a_bit_that_flips_in_a_real_worker_is_undone(
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.verification.corrupt == (owners[stage],), [e.message for e in job.emitted if e.warning]
-    assert add_digests(digest for _, digest in job.state.finished) == undisturbed()
+    assert add_digests(digest for _, digest in job.state.ending.finished) == undisturbed()

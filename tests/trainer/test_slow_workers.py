@@ -70,5 +70,5 @@ def test_a_slow_process_gets_fewer_layers_or_is_replaced_and_the_bits_are_the_sa
         assert slowing.slow in job.exits, "it has left"
     expected = Job(manifest({"entrypoint": "bamboo_trainer.models.mlp:build", "config": CONFIG}, stages)).run()
     assert job.state.progress.losses == expected.state.progress.losses
-    digests = [digest for cell, digest in job.state.finished if cell.pipeline == 0]
+    digests = [digest for cell, digest in job.state.ending.finished if cell.pipeline == 0]
     assert add_digests(digests) == add_digests(expected.digests)

@@ -137,4 +137,4 @@ def test_a_coordinator_that_does_not_know_of_the_suspension_has_the_job_go_on() 
 
 def coordinator_without_it(job: Job) -> CoordinatorState:
     empty = replace(job.state.checkpoints, writers=(), writing=None, parts={}, retry=False)
-    return replace(job.state, stopping=None, checkpoints=empty)
+    return replace(job.state, checkpoints=empty, ending=replace(job.state.ending, stopping=None))

@@ -75,7 +75,7 @@ def test_before_any_worker_has_the_data_nobody_knows_how_many_steps_there_are() 
     assert job.state.spec.training.known_steps is None
     job.run()
     assert job.state.spec.training.known_steps == 3
-    job.finish, job.state = None, replace(job.state, phase="Running")
+    job.finish, job.state = None, replace(job.state, course=replace(job.state.course, phase="Running"))
     job.state, _ = coordinator.step(job.state, SpecChanged(job.documented), job.now)
     assert job.state.spec.training.known_steps == 3, "an edit does not forget it"
 

@@ -189,4 +189,4 @@ def test_processes_that_are_killed_leave_the_unused_alone(
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.preemptions == 1
-    assert dict(job.state.finished) == dict(undisturbed(stages, pipelines).state.finished)
+    assert dict(job.state.ending.finished) == dict(undisturbed(stages, pipelines).state.ending.finished)

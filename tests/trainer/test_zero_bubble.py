@@ -134,7 +134,7 @@ def test_processes_change_their_schedule_while_one_of_them_is_killed(tmp_path: P
     assert killed
     assert sum(emit.reason == "ScheduleChanged" for emit in job.emitted) == 3
     expected = Job(manifest(3, 1, schedule="1F1B", steps=14)).run()
-    assert add_digests(digest for _, digest in job.state.finished) == add_digests(expected.digests)
+    assert add_digests(digest for _, digest in job.state.ending.finished) == add_digests(expected.digests)
 
 
 def test_the_account_of_memory_counts_what_waits_for_weight_gradients() -> None:

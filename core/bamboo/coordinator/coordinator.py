@@ -4,7 +4,6 @@ It alone declares a worker lost and makes plans. It never waits: training goes o
 """
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from bamboo.control import protocol
@@ -12,6 +11,7 @@ from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
 from bamboo.coordinator.checkpointing.record import CheckpointState
+from bamboo.coordinator.course import Course
 from bamboo.coordinator.ending import weights
 from bamboo.coordinator.ending.finish import finish_if_done
 from bamboo.coordinator.events import (
@@ -38,6 +38,7 @@ from bamboo.coordinator.progress import BEGINNING, EarlierProgress, Progress
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.stuck_workers import check_stuck, hint
+from bamboo.coordinator.terms import JobTerms
 from bamboo.coordinator.verification import verification
 from bamboo.coordinator.worker_reports import received, told_when_over
 from bamboo.coordinator.workers.membership import (
@@ -51,7 +52,7 @@ from bamboo.coordinator.workers.membership import (
     request_workers,
 )
 from bamboo.coordinator.workers.platforms import refuse_misfits
-from bamboo.job.edits import apply_edit, refusal_message, refused_fields
+from bamboo.job.edits import refusal_message, refused_fields
 from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 
@@ -74,15 +75,16 @@ def initial(
     place of one that had made a plan; its workers come back and bring the plan along. earlier: before this coordinator.
     """
     return CoordinatorState(
-        phase="Recovering" if resumed else "Pending",
-        spec=spec,
-        manifest=manifest,
-        secret=secret,
-        save_path=save_path,
-        history=history,
-        started=now,
-        phase_since=now,
-        heartbeat_timeout=heartbeat_timeout,
+        terms=JobTerms(
+            spec=spec,
+            manifest=manifest,
+            secret=secret,
+            save_path=save_path,
+            history=history,
+            started=now,
+            heartbeat_timeout=heartbeat_timeout,
+        ),
+        course=Course(phase="Recovering" if resumed else "Pending", since=now),
         progress=Progress(furthest=earlier.step, earlier=earlier, last_at=now),
         checkpoints=CheckpointState(number=checkpoints.first_number(secret, now)),
     )
@@ -141,7 +143,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         case PricesTold(prices, more):
             holding.priced(turn, prices, more)
         case TimeTold(time):
-            turn.set(began_at=time - timedelta(seconds=turn.now))
+            turn.put(turn.state.terms.at_time(time, turn.now))
         case SpecChanged(spec):
             _edit(turn, spec)
         case Interrupted(outcome, reason, message, keep):
@@ -154,7 +156,7 @@ def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool
     """Is there nothing to decide? So it is with nearly all events, heartbeats above all, of jobs by the hundred."""
     if isinstance(event, Received):
         return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
-    return isinstance(event, Tick) and before.steady and turn.state is before
+    return isinstance(event, Tick) and before.plans.steady and turn.state is before
 
 
 def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
@@ -168,9 +170,9 @@ def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: 
         return False
     match message:
         case protocol.PlanApplied():
-            return not plan.worker_ids() <= after.applied
+            return not plan.worker_ids() <= after.plans.applied
         case protocol.ReplicaSynced():
-            return after.synced is before.synced
+            return after.plans.synced is before.plans.synced
         case _:
             return False
 
@@ -184,11 +186,11 @@ def _brings_workers(event: Event) -> bool:
 def _edit(turn: Turn, wanted: JobSpec) -> None:
     """Take over what may change; everything else is fixed by now."""
     training = turn.state.spec.training
-    if wanted.training.until == training.until is not None or turn.state.early_stop:
+    if wanted.training.until == training.until is not None or turn.state.terms.early_stop:
         wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # which only workers can tell
     if names := refused_fields(turn.state.spec, wanted):
         turn.do(Emit("ChangeRefused", refusal_message(names), True))
-    turn.set(spec=apply_edit(turn.state.spec, wanted))
+    turn.put(turn.state.terms.edited(wanted))
     holding.edited(turn)
 
 
@@ -197,7 +199,7 @@ def _waits_for_the_store(state: CoordinatorState) -> bool:
     its own?
     """
     over = state.step >= state.spec.training.steps and state.checkpoints.writing is not None
-    return over or state.stopping is not None
+    return over or state.ending.stopping is not None
 
 
 def _tick(turn: Turn) -> None:

@@ -21,7 +21,7 @@ from bamboo.planning.splits.resplit import grid_of
 def status(state: CoordinatorState, now: float) -> Status:
     """A snapshot for views, metrics and summaries."""
     seconds = state.usual_step
-    last, stop = state.spec.training.known_steps, state.early_stop
+    last, stop = state.spec.training.known_steps, state.terms.early_stop
     losses = tuple(state.progress.losses[k] for k in sorted(state.progress.losses))
     plan = state.plan
     return Status(
@@ -121,7 +121,7 @@ def _unprotected(state: CoordinatorState, plan: Plan) -> list[Cell]:
 
 
 def _level(state: CoordinatorState, plan: Plan, cell: Cell) -> set[WorkerId]:
-    return level_holders(plan, state.synced, cell, state.workers.keys())
+    return level_holders(plan, state.plans.synced, cell, state.workers.keys())
 
 
 def _replicating(state: CoordinatorState, plan: Plan) -> list[Cell]:
@@ -132,7 +132,7 @@ def _replicating(state: CoordinatorState, plan: Plan) -> list[Cell]:
 
 
 def _replicas(state: CoordinatorState, plan: Plan) -> int:
-    return min(copies(plan, state.synced, cell, state.workers.keys()) for cell in plan.cells())
+    return min(copies(plan, state.plans.synced, cell, state.workers.keys()) for cell in plan.cells())
 
 
 def _nodes(state: CoordinatorState, plan: Plan) -> int:
@@ -195,10 +195,10 @@ def _part(state: CoordinatorState, worker: WorkerId) -> WorkerState:
         return WorkerState.STARTING
     if state.plan.owned_by(worker):
         return WorkerState.TRAINING
-    behind = any((cell, worker) not in state.synced for cell in state.plan.replicated_by(worker))
+    behind = any((cell, worker) not in state.plans.synced for cell in state.plan.replicated_by(worker))
     return WorkerState.SYNCING if behind else WorkerState.STANDBY
 
 
 def _digests(state: CoordinatorState) -> tuple[str, ...]:
     plan = state.plan
-    return tuple(digest for cell, digest in state.finished if plan and cell == plan.cell_of(plan.state_of(cell)))
+    return tuple(digest for cell, digest in state.ending.finished if plan and cell == plan.cell_of(plan.state_of(cell)))

@@ -34,8 +34,7 @@ DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be need
 
 def replan(turn: Turn) -> None:
     """Bring the plan closer to what the job should look like, given who is there."""
-    if turn.state.steady:
-        turn.set(steady=False)
+    turn.put(turn.state.plans.stirred())
     if turn.state.phase == "Recovering" and not recovered(turn):
         return
     state = turn.state
@@ -63,10 +62,10 @@ def replan(turn: Turn) -> None:
     _watch_size(turn)
     filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
-    if over or not state.plan.worker_ids() <= state.applied:
+    if over or not state.plan.worker_ids() <= state.plans.applied:
         return
-    now = planning_view(turn.state, turn.now).after(turn.state.settled)
-    proposal = None if now == state.settled else _better_plan(now)
+    now = planning_view(turn.state, turn.now).after(turn.state.plans.settled)
+    proposal = None if now == state.plans.settled else _better_plan(now)
     if proposal:
         resplit.withdraw(turn)
         _issue(turn, proposal)
@@ -80,7 +79,7 @@ def replan(turn: Turn) -> None:
         steady = not now.leaving and turn.state.resize is None and not turn.state.moves.recoveries
         steady = steady and turn.state.ask_at <= turn.now and turn.state.grids.holding.aim is None
         steady = steady and not holding.give_back_surplus(turn)
-        turn.set(steady=steady, settled=now)
+        turn.put(turn.state.plans.kept_for(now, steady=steady))
 
 
 def _better_plan(view: PlanningView) -> Plan | None:
@@ -96,7 +95,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         plan=plan,
         live=state.live(plan),
         leaving={w: _urgency(state, state.workers[w], now) for w in state.roster.noticed},
-        synced=state.synced,
+        synced=state.plans.synced,
         redundancy=choosing.spec_on(state, grid_of(plan), plan.stages).redundancy,
         pipelines=aim.pipelines,
         schedule=aim.schedule,
@@ -255,7 +254,7 @@ def _first_grid(state: CoordinatorState, ready: int, *, waited: bool) -> Grid | 
 def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
     """For long enough to begin with those that are there; where the grid is chosen nobody waits once all are."""
     spec, restoring = state.spec, state.phase == "Restoring"
-    since = state.phase_since if restoring else state.started
+    since = state.course.since if restoring else state.terms.started
     if now - since >= spec.elastic.stabilization_seconds:
         return True
     soon = restoring and now - since >= choosing.restart_wait(state)
@@ -275,22 +274,16 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 
 def _forget_what_was(turn: Turn, step: int, since: float) -> None:
     """All workers begin again with the state before that step. since: when the newest step is taken to have been."""
-    spec, stop = turn.state.spec, turn.state.early_stop
-    if stop and step < spec.training.steps:
-        turn.set(spec=replace(spec, training=replace(spec.training, steps=stop.wanted_steps)), early_stop=None)
     state = turn.state
-    turn.put(state.progress.back_at(step, since), state.moves.forgotten(), state.inquiry.over())
-    turn.set(
-        plan=None,
-        finished=(),
-        finishers={},
-        saving=None,
-        resize=None,
-        filling=None,
-        applied=frozenset(),
-        synced=frozenset(),
-        ends={},
+    turn.put(
+        state.terms.back_at(step),
+        state.progress.back_at(step, since),
+        state.plans.forgotten(),
+        state.moves.forgotten(),
+        state.inquiry.over(),
+        state.ending.forgotten(),
     )
+    turn.set(resize=None, filling=None, ends={})
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
@@ -341,24 +334,12 @@ def _issue(turn: Turn, plan: Plan) -> None:
         plan = msgspec.structs.replace(plan, mixed=True)
     problems = plan_problems(plan)
     assert not problems, f"an unsound plan: {problems}"
-    old, victims = turn.state.plan, []
-    if old and old.origin != plan.origin:
-        old = None
-    synced = set()
-    for cell in plan.cells():
-        now = plan.at(cell)
-        before = old.at(cell) if old and cell.pipeline < len(old.pipelines) else None
-        if before and before.owner == now.owner:
-            synced |= {(cell, w) for w in now.replicas if (cell, w) in turn.state.synced}
-        elif before:
-            synced |= {(cell, w) for w in now.replicas if w == before.owner}
-            victims.append((cell, before.owner))
-    _note_recovery(turn, plan, victims)
-    turn.put(turn.state.inquiry.over())
-    turn.set(plan=plan, planned_step=turn.state.step)
-    turn.set(applied=frozenset(), synced=frozenset(synced))
+    state, old = turn.state, turn.state.plan
+    _note_recovery(turn, plan, state.plans.moved_by(plan))
+    turn.put(state.plans.issued(plan, state.step), state.inquiry.over())
     turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
-    if turn.state.spec.elastic.chooses_grid and (old is None or grid_of(old) != grid_of(plan)):
+    before = grid_of(old) if old is not None and old.origin == plan.origin else None
+    if state.spec.elastic.chooses_grid and before != grid_of(plan):
         following.tell(turn, grid_of(plan))
     message = protocol.SendPlan(plan=plan)
     turn.do(*(Send(w, message) for w in plan.worker_ids()))

@@ -5,69 +5,42 @@ What it knows of a single subject is a record in that subject's room.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any, TypeVar, get_type_hints
 
 from bamboo.control import protocol
 from bamboo.control.memory import Memory
 from bamboo.coordinator.checkpointing.record import CheckpointState
-from bamboo.coordinator.ending.record import WeightsSaving, given_up
+from bamboo.coordinator.course import Course, Phase
+from bamboo.coordinator.ending.record import Ending
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
 from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.inquiry import Inquiry
 from bamboo.coordinator.moves import Moves
+from bamboo.coordinator.plans import Plans
 from bamboo.coordinator.progress import Progress
 from bamboo.coordinator.splits.record import Filling, Resplit, StragglerState
+from bamboo.coordinator.terms import JobTerms
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.coordinator.workers.record import PASSING, Roster, WorkerEnd, WorkerRecord, Workers, roster_of, said_by
 from bamboo.job.spec import JobSpec
-from bamboo.planning.desired import PlanningView
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo.planning.splits.resplit import Grid
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyEnd:
-    """The job has fewer steps than the manifest says, as nothing has become better. why: a sentence without its end.
-    wanted_steps: as many as the manifest says.
-    """
-
-    why: str
-    wanted_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """How the job is to end as soon as a state of that many steps or more is kept. since: when that was said."""
-
-    outcome: Outcome
-    reason: str
-    message: str
-    step: int
-    since: float
-
-
 @dataclass(frozen=True, kw_only=True)  # no slots, for `changed`
 class CoordinatorState:
-    """links: (reporter, peer) -> since when the reporter cannot reach the peer.
+    """What the coordinator knows: records, each of one subject.
 
-    phase: Pending, Recovering (after the coordinator's own restart), Running, Restoring (it goes back to a checkpoint),
-    Saving, Over.
-    steady: the last reconciliation found nothing to do, and the mere passing of time will not change that.
+    links: (reporter, peer) -> since when the reporter cannot reach the peer.
     resize: the grid that the workers suffice for, and since when, if it is another one than now.
     """
 
-    spec: JobSpec
-    manifest: dict[str, Any]
-    secret: str
-    save_path: str | None
-    history: str = ""
-    started: float
-    heartbeat_timeout: float
-    phase: str = "Pending"
-    phase_since: float = 0.0
+    terms: JobTerms
+    course: Course = field(default_factory=Course)
+    plans: Plans = field(default_factory=Plans)
+    ending: Ending = field(default_factory=Ending)
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     gone: frozenset[WorkerId] = frozenset()
     misfit: tuple[WorkerId, str] | None = None  # the newest worker that was refused for its platform, and why
@@ -83,25 +56,16 @@ class CoordinatorState:
     costs: tuple[float, ...] | None = None
     sizes: tuple[float, ...] | None = None  # of layers, by which the optimizer's state is divided into shards
     data: tuple[WorkerId, protocol.WorkerReady] | None = None  # who was first to say of what data they are; this
-    plan: Plan | None = None
-    planned_step: int = 0  # how many were committed when the plan was made
-    applied: frozenset[WorkerId] = frozenset()
-    synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
     inquiry: Inquiry = field(default_factory=Inquiry)
     moves: Moves = field(default_factory=Moves)
     progress: Progress = field(default_factory=Progress)
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
-    stopping: Stopping | None = None
-    early_stop: EarlyEnd | None = None
     resize: tuple[Grid, float] | None = None
     resplit: Resplit | None = None
     filling: Filling | None = None
     grids: GridState = field(default_factory=GridState)
-    began_at: datetime | None = None  # the time of day when the coordinator's clock was at 0; None: nobody has told it
     stragglers: StragglerState = field(default_factory=StragglerState)
     verification: VerificationState = field(default_factory=VerificationState)
-    steady: bool = False
-    settled: PlanningView | None = field(default=None, compare=False, repr=False)  # for which no plan is better, lately
     failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
     restarts: int = 0  # all such failures
     exit_unknown: frozenset[WorkerId] = frozenset()  # lost, and how they ended is not known (yet)
@@ -109,9 +73,20 @@ class CoordinatorState:
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
     preemptions: int = 0
     notices: int = 0
-    finished: tuple[tuple[Cell, str], ...] = ()
-    finishers: dict[Cell, WorkerId] = field(default_factory=dict)  # who reported it last
-    saving: WeightsSaving | None = None  # in the phase of that name
+
+    @property
+    def spec(self) -> JobSpec:
+        """What the job is to do, as it may have been edited."""
+        return self.terms.spec
+
+    @property
+    def phase(self) -> Phase:
+        return self.course.phase
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan; None before the first one."""
+        return self.plans.newest
 
     @property
     def step(self) -> int:
@@ -157,7 +132,7 @@ class CoordinatorState:
 
         def holders(cells: list[Cell]) -> list[WorkerId]:
             owners = [plan.at(c).owner for c in cells]
-            replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.synced]
+            replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.plans.synced]
             return list(dict.fromkeys((*owners, *replicas)))
 
         return [holders(cells) for cells in of_state]
@@ -176,7 +151,7 @@ def changed(value: T, changes: Mapping[str, Any]) -> T:
     return new
 
 
-Record = Inquiry | Moves | Progress
+Record = Course | Ending | Inquiry | JobTerms | Moves | Plans | Progress
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}
 
 
@@ -187,16 +162,23 @@ class Turn:
         self.state, self.now = state, now
         self.commands: list[Command] = []
 
+    @property
+    def is_over(self) -> bool:
+        """Has the job ended, be it in this turn?"""
+        return self.state.phase == "Over"
+
     def put(self, *records: Record) -> None:
-        """Each record in its place."""
-        changes: dict[str, Any] = {_FIELDS[type(one)]: one for one in records}
-        self.state = replace(self.state, **changes)
+        """Each record in its place. What is there already changes nothing."""
+        named = ((_FIELDS[type(one)], one) for one in records)
+        changes: dict[str, Any] = {name: one for name, one in named if getattr(self.state, name) is not one}
+        if changes:
+            self.state = replace(self.state, **changes)
 
     def set(self, **changes: Any) -> None:
         self.state = changed(self.state, changes)
 
-    def enter(self, phase: str) -> None:
-        self.set(phase=phase, phase_since=self.now)
+    def enter(self, phase: Phase) -> None:
+        self.put(self.state.course.entered(phase, self.now))
 
     def worker(self, worker: WorkerId, **changes: Any) -> None:
         if worker in self.state.workers:
@@ -215,7 +197,7 @@ class Turn:
 
     def finish(self, outcome: Outcome, reason: str, message: str) -> None:
         self.enter("Over")
-        stop = protocol.Stop(reason=reason, message=message, discard=given_up(self.state.saving))
+        stop = protocol.Stop(reason=reason, message=message, discard=self.state.ending.given_up())
         for worker in self.state.workers:
             self.do(Send(worker, stop), RemoveWorker(worker))
         emit = Emit(reason, message, outcome is not Outcome.COMPLETE, final=True)

@@ -95,7 +95,7 @@ def _is_familiar(state: CoordinatorState) -> bool:
     plan = state.plan
     if state.phase != "Running" or plan is None or state.usual_step is None or state.step >= state.spec.training.steps:
         return False
-    old = state.step >= state.planned_step + FAMILIAR_STEPS and state.progress.generation == plan.target.generation
+    old = state.step >= state.plans.since_step + FAMILIAR_STEPS and state.progress.generation == plan.target.generation
     return old and len(plan.layouts) == 1 and not plan.sources and state.resplit is None
 
 

@@ -46,7 +46,7 @@ def hint(turn: Turn) -> None:
     its progress deadline is far away. Nothing follows from it: a first call or a large step may well take so long.
     """
     state = turn.state
-    since = max(state.progress.last_at, state.phase_since)
+    since = max(state.progress.last_at, state.course.since)
     limit = max(STUCK_SECONDS, STUCK_STEPS * (state.usual_step or 0.0)) + HINT_SECONDS
     if state.phase not in ("Pending", "Running") or state.progress.hinted == since or turn.now - since <= limit:
         return
@@ -69,7 +69,9 @@ def _limit(state: CoordinatorState) -> float | None:
     usual, plan = state.usual_step, state.plan
     if state.phase != "Running" or plan is None or usual is None:
         return None
-    familiar = state.step >= state.planned_step + FAMILIAR_STEPS and state.progress.generation == plan.target.generation
+    familiar = (
+        state.step >= state.plans.since_step + FAMILIAR_STEPS and state.progress.generation == plan.target.generation
+    )
     return max(STUCK_SECONDS, STUCK_STEPS * usual) if familiar else None
 
 

@@ -11,7 +11,7 @@ from bamboo.coordinator.ending import weights
 from bamboo.coordinator.events import Emit, Outcome, Takeover
 from bamboo.coordinator.progress import MOST_SECONDS
 from bamboo.coordinator.splits import resplit
-from bamboo.coordinator.state import EarlyEnd, Turn
+from bamboo.coordinator.state import Turn
 from bamboo.coordinator.verification import verification
 from bamboo.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.workers.platforms import refuse_other_data
@@ -48,7 +48,7 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
     if message.samples and turn.state.data is None:
         turn.set(data=(worker, message))
         if spec.training.known_steps is None:
-            turn.set(spec=replace(spec, training=replace(spec.training, steps=message.steps)))
+            turn.put(turn.state.terms.with_steps(message.steps))
     turn.set(misfits_in_a_row=0)
     turn.worker(worker, ready=True)
 
@@ -86,17 +86,16 @@ def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -
     plan = turn.state.plan
     if plan and message.epoch >= plan.origin and turn.state.workers[worker].origin != plan.origin:
         turn.worker(worker, origin=plan.origin)
-    if plan and message.epoch == plan.epoch and worker not in turn.state.applied:
-        turn.set(applied=turn.state.applied | {worker})
+    if plan and message.epoch == plan.epoch:
+        turn.put(turn.state.plans.obeyed_by(worker))
 
 
 def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynced) -> None:
     plan = turn.state.plan
     if plan is None or not plan.has(message.cell):
         return
-    known = (message.cell, message.replica) in turn.state.synced
-    if not known and plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
-        turn.set(synced=turn.state.synced | {(message.cell, message.replica)})
+    if plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
+        turn.put(turn.state.plans.in_step(message.cell, message.replica))
 
 
 def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
@@ -171,11 +170,9 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
 
 def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:
     """From now on the job has fewer steps, and ends like any other one that has so many."""
-    training, stop = turn.state.spec.training, turn.state.early_stop
-    wanted = stop.wanted_steps if stop else training.steps
+    training = turn.state.spec.training
     why = told.why(training.evaluation.metric if training.evaluation else "state")
-    turn.set(spec=replace(turn.state.spec, training=replace(training, steps=last)))
-    turn.set(early_stop=EarlyEnd(why=why, wanted_steps=wanted))
+    turn.put(turn.state.terms.stopped_early(last, why))
 
 
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
@@ -233,8 +230,7 @@ def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished)
     state = turn.state
     if state.plan is None or not state.plan.has(message.cell):
         return
-    finished = {**dict(state.finished), message.cell: message.digest}
-    turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})
+    turn.put(state.ending.with_finished(message.cell, message.digest, worker))
 
 
 def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:

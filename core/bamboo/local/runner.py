@@ -218,7 +218,7 @@ class _LocalRun:
     def _silent_root(self) -> set[WorkerId]:
         """Who has yet to say, on a busy machine after a while, whether its loggers are to be waited for."""
         complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
-        if not (complete and self._state.history and self._state.plan):
+        if not (complete and self._state.terms.history and self._state.plan):
             return set()
         root = self._state.plan.at(ROOT).owner
         self._workers.spare(root)
@@ -254,7 +254,7 @@ class _LocalRun:
         now, event = self._now(), self._workers.located(event)
         self._state, commands = coordinator.step(self._state, event, now)
         told = [command for command in commands if isinstance(command, Emit)]
-        if owed := self._feed.follow(event, told, self._state.plan if self._state.history else None):
+        if owed := self._feed.follow(event, told, self._state.plan if self._state.terms.history else None):
             self._server.send(*owed)
         for command in commands:
             self._execute(command)
@@ -465,9 +465,9 @@ class _LocalRun:
 
     def _end_history(self) -> None:
         """What the root could not be told any more, and all of it as one file in the output."""
-        if self._state.history:
+        if self._state.terms.history:
             try:
-                end_history(self._state.history, self._feed.rest(), self._steps, self._options.output)
+                end_history(self._state.terms.history, self._feed.rest(), self._steps, self._options.output)
             except (StorageError, HistoryError) as error:
                 logger.error("the history is not complete: %s", error)
 

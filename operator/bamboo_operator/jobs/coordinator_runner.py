@@ -22,7 +22,6 @@ from bamboo.control.protocol import Stop, WorkerWarning
 from bamboo.control.server import Channels
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
-from bamboo.coordinator.ending.record import given_up
 from bamboo.coordinator.events import (
     Command,
     Emit,
@@ -223,7 +222,7 @@ class CoordinatorRunner:
 
     def stop_workers(self, reason: str, message: str) -> None:
         """The workers that are connected are told to stop."""
-        stop = Stop(reason=reason, message=message, discard=given_up(self.state.saving))
+        stop = Stop(reason=reason, message=message, discard=self.state.ending.given_up())
         for worker in self._channels.connected:
             self._channels.send(worker, stop)
 
@@ -306,7 +305,7 @@ class CoordinatorRunner:
         self.record.follow(done.step, figures, now.moves.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
         told = [command for command in commands if isinstance(command, Emit)]
-        if owed := self._feed.follow(event, told, now.plan if now.history else None):
+        if owed := self._feed.follow(event, told, now.plan if now.terms.history else None):
             self._channels.send(*owed)
         for command in commands:
             self._execute(command)
@@ -342,6 +341,6 @@ class CoordinatorRunner:
                 level = logging.WARNING if warning else logging.INFO
                 logger.log(level, "%s/%s: %s: %s", *self._run.job.key, reason, message)
             case Finish(outcome):
-                if outcome is Outcome.COMPLETE and (folder := self.state.save_path) is not None:
+                if outcome is Outcome.COMPLETE and (folder := self.state.terms.save_path) is not None:
                     place = f"{folder.removeprefix(STORAGE_FOLDER)} of claim {claim_name(self._run.spec)}"
                     self.events.append(Emit("WeightsSaved", f"the final weights are in {place}"))

@@ -16,7 +16,7 @@ from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.checkpointing.intervals import interval
 from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.events import Emit, Outcome, Send
-from bamboo.coordinator.state import CoordinatorState, Stopping, Turn
+from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.verification.settled import is_settled
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import share
@@ -100,11 +100,11 @@ def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool)
     goes on: few steps are repeated then. A coordinator that has just been restarted hears first what is trained.
     """
     state = turn.state
-    stopping = Stopping(outcome=outcome, reason=reason, message=message, step=state.step, since=turn.now)
+    ending = state.ending.to_stop(outcome, reason, message, step=state.step, now=turn.now)
     if keep and state.spec.checkpoint and state.phase == "Recovering":
-        turn.set(stopping=stopping)
+        turn.put(ending)
     elif keep and state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
-        turn.set(stopping=stopping)
+        turn.put(ending)
         change(turn, retry=True)
     else:
         turn.finish(outcome, reason, message)
@@ -118,14 +118,14 @@ def _has_unkept(state: CoordinatorState) -> bool:
 
 def stop_if_kept(turn: Turn) -> None:
     """If the job is to end: with the checkpoint in progress, or the next one; not for ever."""
-    state, c, stopping = turn.state, turn.state.checkpoints, turn.state.stopping
+    state, c, stopping = turn.state, turn.state.checkpoints, turn.state.ending.stopping
     if stopping is None:
         return
     late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
     if state.phase == "Recovering" and not late:
         return
-    if state.phase == "Running" and stopping.since < state.phase_since:  # the workers are back
-        turn.set(stopping=None)
+    if state.phase == "Running" and stopping.since < state.course.since:  # the workers are back
+        turn.put(state.ending.not_to_stop())
         stop(turn, stopping.outcome, stopping.reason, stopping.message, keep=True)
         return
     kept = bool(c.kept) and c.kept[0].step >= stopping.step
@@ -136,7 +136,7 @@ def stop_if_kept(turn: Turn) -> None:
 
 def _lacks_pause(state: CoordinatorState) -> bool:
     """Was the checkpoint that no commit has carried yet asked for before the job was to end with one?"""
-    c, stopping = state.checkpoints, state.stopping
+    c, stopping = state.checkpoints, state.ending.stopping
     asked_before = stopping is not None and c.writing is None and c.since < stopping.since
     return asked_before and state.step < state.spec.training.steps
 
@@ -175,7 +175,7 @@ def _ask_root(turn: Turn) -> None:
     c, plan = turn.state.checkpoints, turn.state.current_plan
     root = plan.at(ROOT).owner
     change(turn, asked=root, asked_at=turn.now)
-    pause = turn.state.stopping is not None
+    pause = turn.state.ending.stopping is not None
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers, pause=pause)))
 
 
@@ -277,7 +277,7 @@ def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
 def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
     """Is the state of that step to be kept if it is the best one, and not evaluated yet?"""
     evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
-    if evaluation is None or spec is None or not spec.keep_best or state.stopping is not None:
+    if evaluation is None or spec is None or not spec.keep_best or state.ending.stopping is not None:
         return False
     due = step > 0 and (step % evaluation.every_steps == 0 or step == state.spec.training.steps)
     return due and step not in state.progress.evaluations

@@ -38,7 +38,7 @@ def begin(turn: Turn) -> bool:
         for worker in mine
         for layer in share(mine, worker, plan.state_layers[stage])
     }
-    attempt = sha256(f"{state.secret} {number} last".encode()).hexdigest()[:12]
+    attempt = sha256(f"{state.terms.secret} {number} last".encode()).hexdigest()[:12]
     change(
         turn,
         number=number,
@@ -86,7 +86,7 @@ def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
     found = []
     plan = state.current_plan
     for number in range(len(plan.state_layers)):
-        named = dict.fromkeys(w for cell, w in sorted(state.finishers.items()) if plan.state_of(cell) == number)
+        named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if plan.state_of(cell) == number)
         there = [w for w in named if w in state.workers and not state.workers[w].released]
         staying = [w for w in there if state.workers[w].notice_until is None]
         found.append(tuple((staying or there)[:MOST_WRITERS]))

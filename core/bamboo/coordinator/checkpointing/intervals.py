@@ -72,7 +72,7 @@ def has_copies(state: CoordinatorState) -> bool:
 def _is_held_twice(state: CoordinatorState, cell: Cell) -> bool:
     """Looks no further than the first other holder: this is asked after each event."""
     plan = state.current_plan
-    if any((cell, worker) in state.synced for worker in plan.at(cell).replicas):
+    if any((cell, worker) in state.plans.synced for worker in plan.at(cell).replicas):
         return True
     others = () if plan.shards else range(1, plan.target.pipelines)
     return any(plan.at(Cell(d, cell.stage)).owner != plan.at(cell).owner for d in others)

@@ -17,11 +17,11 @@ DIVERGED = (
 def finish_if_done(turn: Turn) -> None:
     """The job is done when every cell of a layout that may be in force has finished."""
     state = turn.state
-    if state.plan is None or not state.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
+    if state.plan is None or not state.ending.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
         return  # a state is still being kept
     if state.spec.training.evaluation and state.spec.training.steps not in state.progress.evaluations:
         return  # all have done their part in it, and the root has yet to say what it came to
-    finished, stages = dict(state.finished), len(state.plan.stages)
+    finished, stages = dict(state.ending.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
     if not is_settled(state, state.spec.training.steps, state.progress.last_at, turn.now):
@@ -34,7 +34,7 @@ def finish_if_done(turn: Turn) -> None:
         turn.finish(Outcome.FAILED, "PipelinesDiverged", message)
     elif final_checkpoint.begin(turn):
         return
-    elif state.save_path is None:
+    elif state.terms.save_path is None:
         complete(turn)
     else:
         turn.enter("Saving")
@@ -42,7 +42,7 @@ def finish_if_done(turn: Turn) -> None:
 
 def complete(turn: Turn) -> None:
     lacking = "; there is no checkpoint of the last state" if final_checkpoint.is_missing(turn.state) else ""
-    steps, stop = turn.state.spec.training.steps, turn.state.early_stop
+    steps, stop = turn.state.spec.training.steps, turn.state.terms.early_stop
     if stop is None:
         turn.finish(Outcome.COMPLETE, "Complete", f"all {steps} steps are done{lacking}")
         return

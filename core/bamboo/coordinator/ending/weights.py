@@ -6,13 +6,11 @@ written of one that is given up as the job ends is removed by the workers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.coordinator.checkpointing.checkpoints import first_number
 from bamboo.coordinator.ending.finish import complete
-from bamboo.coordinator.ending.record import WeightsSaving
 from bamboo.coordinator.events import Outcome, Send
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import Cell, WorkerId
@@ -23,48 +21,48 @@ SAVE_SECONDS: Final = 600.0  # in which some worker has to be asked for somethin
 def ask_to_save(turn: Turn) -> None:
     """For each stage that is not written yet, then for the folder; who is asked is asked once."""
     state = turn.state
-    assert state.save_path is not None
+    assert state.terms.save_path is not None
     writers = _writers(state)
-    saving = state.saving or WeightsSaving(number=first_number(state.secret, turn.now), stages=len(writers))
-    about: dict[str, Any] = {"path": state.save_path, "number": saving.number, "stages": len(writers)}
+    saving = state.ending.saving or state.ending.begun(first_number(state.terms.secret, turn.now), len(writers))
+    about: dict[str, Any] = {"path": state.terms.save_path, "number": saving.number, "stages": len(writers)}
     if missing := {stage: worker for stage, worker in writers.items() if stage not in saving.written}:
         new = {stage: worker for stage, worker in missing.items() if saving.asked.get(stage) != worker}
-        asked = replace(saving, asked={**saving.asked, **new})
+        asked = saving.asking(new)
         turn.do(*(Send(worker, Save(stage=stage, **about)) for stage, worker in new.items()))
     else:
         worker = next((w for w in (*writers.values(), *state.ready) if w in state.workers), writers[0])
-        asked = replace(saving, committing=worker)
+        asked = saving.committed_by(worker)
         if asked != saving:
             turn.do(Send(worker, CommitWeights(**about)))
-    if asked != state.saving:
+    if asked != state.ending.saving:
         turn.enter("Saving")  # the time limit starts anew
-        turn.set(saving=asked)
+        turn.put(turn.state.ending.with_saving(asked))
 
 
 def _writers(state: CoordinatorState) -> dict[int, WorkerId]:
     """Who finished a stage of the first pipeline, or who owns it if that one is lost."""
     plan = state.current_plan
     found = {stage: plan.at(Cell(0, stage)).owner for stage in range(len(plan.stages))}
-    for cell, worker in state.finishers.items():
+    for cell, worker in state.ending.finishers.items():
         if cell.pipeline == 0 and cell.stage in found and worker in state.workers:
             found[cell.stage] = worker  # a plan that waits for a step boundary stays without effect now
     return found
 
 
 def _saved(turn: Turn, worker: WorkerId, message: Saved) -> None:
-    saving, plan = turn.state.saving, turn.state.plan
+    saving, plan = turn.state.ending.saving, turn.state.plan
     if saving and plan and message.number == saving.number and message.stage < len(plan.stages):
-        turn.set(saving=replace(saving, written=saving.written | {message.stage}))
+        turn.put(turn.state.ending.with_saving(saving.with_written(message.stage)))
 
 
 def _committed(turn: Turn, worker: WorkerId, message: WeightsCommitted) -> None:
-    saving = turn.state.saving
+    saving = turn.state.ending.saving
     if saving and saving.committing and message.number == saving.number:
         complete(turn)
 
 
 def check_deadline(turn: Turn) -> None:
-    if turn.state.phase == "Saving" and turn.now - turn.state.phase_since > SAVE_SECONDS:
+    if turn.state.phase == "Saving" and turn.now - turn.state.course.since > SAVE_SECONDS:
         turn.finish(Outcome.FAILED, "SaveTimeout", f"the workers did not save within {SAVE_SECONDS:g} s")
 
 

@@ -154,7 +154,7 @@ def measured(state: CoordinatorState) -> float | None:
     plan = state.plan
     if plan is None or state.phase != "Running" or len(plan.layouts) > 1 or plan.sources or is_short(state):
         return None
-    if state.progress.generation != plan.target.generation or state.step < state.planned_step + FAMILIAR_STEPS:
+    if state.progress.generation != plan.target.generation or state.step < state.plans.since_step + FAMILIAR_STEPS:
         return None
     return median(state.progress.step_seconds[-LOOKED_AT:]) if len(state.progress.step_seconds) >= LOOKED_AT else None
 

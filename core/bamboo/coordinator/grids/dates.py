@@ -18,12 +18,12 @@ def time_told(state: CoordinatorState, time: datetime, now: float) -> TimeTold |
     if done_by(state.spec) is None:
         return None
     began = time - timedelta(seconds=now)
-    return TimeTold(time) if state.began_at is None or abs(began - state.began_at) > DRIFT else None
+    return TimeTold(time) if state.terms.began_at is None or abs(began - state.terms.began_at) > DRIFT else None
 
 
 def pace(state: CoordinatorState) -> Pace:
     """At which the job gets on; of a coordinator that has seen no step yet as it was before it."""
-    known, stop = state.progress.counting, state.early_stop
+    known, stop = state.progress.counting, state.terms.early_stop
     return Pace(
         step=state.step if known else state.progress.earlier.step,
         steps=stop.wanted_steps if stop else state.spec.training.known_steps,
@@ -34,9 +34,9 @@ def pace(state: CoordinatorState) -> Pace:
 def reach(state: CoordinatorState, now: float) -> DateReach | None:
     """Whether the job will be done by its date; None if it has none, or nobody has told the time."""
     date = done_by(state.spec)
-    if date is None or state.began_at is None:
+    if date is None or state.terms.began_at is None:
         return None
-    return date_reach(date, state.began_at + timedelta(seconds=now), pace(state))
+    return date_reach(date, state.terms.began_at + timedelta(seconds=now), pace(state))
 
 
 def needed_speed(state: CoordinatorState, now: float) -> float | None:
@@ -44,9 +44,9 @@ def needed_speed(state: CoordinatorState, now: float) -> float | None:
     without a date, or if nobody knows the time or how many steps are left.
     """
     date, left = done_by(state.spec), pace(state).left
-    if date is None or state.began_at is None or left is None:
+    if date is None or state.terms.began_at is None or left is None:
         return None
-    seconds = (date - state.began_at).total_seconds() - now
+    seconds = (date - state.terms.began_at).total_seconds() - now
     if seconds <= 0 or not left:
         return math.inf
     speed = left * state.spec.training.global_batch_size / (USED * seconds)

@@ -94,7 +94,7 @@ def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most
 
 def is_settling(state: CoordinatorState) -> bool:
     """Is the plan so new that work which is done in advance may not have been measured yet?"""
-    return state.step < state.planned_step + SETTLING_STEPS
+    return state.step < state.plans.since_step + SETTLING_STEPS
 
 
 def is_free(state: CoordinatorState) -> bool:
@@ -102,7 +102,7 @@ def is_free(state: CoordinatorState) -> bool:
     plan = state.current_plan
     ending = state.step + 2 * AHEAD_STEPS >= state.spec.training.steps
     leaving = any(r.notice_until is not None and not r.released for r in state.workers.values())
-    return not (ending or leaving or state.stopping or state.resize or plan.worker_ids() - state.applied)
+    return not (ending or leaving or state.ending.stopping or state.resize or plan.worker_ids() - state.plans.applied)
 
 
 def _shortest_wait(state: CoordinatorState) -> float:
@@ -131,7 +131,7 @@ def _judge(turn: Turn) -> None:
     if plan.stages != trial.stages or work is None:
         turn.set(stragglers=replace(known, trial=None))
         return
-    if state.step < state.planned_step + FAMILIAR_STEPS + LEAST_STEPS:
+    if state.step < state.plans.since_step + FAMILIAR_STEPS + LEAST_STEPS:
         return
     paces, seconds = _paces(state, work), _recent_step(state)
     if are_less_known(paces, trial.paces) and is_settling(state):

@@ -46,7 +46,7 @@ def has_begun(state: CoordinatorState) -> bool:
     plan = state.plan
     if plan is None or not plan.sources:
         return False
-    return state.step > plan.first_step or plan.holders() <= state.applied
+    return state.step > plan.first_step or plan.holders() <= state.plans.applied
 
 
 def wants(state: CoordinatorState, now: float) -> bool:
@@ -55,10 +55,10 @@ def wants(state: CoordinatorState, now: float) -> bool:
     """
     plan, steps = state.current_plan, state.spec.training.steps
     ending = state.step + 2 * AHEAD_STEPS >= steps  # which is to have a checkpoint, too
-    busy = ending or state.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
+    busy = ending or state.ending.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
     if busy or known_work(state) is None or not (is_resized(state, now) or state.stragglers.better):
         return False
-    if any((cell, replica) not in state.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
+    if any((cell, replica) not in state.plans.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
         return False  # what is lost with one worker until the cut could not be moved any more
     return not _somebody_leaves(state)
 
@@ -98,7 +98,7 @@ def withdraw(turn: Turn) -> None:
 def is_untimely(state: CoordinatorState) -> bool:
     """Should a cut that is asked for not be made now?"""
     balances = state.resplit is not None and state.resplit.stages is not None
-    return _somebody_leaves(state) or state.stopping is not None or (state.resize is None and not balances)
+    return _somebody_leaves(state) or state.ending.stopping is not None or (state.resize is None and not balances)
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:

@@ -51,7 +51,7 @@ def by_itself(exit_code: int | None) -> bool:
 
 def apply_failure_policy(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
     """What the failure policy says of a worker that ended for reasons of its own; then whether the job gets nowhere."""
-    if turn.state.phase == "Over":
+    if turn.is_over:
         return
     if by_itself(exit_code):
         policy = turn.state.spec.failure_policy
@@ -61,7 +61,7 @@ def apply_failure_policy(turn: Turn, worker: WorkerId, detail: str, exit_code: i
             return
         if not (rule and rule.action is FailureAction.IGNORE):
             _count(turn, f"{worker} {detail}")
-    if turn.state.phase != "Over":
+    if not turn.is_over:
         stop_without_progress(turn)
 
 

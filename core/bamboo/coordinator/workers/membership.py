@@ -45,7 +45,12 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         return
     record = WorkerRecord(peer=peer, seen=turn.now, platform=hello.platform, epoch=plan.epoch if plan else 0)
     turn.set(workers=Workers.of({**state.workers, worker: record}), requested=max(0, state.requested - 1))
-    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret, history=state.history)))
+    turn.do(
+        Send(
+            worker,
+            protocol.Welcome(manifest=state.terms.manifest, secret=state.terms.secret, history=state.terms.history),
+        )
+    )
     turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
     if plan:
         _found(turn, plan)
@@ -60,12 +65,17 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     """After a cut: messages may be lost in both directions, so both say everything again that still matters."""
     state = turn.state
     turn.worker(worker, peer=peer, seen=turn.now, busy=0.0, cut_since=None, released=False)
+    turn.put(state.ending.asked_again(worker))
     turn.set(
         links={pair: since for pair, since in state.links.items() if pair[0] != worker},
-        saving=state.saving.asked_again(worker) if state.saving else None,
         profiling=None if state.profiling == worker else state.profiling,
     )
-    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret, history=state.history)))
+    turn.do(
+        Send(
+            worker,
+            protocol.Welcome(manifest=state.terms.manifest, secret=state.terms.secret, history=state.terms.history),
+        )
+    )
     current = state.phase != "Restoring"
     if current and state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
         turn.do(Send(worker, protocol.SendPlan(plan=state.plan)))
@@ -78,13 +88,7 @@ def _found(turn: Turn, plan: Plan) -> None:
     old = turn.state.plan
     if turn.state.phase == "Pending" or old is None:
         turn.enter("Recovering")  # the others' time begins with the first that returns
-    if old is None or plan.epoch > old.epoch:
-        kept = {
-            (cell, w)
-            for cell, w in turn.state.synced
-            if old and plan.has(cell) and plan.at(cell).owner == old.at(cell).owner
-        }
-        turn.set(plan=plan, synced=frozenset(kept), applied=frozenset())
+    turn.put(turn.state.plans.found(plan))
 
 
 def declare_lost(
@@ -118,10 +122,10 @@ def declare_lost(
         gone=state.gone | {worker},
         first_signs={**state.first_signs, worker: min(signs)},
         links={pair: since for pair, since in state.links.items() if worker not in pair},
-        applied=state.applied - {worker},
         preemptions=state.preemptions + (record.notice_until is None),  # whether its end is known yet is chance
         profiling=None if state.profiling == worker else state.profiling,
     )
+    turn.put(turn.state.plans.without(worker))
     if record.notice_until is None or had_part:
         turn.do(Emit("WorkerLost", f"{worker} is lost: {detail}", True))
     else:
@@ -238,7 +242,7 @@ def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
 
 def check_deadlines(turn: Turn) -> None:
     """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
-    now, limit = turn.now, turn.state.heartbeat_timeout
+    now, limit = turn.now, turn.state.terms.heartbeat_timeout
     silent = [w for w, r in turn.state.workers.items() if r.cut_since is not None or now - r.seen - limit > 0]
     missed = {worker: late for worker in silent if (late := _missed(turn, worker)) > 0}
     patience = _patience(turn) if missed else 0.0
@@ -266,7 +270,7 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
     state, record = turn.state, turn.state.workers[worker]
     cut = record.cut_since is not None
     heard = record.cut_since if record.cut_since is not None else record.seen
-    limit = RECONNECT_GRACE_SECONDS if cut else state.heartbeat_timeout
+    limit = RECONNECT_GRACE_SECONDS if cut else state.terms.heartbeat_timeout
     late = turn.now - heard - limit
     if late > 0 and state.step > 0 and state.plan is not None and state.plan.owned_by(worker):
         return turn.now - max(heard, state.progress.last_at) - limit
@@ -311,7 +315,7 @@ def request_workers(turn: Turn) -> None:
     state = turn.state
     if state.phase not in ("Pending", "Running", "Restoring"):
         return
-    missing = 0 if state.stopping else _missing(state)  # none begins for a job that is about to end
+    missing = 0 if state.ending.stopping else _missing(state)  # none begins for a job that is about to end
     if missing > 0 and turn.now >= state.ask_at:
         turn.set(requested=state.requested + missing)
         turn.do(AddWorkers(missing))

@@ -92,7 +92,9 @@ def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) 
     _let_go(turn, worker, text)
     turn.refuse(worker, "DataMismatch", text)
     turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
-    if (many := turn.state.misfits_in_a_row) > state.spec.failure_policy.backoff_limit and state.stopping is None:
+    if (
+        many := turn.state.misfits_in_a_row
+    ) > state.spec.failure_policy.backoff_limit and state.ending.stopping is None:
         why = f"{many} new workers in a row had other data than the job; the last one, {text}"
         checkpoints.stop(turn, Outcome.FAILED, "DataMismatch", why, keep=True)
     return True
@@ -124,9 +126,9 @@ def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
         workers={w: r for w, r in state.workers.items() if w != worker},
         gone=state.gone | {worker},
         links={pair: since for pair, since in state.links.items() if worker not in pair},
-        applied=state.applied - {worker},
         profiling=None if state.profiling == worker else state.profiling,
         misfit=(worker, text),
         misfits_in_a_row=state.misfits_in_a_row + 1,
         ask_at=turn.now + wait,
     )
+    turn.put(state.plans.without(worker))

@@ -19,7 +19,7 @@ def recovered(turn: Turn) -> bool:
         _await_the_first(turn)
         return False
     missing = plan.worker_ids() - state.ready.keys()
-    if missing - state.gone and turn.now - state.phase_since < _patience(turn, plan, missing - state.gone):
+    if missing - state.gone and turn.now - state.course.since < _patience(turn, plan, missing - state.gone):
         return False
     absent = plan.worker_ids() - state.workers.keys() - state.gone
     outsiders = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
@@ -46,7 +46,7 @@ def _await_the_first(turn: Turn) -> None:
     """Workers that live train on, and find the way back; whether they do it in vain is for the user to say."""
     state = turn.state
     patience = (state.spec.progress_deadline_seconds or math.inf) if state.requested else RECOVERY_SECONDS
-    waited = turn.now - state.phase_since
+    waited = turn.now - state.course.since
     if waited >= patience:
         _nobody_came_back(turn, f"no worker of the job came back within {patience:g} s")
     elif waited >= ALONE_SECONDS and not state.silence_reported:

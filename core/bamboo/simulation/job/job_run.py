@@ -227,7 +227,7 @@ class _Simulation:
             self._tick_seconds = SHORTEST_TICK
         if self._spec.elastic.gives_back:
             self._withdraw()
-        if not self._ticking and not self._state.steady:
+        if not self._ticking and not self._state.plans.steady:
             self._ticking = True
             self._clock.after(self._tick_seconds, self._tick)
 

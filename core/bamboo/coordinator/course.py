@@ -1,0 +1,22 @@
+"""In which phase a job is, as its coordinator sees it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["Pending", "Recovering", "Running", "Restoring", "Saving", "Over"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """since: when the phase began, in seconds.
+
+    Recovering: after the coordinator's own restart, until the workers are back. Restoring: the job goes back to a
+    checkpoint. Saving: the final weights are written.
+    """
+
+    phase: Phase = "Pending"
+    since: float = 0.0
+
+    def entered(self, phase: Phase, now: float) -> "Course":
+        """Also if it is the phase that it was: its time begins anew."""
+        return Course(phase=phase, since=now)
