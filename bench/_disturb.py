@@ -126,7 +126,7 @@ class Taker:
         state = self.job.state
         if isinstance(event, ChannelClosed) and event.worker == d.victim and d.closed is None:
             d.closed = now
-        if d.known is None and (d.victim in state.gone or (d.notice and now >= d.at)):
+        if d.known is None and (d.victim in state.membership.gone or (d.notice and now >= d.at)):
             d.known = now
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, SendPlan) and d.planned is None:

@@ -7,6 +7,7 @@ import pytest
 from bamboo.coordinator.grids.choosing import noted, rates_of
 from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.workers.record import Workers
 from bamboo.planning.splits.speeds import WorkEstimate
 from bamboo.planning.splits.stage_times import StageTimes, forward_share
 from bamboo.planning.steps.layer_bytes import LayerBytes
@@ -34,7 +35,7 @@ def measured(state: CoordinatorState, forward: float, backward: float) -> Coordi
         for name, record in state.workers.items()
     }
     costs = (forward + backward,) * state.current_plan.stages[-1][1]
-    return replace(state, workers=workers, stragglers=replace(state.stragglers, estimate=WorkEstimate(costs)))
+    return replace(state, workers=Workers(workers), stragglers=replace(state.stragglers, estimate=WorkEstimate(costs)))
 
 
 def test_layers_take_for_their_forward_what_was_measured() -> None:
@@ -49,13 +50,14 @@ def test_layers_take_for_their_forward_what_was_measured() -> None:
 def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> None:
     """After a restart layers are measured before one of the workers has said how large they are."""
     state = measured(trained(4, 1, 0).state, 1.0, 1.0)
-    before = rates_of(replace(state, grids=replace(state.grids, layers=(), memory=memory)))
+    before = rates_of(replace(state, profile=replace(state.profile, layers=(), memory=memory)))
     size = LayerBytes(parameters=1, optimizer=2, gradients=3, activations=4, boundary=5)
-    sizes = (size,) * len(state.costs or ())
-    rates = rates_of(replace(state, grids=replace(state.grids, layers=sizes, memory=memory, rates=before)))
+    sizes = (size,) * len(state.profile.costs or ())
+    profile = replace(state.profile, layers=sizes, memory=memory)
+    rates = rates_of(replace(state, profile=profile, grids=replace(state.grids, rates=before)))
     assert rates is not None
     assert [layer.optimizer for layer in rates.figures.layers] == [2] * len(sizes)
-    again = replace(state, grids=replace(state.grids, layers=sizes, memory=memory, rates=rates))
+    again = replace(state, profile=profile, grids=replace(state.grids, rates=rates))
     assert rates_of(again) is rates
 
 

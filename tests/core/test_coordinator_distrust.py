@@ -40,8 +40,8 @@ def test_a_plan_that_can_be_none_of_the_jobs_is_refused(what: str, changes: Call
     refused = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, protocol.Refused)]
     assert [r.reason for r in refused] == ["PlanUnsound"]
     assert RemoveWorker("w1") in commands
-    assert (state.plan, state.workers, state.requested) == (None, {}, world.state.requested - 1)
-    assert "w1" in state.gone
+    assert (state.plan, state.workers, state.membership.requested) == (None, {}, world.state.membership.requested - 1)
+    assert "w1" in state.membership.gone
 
 
 def test_the_others_go_on_without_the_worker_that_brought_an_unsound_plan() -> None:
@@ -67,25 +67,25 @@ def test_who_comes_back_after_another_has_its_place_is_sent_away_and_not_waited_
     )
     for worker in sorted(newer.worker_ids()):
         back(world, worker, newer)
-    assert (world.state.phase, world.state.requested) == ("Running", 1)
+    assert (world.state.phase, world.state.membership.requested) == ("Running", 1)
     state, commands = coordinator.step(world.state, hello("w3", plan), world.now)
     assert RemoveWorker("w3") in commands
-    assert "w3" in state.gone
+    assert "w3" in state.membership.gone
     assert AddWorkers(1) in commands, "the job wants another one"
 
 
 def test_costs_are_taken_from_the_worker_that_was_asked_and_only_before_there_is_a_plan() -> None:
     world = World(2, 1, 0)
-    while world.state.profiling is None:
+    while world.state.profile.asked is None:
         world.deliver()
-    other = "w1" if world.state.profiling == "w0" else "w0"
+    other = "w1" if world.state.profile.asked == "w0" else "w0"
     world.tell(hello(other, None))
     world.tell(Received(other, protocol.Profile(costs=(1.0, 5.0))))
-    assert world.state.costs is None
+    assert world.state.profile.costs is None
     world.settle()
-    assert world.state.costs == (1.0,) * 8
-    world.tell(Received(world.state.profiling, protocol.Profile(costs=(1.0, 5.0))))
-    assert world.state.costs == (1.0,) * 8
+    assert world.state.profile.costs == (1.0,) * 8
+    world.tell(Received(world.state.profile.asked, protocol.Profile(costs=(1.0, 5.0))))
+    assert world.state.profile.costs == (1.0,) * 8
 
 
 @pytest.mark.parametrize("costs", [(1.0,) * 10_001, (-1.0,), (1e25,)])

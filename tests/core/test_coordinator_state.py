@@ -30,6 +30,8 @@ def test_each_record_has_a_place_of_its_own() -> None:
 
 def test_a_state_is_changed_as_a_dataclass_is_replaced() -> None:
     state = World(2, 1, 0).state
-    assert changed(state, {"gone": frozenset({"w"})}) == replace(state, gone=frozenset({"w"}))
+    assert changed(state, {"membership": state.membership.without("w")}) == replace(
+        state, membership=replace(state.membership, gone=frozenset({"w"}))
+    )
     with pytest.raises(TypeError, match="CoordinatorState has no stepp"):
         changed(state, {"stepp": 7})

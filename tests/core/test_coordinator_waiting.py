@@ -10,6 +10,7 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, Send, Tick
+from bamboo.coordinator.workers.record import Workers
 from bamboo.planning.plan import Cell
 from world import World, back, restarted, silence, taken_over
 
@@ -72,7 +73,9 @@ def test_a_worker_that_the_newest_plan_has_not_reached_has_nothing_and_is_heard(
     newcomer = min(plan.worker_ids() - {*lost})
     began = {w: replace(r, origin=0 if w == newcomer else 2) for w, r in world.state.workers.items()}
     world.state = replace(
-        world.state, workers=began, plans=replace(world.state.plans, newest=msgspec.structs.replace(plan, origin=2))
+        world.state,
+        workers=Workers(began),
+        plans=replace(world.state.plans, newest=msgspec.structs.replace(plan, origin=2)),
     )
     for worker in lost:
         world.lose(worker)
@@ -160,7 +163,7 @@ def test_a_restarted_coordinator_waits_for_workers_that_live_and_says_so_once() 
 def test_a_restarted_coordinator_gives_up_when_the_deadline_for_progress_has_passed(living: int, seconds: int) -> None:
     world = World(2, 1, 0)
     restarted(world)
-    world.state = replace(world.state, requested=living)
+    world.state = replace(world.state, membership=replace(world.state.membership, requested=living))
     for when, over in ((seconds - 1, False), (seconds + 1, True)):
         state, commands = coordinator.step(world.state, Tick(), world.now + when)
         assert (state.phase == "Over") is over
@@ -175,7 +178,11 @@ def short_of_a_worker() -> World:
     world.away = 1
     world.lose(world.state.plan.at(Cell(0, 1)).owner)
     world.pending.clear()
-    world.state = replace(world.state, requested=0, ask_at=world.now + 5)
+    world.state = replace(
+        world.state,
+        membership=replace(world.state.membership, requested=0),
+        admission=replace(world.state.admission, ask_at=world.now + 5),
+    )
     world.now += 10
     return world
 

@@ -8,6 +8,7 @@ from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.coordinator.ending.weights import SAVE_SECONDS
 from bamboo.coordinator.events import Outcome, Tick
+from bamboo.coordinator.workers.record import Workers
 from bamboo.planning.plan import Cell
 from checkpoint_world import finished, made, plan_of, save, sent, train, written
 from world import World
@@ -154,7 +155,7 @@ def test_a_job_that_goes_back_to_a_checkpoint_saves_with_another_number() -> Non
 def test_workers_that_do_not_write_fail_the_job_after_a_while() -> None:
     world = saving(2)
     heard = {w: replace(r, seen=world.now + SAVE_SECONDS) for w, r in world.state.workers.items()}
-    world.state = replace(world.state, workers=heard)
+    world.state = replace(world.state, workers=Workers(heard))
     world.now += SAVE_SECONDS + 1
     world.tell(Tick())
     assert outcome(world) == (Outcome.FAILED, "SaveTimeout")
@@ -167,7 +168,7 @@ def stops(world: World) -> set[int | None]:
 def fail_to_save(world: World) -> World:
     pass_time(world, SAVE_SECONDS / 2)
     heard = {w: replace(r, seen=world.now + SAVE_SECONDS) for w, r in world.state.workers.items()}
-    world.state = replace(world.state, workers=heard)
+    world.state = replace(world.state, workers=Workers(heard))
     pass_time(world, SAVE_SECONDS + 1)
     assert outcome(world) == (Outcome.FAILED, "SaveTimeout")
     return world

@@ -476,7 +476,7 @@ def test_a_restarted_coordinator_finds_out_whether_there_is_room_for_copies_that
     for worker in sorted(plan.worker_ids()):
         back(world, worker, plan)
     world.edit(redundancy={"mode": "EagerForward"})
-    assert world.state.costs is None
+    assert world.state.profile.costs is None
     assert not status(world.state, world.now).lacks_room, "nobody knows that yet"
     world.train(40)
     assert world.state.current_plan.mode == mode

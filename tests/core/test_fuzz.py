@@ -205,9 +205,9 @@ def phases() -> dict[str, World]:
             world.settle()
     found["Pending"] = World(2, 2, 1)
     found["Looking"] = World(2, 2, 1, checkpoint=often)
-    while found["Looking"].state.costs is None:
+    while found["Looking"].state.profile.costs is None:
         found["Looking"].deliver()
-    while found["Profiling"].state.profiling is None:
+    while found["Profiling"].state.profile.asked is None:
         found["Profiling"].deliver()
     writing, restoring = found["Writing"], found["Restoring"]
     while not writing.state.checkpoints.writers:
@@ -228,7 +228,7 @@ def phases() -> dict[str, World]:
     )
     over.tell(Interrupted())
     begun = coordinator.initial(back.spec, back.document, secret="", save_path=None, now=back.now, resumed=True)
-    back.state = replace(begun, requested=5)
+    back.state = replace(begun, membership=replace(begun.membership, requested=5))
     states = {
         name: (world.state.phase, world.state.phase == "Running" and world.state.inquiry.began_at is not None)
         for name, world in found.items()

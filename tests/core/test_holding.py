@@ -16,6 +16,7 @@ from bamboo.coordinator.grids import dates, holding
 from bamboo.coordinator.grids.record import Exposure, GridState, Holding
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.membership import workers_to_have
+from bamboo.coordinator.workers.record import WorkerEnds
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.steps.grid_rates import GridRates
 from bamboo.simulation.job.job_record import JobResult
@@ -193,7 +194,7 @@ def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> Non
         state = knowing(state, **fields(holding.seen(state, 0.0)))
         for event in events:
             if event == "commit":
-                state = replace(state, ends={})
+                state = replace(state, ends=WorkerEnds())
             elif event == "others are there":
                 for worker in ("w0", "w2", "w3"):
                     here = Received(worker, protocol.Heartbeat(step=0, doing="", busy=0.0))

@@ -82,7 +82,9 @@ def test_for_three_quarters_of_the_time_nothing_is_written_however_short_steps_a
 
 def test_while_a_stage_has_one_holder_any_loss_may_make_the_job_go_back() -> None:
     state = replace(
-        free(made().state, 1.0), preemptions=35, progress=replace(free(made().state, 1.0).progress, trained=36_000)
+        free(made().state, 1.0),
+        progress=replace(free(made().state, 1.0).progress, trained=36_000),
+        membership=replace(free(made().state, 1.0).membership, preemptions=35),
     )
     assert has_copies(state)
     bare = replace(state, plans=replace(state.plans, synced=frozenset()))

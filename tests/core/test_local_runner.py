@@ -86,7 +86,7 @@ async def test_a_worker_that_ended_by_itself_is_judged_whichever_is_heard_first(
         run.miss("w1")
     run.ends("w1", code)
     assert (run._finish.reason if run._finish else None) == reason
-    assert run._state.restarts == (reason != "FailurePolicy")
+    assert run._state.ends.restarts == (reason != "FailurePolicy")
     assert run._workers.crashes == ([] if code == 0 else [run.told[0].worker + " " + run.told[0].detail])
 
 
@@ -99,8 +99,8 @@ async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(tmp_pat
     run._request(TakeWorker("w3", notice=False))
     run.ends("w3", -signal.SIGKILL)
     assert [(lost.exit_code, lost.removed) for lost in run.told] == [(None, True), (None, False)]
-    assert (run._finish, run._state.restarts, run._workers.crashes) == (None, 0, [])
-    assert {worker: end.disrupted for worker, end in run._state.ends.items()} == {"w1": False, "w3": True}
+    assert (run._finish, run._state.ends.restarts, run._workers.crashes) == (None, 0, [])
+    assert {worker: end.disrupted for worker, end in run._state.ends.since_commit.items()} == {"w1": False, "w3": True}
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])

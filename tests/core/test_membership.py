@@ -185,7 +185,7 @@ def test_a_later_notice_can_only_shorten_the_time() -> None:
     assert world.state.workers["w1"].notice_until == until
     world.tell(PreemptionNotice("w1", 30))
     assert world.state.workers["w1"].notice_seconds == 30
-    assert world.state.preemptions == 1
+    assert world.state.membership.preemptions == 1
 
 
 def test_what_is_given_back_is_no_preemption() -> None:
@@ -193,6 +193,6 @@ def test_what_is_given_back_is_no_preemption() -> None:
     world.settle()
     world.tell(PreemptionNotice("w1", 3600, wanted=True))
     world.settle()
-    assert (world.state.preemptions, world.state.notices) == (0, 0)
+    assert (world.state.membership.preemptions, world.state.membership.notices) == (0, 0)
     assert world.state.plan is not None
     assert not world.state.plan.owned_by("w1")

@@ -57,8 +57,8 @@ def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tup
         coming = sum(isinstance(event, WorkerJoined) for event in world.pending)
         staying = sum(record.notice_until is None for record in state.workers.values())
         missing = max(0, stages * max(1, state.spec.elastic.max_pipelines) - staying)
-        assert state.requested == coming + world.unmade, "the coordinator does not know what will come"
-        assert state.requested >= missing
+        assert state.membership.requested == coming + world.unmade, "the coordinator does not know what will come"
+        assert state.membership.requested >= missing
         assert world.unmade <= max(0, missing - coming), "more than are wanted now would be made"
 
 
@@ -68,11 +68,11 @@ def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> Non
     more, fewer = (replace(world.spec.elastic, max_pipelines=n) for n in (3, 1))
     world.settle()
     world.tell(SpecChanged(replace(world.spec, elastic=more)))
-    assert (world.state.requested, world.unmade) == (4, 4)
+    assert (world.state.membership.requested, world.unmade) == (4, 4)
     world.tell(SpecChanged(replace(world.spec, elastic=fewer)))
     assert surplus_requests(world.state) == 4
     world.withdraw()
-    assert (world.state.requested, world.unmade, surplus_requests(world.state)) == (0, 0, 0)
+    assert (world.state.membership.requested, world.unmade, surplus_requests(world.state)) == (0, 0, 0)
     _, commands = coordinator.step(world.state, SpecChanged(replace(world.spec, elastic=more)), world.now)
     assert AddWorkers(4) in commands
 

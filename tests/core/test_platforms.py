@@ -91,9 +91,9 @@ def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked
     (message,) = told(world)
     assert message.startswith("w2 has ")
     assert message.endswith(", unlike w0; spec.worker.allowMixedPlatforms: true allows it")
-    assert world.state.misfit == ("w2", message)
+    assert world.state.admission.misfit == ("w2", message)
     assert not world.state.plan.mixed
-    assert world.state.preemptions == 1, "the refused one counts as no loss"
+    assert world.state.membership.preemptions == 1, "the refused one counts as no loss"
 
 
 def test_where_it_is_allowed_states_are_not_compared_from_then_on() -> None:
@@ -213,10 +213,10 @@ def refused_in_a_row(world: World, data: protocol.WorkerReady, most: int = 100) 
         for event in list(world.pending):
             if isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady):
                 world.pending[world.pending.index(event)] = Received(event.worker, data)
-        before = world.state.misfits_in_a_row
+        before = world.state.admission.in_a_row
         world.now += 0.3
         world.deliver() if world.pending else world.tell(Tick())
-        if world.state.misfits_in_a_row > before:
+        if world.state.admission.in_a_row > before:
             at.append(world.now)
         if world.finish or len(at) >= most:
             break
@@ -258,7 +258,7 @@ def test_a_worker_with_the_right_data_ends_the_row() -> None:
     assert world.state.plan is not None
     world.lose(world.state.plan.at(Cell(0, 1)).owner)
     refused_in_a_row(world, other, most=3)
-    assert world.state.misfits_in_a_row == 3
+    assert world.state.admission.in_a_row == 3
     refused_in_a_row(world, known)
-    assert (world.state.misfits_in_a_row, world.finish) == (0, None)
+    assert (world.state.admission.in_a_row, world.finish) == (0, None)
     assert len(world.state.workers) == 5

@@ -9,6 +9,7 @@ import pytest
 from bamboo.coordinator.events import WorkerState
 from bamboo.coordinator.job_status import status as status_of
 from bamboo.coordinator.protection import protection
+from bamboo.coordinator.workers.record import Workers
 from bamboo.local.views.metrics_view import fill
 from bamboo.metrics import job_catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage
@@ -118,7 +119,7 @@ def test_a_worker_that_is_not_there_protects_nothing() -> None:
     assert status_of(world.state, world.now).unprotected == ()
     gone = "w1"
     workers = {worker: record for worker, record in world.state.workers.items() if worker != gone}
-    found = status_of(replace(world.state, workers=workers), world.now)
+    found = status_of(replace(world.state, workers=Workers(workers)), world.now)
     assert len(found.unprotected) == 2, "the stage that it runs, and the one of which it has the replica"
     assert found.replicas == 0
 
@@ -163,7 +164,7 @@ def test_a_node_with_more_workers_than_it_may_have_is_named(room: int, told: tup
         worker: replace(record, peer=msgspec.structs.replace(record.peer, node=nodes[worker]))
         for worker, record in world.state.workers.items()
     }
-    found = status_of(replace(world.state, workers=workers), world.now)
+    found = status_of(replace(world.state, workers=Workers(workers)), world.now)
     assert found.crowded == told
     if told:
         message = "3 workers on node n1, and spread.workersPerNode is 2"

@@ -53,7 +53,7 @@ def test_a_restarted_coordinator_does_not_wait_for_a_worker_that_is_known_to_be_
     begun = coordinator.initial(
         world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True, heartbeat_timeout=1e9
     )
-    world.state = replace(begun, gone=frozenset({"w1"}), requested=4)
+    world.state = replace(begun, membership=replace(begun.membership, gone=frozenset({"w1"}), requested=4))
     for worker in sorted(plan.worker_ids() - {"w1"}):
         world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
         world.tell(Received(worker, protocol.WorkerReady()))
@@ -67,10 +67,14 @@ def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> 
     plan = world.state.plan
     assert plan is not None
     begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
-    world.state = replace(begun, requested=3)
+    world.state = replace(begun, membership=replace(begun.membership, requested=3))
     back(world, "w0", plan)
     world.tell(WorkersAbsent(frozenset({"w0", "w1"}), "its pod is gone"))
-    assert (world.state.gone, world.state.requested, world.state.preemptions) == ({"w1"}, 2, 1), "w0 is here"
+    assert (world.state.membership.gone, world.state.membership.requested, world.state.membership.preemptions) == (
+        {"w1"},
+        2,
+        1,
+    ), "w0 is here"
     for worker in ("w2", "w3"):
         back(world, worker, plan)
     assert world.state.phase == "Running", "no time has passed"
@@ -82,7 +86,9 @@ def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced()
     plan = world.state.plan
     assert plan is not None
     begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
-    world.state = replace(begun, requested=4)  # the pod of the one that hangs is still there
+    world.state = replace(
+        begun, membership=replace(begun.membership, requested=4)
+    )  # the pod of the one that hangs is still there
     for worker in sorted(plan.worker_ids() - {"w1"}):
         world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
         world.tell(Received(worker, protocol.WorkerReady()))
@@ -90,7 +96,7 @@ def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced()
     for worker in sorted(plan.worker_ids() - {"w1"}):
         world.tell(Received(worker, protocol.Heartbeat(step=1)))
     state, commands = coordinator.step(world.state, Tick(), world.now)
-    assert (state.phase, state.preemptions) == ("Running", 1)
+    assert (state.phase, state.membership.preemptions) == ("Running", 1)
     assert RemoveWorker("w1") in commands
     assert AddWorkers(1) in coordinator.step(state, Tick(), world.now)[1]
 
@@ -109,7 +115,7 @@ def test_a_restarted_coordinator_waits_for_owners_as_long_as_steps_are_committed
     assert (world.state.phase, world.finish) == ("Recovering", None)
     for worker in sorted(plan.worker_ids() - {root}):
         back(world, worker, plan)
-    assert (world.state.phase, world.state.preemptions) == ("Running", 0)
+    assert (world.state.phase, world.state.membership.preemptions) == ("Running", 0)
 
 
 def test_a_restarted_coordinator_that_misses_most_waits_longer() -> None:
@@ -140,7 +146,7 @@ def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_kno
         world.tell(Received(worker, protocol.WorkerReady()))
     assert world.state.phase == "Running"
     assert "w2" not in world.state.workers
-    assert "w2" in world.state.gone
+    assert "w2" in world.state.membership.gone
 
 
 SUSPENDED = Interrupted(None, "Suspended", "the job is suspended", keep=True)

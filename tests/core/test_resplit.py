@@ -312,4 +312,4 @@ def test_each_try_from_the_same_cut_counts_towards_the_deadline() -> None:
     world.lost.add("w2")
     world.tell(WorkerLost("w2", "killed"))
     assert world.state.progress.last_at == began
-    assert "w2" in world.state.ends
+    assert "w2" in world.state.ends.since_commit

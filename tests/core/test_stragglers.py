@@ -46,7 +46,7 @@ def test_a_slow_worker_is_found_and_one_that_stands_by_takes_its_place(grid: tup
     assert f"others would take {usual} ms" in other
     assert not world.state.plan or slow not in world.state.plan.holders()
     assert slow not in world.state.workers or world.state.workers[slow].released
-    assert not world.state.preemptions
+    assert not world.state.membership.preemptions
     assert world.count == grid[0] * grid[1] + grid[2] + 1, "one more worker was asked for, once"
 
 
@@ -281,7 +281,7 @@ def test_where_no_split_helps_one_more_worker_is_asked_for_and_takes_its_place(
     world.train(80)
     assert world.reasons() == ASKED
     assert world.owner(*slow) != worker
-    assert (world.count, world.state.requested) == (there + 1, 0), "one, and no other one when it has left"
+    assert (world.count, world.state.membership.requested) == (there + 1, 0), "one, and no other one when it has left"
     world.train(300)
     assert world.reasons() == ASKED
 
@@ -304,7 +304,7 @@ def asking() -> tuple[Slowed, str]:
     world.slowness[slow] = 2.0
     while world.reasons() != ASKED[:2]:
         world.train(1)
-    assert world.state.requested == 1
+    assert world.state.membership.requested == 1
     return world, slow
 
 
@@ -332,7 +332,7 @@ def test_a_worker_that_is_not_needed_any_more_is_not_asked_for(how: str) -> None
         edit(world, stragglerPolicy="Report")
     world.train(10)
     missing = how == "it is lost"
-    assert (world.state.requested, surplus_requests(world.state)) == (1 + missing, 1)
+    assert (world.state.membership.requested, surplus_requests(world.state)) == (1 + missing, 1)
 
 
 def test_who_came_for_one_that_is_lost_meanwhile_takes_its_place_all_the_same() -> None:
@@ -416,7 +416,7 @@ def test_it_stays_if_who_was_to_take_its_place_is_lost() -> None:
 def test_a_notice_that_it_gets_meanwhile_counts_as_one() -> None:
     world, slow, spare = replacing()
     world.tell(PreemptionNotice(slow, 30.0))
-    assert (world.state.notices, world.state.preemptions) == (1, 1)
+    assert (world.state.membership.notices, world.state.membership.preemptions) == (1, 1)
     assert world.state.workers[slow].notice_until == world.now + 30.0
     world.train(10)
     assert world.owner(1) == spare

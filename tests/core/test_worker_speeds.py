@@ -14,6 +14,7 @@ from bamboo.coordinator.splits.worker_speeds import (
     owned_times,
 )
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.workers.record import Workers
 from bamboo.planning.plan import Cell
 from bamboo.planning.splits.speeds import speeds
 from bamboo.planning.splits.stage_times import StageTimes
@@ -37,7 +38,7 @@ def told(said: dict[int, StageTimes], stages: int = 3, **more: StageTimes) -> Co
     found = {plan.at(Cell(0, stage)).owner: one for stage, one in said.items()} | more
     for name, one in found.items():
         workers[name] = replace(workers[name], times=(one,))
-    return replace(world.state, workers=workers)
+    return replace(world.state, workers=Workers(workers))
 
 
 def layers_of(stage: int) -> tuple[int, int]:
@@ -63,7 +64,7 @@ def test_a_forward_in_advance_is_compared_layer_by_layer_with_the_owners() -> No
     shadow = next(w for w in state.workers if w != state.current_plan.at(Cell(0, 1)).owner)
     ahead = StageTimes(layers=layers, each=(2.0 / size,) * size)
     workers = {**state.workers, shadow: replace(state.workers[shadow], times=(ahead,))}
-    found = {m.worker: m.seconds for m in measurements(replace(state, workers=workers))}
+    found = {m.worker: m.seconds for m in measurements(replace(state, workers=Workers(workers)))}
     assert found == pytest.approx({state.current_plan.at(Cell(0, 1)).owner: 3.0, shadow: 6.0})
 
 
@@ -91,14 +92,21 @@ def test_by_counted_costs_three_are_needed_to_say_who_is_unusual() -> None:
     slow = StageTimes(
         layers=stages[2], forward=2 * said[2].forward, backward=2 * said[2].backward, microbatches=LEAST_MICROBATCHES
     )
-    state = replace(told({**said, 2: slow}), costs=costs)
+    state = replace(told({**said, 2: slow}), profile=replace(told({**said, 2: slow}).profile, costs=costs))
     found = by_counted_costs(state)
     owner = [state.current_plan.at(Cell(0, s)).owner for s in range(3)]
     assert len(owner) == LEAST_WORKERS
     assert found[owner[2]] == pytest.approx(2.0)
     assert found[owner[0]] == pytest.approx(1 / 1.5)
-    assert by_counted_costs(replace(told({0: said[0], 1: said[1]}), costs=costs)) == {}
-    assert by_counted_costs(replace(state, costs=costs[:-1])) == {}
+    assert (
+        by_counted_costs(
+            replace(
+                told({0: said[0], 1: said[1]}), profile=replace(told({0: said[0], 1: said[1]}).profile, costs=costs)
+            )
+        )
+        == {}
+    )
+    assert by_counted_costs(replace(state, profile=replace(state.profile, costs=costs[:-1]))) == {}
 
 
 def replace_backward(one: StageTimes) -> StageTimes:

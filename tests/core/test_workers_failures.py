@@ -10,6 +10,7 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received
 from bamboo.coordinator.events import Outcome, PreemptionNotice, WorkerLost
 from bamboo.coordinator.workers.failures import most_losses
+from bamboo.coordinator.workers.record import Workers
 from bamboo.job.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
 from bamboo.names import EXIT_FENCED
 from bamboo.planning.plan import Cell
@@ -32,7 +33,9 @@ def policy(
     world.settle()
     rules = (FailureRule(name="rule", on_exit_codes=(9,), action=action),) if action else ()
     spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=limit, rules=rules))
-    world.state = replace(world.state, failures=(), terms=replace(world.state.terms, spec=spec))
+    world.state = replace(
+        world.state, terms=replace(world.state.terms, spec=spec), ends=replace(world.state.ends, failures=())
+    )
     return world
 
 
@@ -51,18 +54,18 @@ def test_workers_that_never_start_are_judged_like_others() -> None:
     spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=1))
     world.state = replace(
         world.state,
-        workers={},
-        requested=2,
+        workers=Workers(),
         terms=replace(world.state.terms, spec=spec),
         plans=replace(world.state.plans, newest=None),
         course=replace(world.state.course, phase="Pending"),
+        membership=replace(world.state.membership, requested=2),
     )
     crash(world, "w8", 7)
     assert world.finish is None
     crash(world, "w9", 7)
     assert world.finish is not None
     assert world.finish.reason == "BackoffLimitExceeded"
-    assert world.state.restarts == 2
+    assert world.state.ends.restarts == 2
 
 
 @pytest.mark.parametrize("code", [None, -9, EXIT_FENCED])
@@ -71,7 +74,7 @@ def test_a_disruption_is_no_failure(code: int | None) -> None:
     world.lost.add("w1")
     world.tell(WorkerLost("w1", "taken away", code))
     assert world.finish is None
-    assert world.state.failures == ()
+    assert world.state.ends.failures == ()
 
 
 def miss(world: World, worker: str) -> None:
@@ -80,7 +83,7 @@ def miss(world: World, worker: str) -> None:
     other = next(w for w in world.state.workers if w != worker)
     world.tell(Received(other, protocol.PeerDown(peer=worker)))
     world.tell(ChannelClosed(worker))
-    assert worker in world.state.gone
+    assert worker in world.state.membership.gone
 
 
 @pytest.mark.parametrize("code", [0, 1, 9, 137])
@@ -94,10 +97,18 @@ def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_hea
         world = policy(1, action)
         if missed_first:
             miss(world, "w1")
-            assert world.state.failures == ()
+            assert world.state.ends.failures == ()
         crash(world, "w1", code)
         ended = world.finish and (world.finish.reason, world.finish.message)
-        made.append((ended, world.state.failures, world.state.preemptions, world.state.restarts, world.state.ends))
+        made.append(
+            (
+                ended,
+                world.state.ends.failures,
+                world.state.membership.preemptions,
+                world.state.ends.restarts,
+                world.state.ends.since_commit,
+            )
+        )
     assert made[0] == made[1]
     ruled = action if code == 9 else None
     assert (made[0][0] or ("",))[0] == ("FailurePolicy" if ruled is FailureAction.FAIL_JOB else "")
@@ -114,15 +125,15 @@ def test_a_disruption_that_is_missed_first_is_none_the_less_a_disruption(late: b
     if late:
         miss(world, "w1")
     world.lose("w1")
-    assert (world.finish, world.state.failures, world.state.preemptions) == (None, (), 1)
-    assert world.state.ends["w1"].disrupted
+    assert (world.finish, world.state.ends.failures, world.state.membership.preemptions) == (None, (), 1)
+    assert world.state.ends.since_commit["w1"].disrupted
 
 
 def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None:
     world = policy(0)
     world.tell(PreemptionNotice("w1", 30.0))
     crash(world, "w1", 0)
-    assert (world.finish, world.state.failures) == (None, ())
+    assert (world.finish, world.state.ends.failures) == (None, ())
 
 
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
@@ -212,18 +223,18 @@ def test_a_worker_is_judged_once() -> None:
     world = policy(1)
     crash(world, "w1", 7)
     crash(world, "w1", 7)
-    assert len(world.state.failures) == 1
+    assert len(world.state.ends.failures) == 1
 
 
 def test_a_committed_step_forgives() -> None:
     world = policy(1)
     crash(world, "w1", 1)
-    assert len(world.state.failures) == 1
+    assert len(world.state.ends.failures) == 1
     message = protocol.StepCommitted(
         step=world.state.step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=0.1
     )
     world.tell(Received("w0", message))
-    assert world.state.failures == ()
+    assert world.state.ends.failures == ()
 
 
 @pytest.mark.parametrize("action", FailureAction)
@@ -232,4 +243,4 @@ def test_rules_judge_by_exit_code(action: FailureAction) -> None:
     crash(world, "w1", 9)
     reason = world.finish.reason if world.finish else None
     assert reason == ("FailurePolicy" if action is FailureAction.FAIL_JOB else None)
-    assert len(world.state.failures) == (action is FailureAction.RESTART_WORKER)
+    assert len(world.state.ends.failures) == (action is FailureAction.RESTART_WORKER)

@@ -30,7 +30,7 @@ async def missed(job: Job, name: str) -> None:
     """Its channel and its links close."""
     job.hear("tiny-w0", PeerDown(peer=name))
     job.runner._handle(ChannelClosed(name))
-    assert name in job.runner.state.gone
+    assert name in job.runner.state.membership.gone
     await job.reconciles()
 
 
@@ -59,7 +59,10 @@ async def test_a_pod_that_ended_by_itself_is_judged_whichever_is_heard_first(
         job.runner._handle(ChannelClosed("tiny-w1"))
     finish = job.runner.finish
     assert (finish.reason if finish else None) == reason
-    assert (job.runner.state.restarts, job.runner.state.preemptions) == (int(reason != "FailurePolicy"), 1)
+    assert (job.runner.state.ends.restarts, job.runner.state.membership.preemptions) == (
+        int(reason != "FailurePolicy"),
+        1,
+    )
 
 
 async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_away(
@@ -74,12 +77,12 @@ async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_
     await job.reconciles(15.0)
     assert place.deleted == ["tiny-w1"]
     await job.ticks(0.2)
-    assert not job.runner.state.ends["tiny-w1"].disrupted
-    assert "tiny-w1" not in job.runner.state.exit_unknown
+    assert not job.runner.state.ends.since_commit["tiny-w1"].disrupted
+    assert "tiny-w1" not in job.runner.state.ends.unexplained
     await missed(job, "tiny-w2")
     place.take("tiny-w2")
     await job.ticks(0.2)
-    assert job.runner.state.ends["tiny-w2"].disrupted
+    assert job.runner.state.ends.since_commit["tiny-w2"].disrupted
 
 
 async def test_an_operator_that_comes_later_does_not_count_again_what_ended_before_training(
@@ -92,7 +95,7 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     assert first.runner.plan_record() is None
     ended(place, "tiny-w1", 3)
     await first.ticks(0.2)
-    assert (first.runner.state.restarts, first.runner.state.plan) == (1, None)
+    assert (first.runner.state.ends.restarts, first.runner.state.plan) == (1, None)
     written, job_id = {"plan": first.runner.plan_record()}, JobIdentity(("default", "tiny"), "uid")
     status = StatusWriter(job_id, "", written, place)  # type: ignore[arg-type]
     assert status.plan is None, "no worker trains"
@@ -100,5 +103,5 @@ async def test_an_operator_that_comes_later_does_not_count_again_what_ended_befo
     await second.reconciles()
     ended(place, "tiny-w0", 3)  # while it works
     await second.ticks(0.2)
-    assert second.runner.state.restarts == 1, "its own; the first one is in the status already"
+    assert second.runner.state.ends.restarts == 1, "its own; the first one is in the status already"
     assert "tiny-w1" in place.pods

@@ -42,7 +42,7 @@ async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Call
     place.take("tiny-w0")  # the coordinator is made, and its loop has not begun
     await resumed.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-    assert (resumed.controller.adding, resumed.runner.state.requested) == (0, 2)
+    assert (resumed.controller.adding, resumed.runner.state.membership.requested) == (0, 2)
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -61,7 +61,7 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
         place.take("tiny-w0")
         await started.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-    assert (started.controller.adding, started.runner.state.requested) == (0, 2)
+    assert (started.controller.adding, started.runner.state.membership.requested) == (0, 2)
 
 
 async def test_a_pod_whose_making_is_answered_after_its_end_was_told_is_no_ghost(begin: Callable[..., Job]) -> None:
@@ -215,7 +215,7 @@ async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(b
         place, resumed=True, known_lost=lost_workers_in(started.runner.plan_record()), standby={"workers": 1}
     )
     await restarted.reconciles()
-    assert restarted.runner.state.requested == 2
+    assert restarted.runner.state.membership.requested == 2
     assert restarted.runner._watch.uid_of("tiny-w2") == ""
     await restarted.reconciles(15)
     assert place.deleted == ["tiny-w2"], "nobody else removes it"

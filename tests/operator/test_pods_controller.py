@@ -86,17 +86,17 @@ async def test_what_a_quota_refused_is_not_made_when_it_is_not_wanted_any_more(b
     place.room = 3
     scaled = begin(place, **of(4))
     await scaled.reconciles(10)
-    assert (len(place.pods), scaled.controller.adding, scaled.runner.state.requested) == (3, 5, 8)
+    assert (len(place.pods), scaled.controller.adding, scaled.runner.state.membership.requested) == (3, 5, 8)
     scaled.edit(job(**of(1)))
     place.room = 100
     await scaled.reconciles(10)
     assert place.made == 3, "more was made than is wanted"
     assert (sorted(place.pods), scaled.controller.adding) == (["tiny-w0", "tiny-w1"], 0)
-    assert scaled.runner.state.requested == 2, "the coordinator waits for workers that nobody makes"
+    assert scaled.runner.state.membership.requested == 2, "the coordinator waits for workers that nobody makes"
     scaled.edit(job(**of(2)))
     await scaled.reconciles(10)
     assert (len(place.pods), place.made) == (4, 5)
-    assert (scaled.controller.adding, scaled.runner.state.requested) == (0, 4)
+    assert (scaled.controller.adding, scaled.runner.state.membership.requested) == (0, 4)
 
 
 async def test_what_a_full_pool_did_not_take_is_not_made_either(begin: Callable[..., Job]) -> None:
@@ -115,7 +115,7 @@ async def test_an_edit_is_heeded_in_the_middle_of_a_pass(begin: Callable[..., Jo
     scaled = begin(place, **of(4))
     place.meanwhile = lambda: scaled.edit(job(**of(1)))
     await scaled.reconciles(10)
-    assert (place.made, scaled.controller.adding, scaled.runner.state.requested) == (2, 0, 2)
+    assert (place.made, scaled.controller.adding, scaled.runner.state.membership.requested) == (2, 0, 2)
 
 
 # refused

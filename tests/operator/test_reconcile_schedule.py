@@ -11,7 +11,7 @@ from bamboo.control.channel_events import Received
 from bamboo.control.protocol import Heartbeat, PeerUp, ReportRequest
 from bamboo.coordinator.coordinator import initial
 from bamboo.coordinator.events import Emit, RemoveWorker, Send, Tick
-from bamboo.coordinator.state import CoordinatorState, changed
+from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.plan import Cell
 from bamboo_operator.jobs.reconcile_schedule import (
     FINAL_EVENTS_SECONDS,
@@ -135,7 +135,7 @@ async def test_decisions_are_urgent_and_what_is_only_said_to_workers_is_none(sta
 
 async def test_changes_of_what_a_reconciliation_looks_at_are_noticed_once(state: CoordinatorState) -> None:
     trigger = ReconcileTrigger()
-    waiting = changed(state, {"requested": 3})
+    waiting = replace(state, membership=state.membership.requesting(3))
     trigger.handled(Tick(), state, waiting, ())
     assert (trigger.urgent, trigger.changed is not None) == (None, True)
     trigger.clear()
@@ -143,30 +143,22 @@ async def test_changes_of_what_a_reconciliation_looks_at_are_noticed_once(state:
     further = replace(waiting, progress=progress)
     trigger.handled(Received("w0", PeerUp(peer="w1")), waiting, further, ())
     assert trigger.changed is None, "progress is written at its own rate"
-    trigger.handled(HEARTBEAT, further, changed(further, {"requested": 4}), ())
+    trigger.handled(HEARTBEAT, further, replace(further, membership=state.membership.requesting(4)), ())
     assert trigger.changed is None, "no heartbeat changes that"
     trigger.handled(Tick(), further, replace(further, course=further.course.entered("Running", 9.0)), ())
     assert trigger.changed is not None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"preemptions": 1},
-        {"restarts": 1},
-        {"gone": frozenset({"w0"})},
-        {"misfit": ("w0", "torch 3")},
-    ],
-    ids=str,
-)
-def test_what_conditions_and_counts_are_made_of_is_looked_at(
-    state: CoordinatorState, changes: dict[str, object]
-) -> None:
-    assert looked_at(changed(state, changes)) != looked_at(state)
-    plans = state.plans.in_step(Cell(0, 0), "w0")
-    assert looked_at(replace(state, plans=plans)) != looked_at(state)
-    checkpoints = replace(state.checkpoints, looked=True)
-    assert looked_at(changed(state, {"checkpoints": checkpoints})) != looked_at(state)
+def test_what_conditions_and_counts_are_made_of_is_looked_at(state: CoordinatorState) -> None:
+    for after in (
+        replace(state, membership=state.membership.losing("w0", taken=True)),
+        replace(state, membership=state.membership.without("w0")),
+        replace(state, ends=state.ends.failed("w0 exited")),
+        replace(state, admission=state.admission.refusing("w0", "torch 3", 1.0)),
+        replace(state, plans=state.plans.in_step(Cell(0, 0), "w0")),
+        replace(state, checkpoints=replace(state.checkpoints, looked=True)),
+    ):
+        assert looked_at(after) != looked_at(state)
 
 
 async def test_waiting_ends_when_something_happens() -> None:

@@ -115,7 +115,7 @@ async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[
     assert len(images(place)) == 4
     assert set(ready) <= {4, 5}, "nobody left before another one was there"
     state = running.runner.state
-    assert (state.preemptions, state.restarts) == (0, 0)
+    assert (state.membership.preemptions, state.ends.restarts) == (0, 0)
     told = running.told()
     assert (told.count("RolloutStarted"), told.count("RolloutComplete"), told.count("GivingBack")) == (1, 1, 4)
     assert "Takeover" not in told
@@ -144,7 +144,7 @@ async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Calla
     plan = before.runner.state.plan
     for image, rolls in (("trainer:1", False), ("trainer:9", True)):
         after = begin(place, resumed=True, worker={}, training=LONG, settings=replace(SETTINGS, image=image))
-        after.runner.state = replace(after.runner.state, requested=2)
+        after.runner.state = replace(after.runner.state, membership=replace(after.runner.state.membership, requested=2))
         for name in sorted(place.pods):
             after.hear(name, protocol.WorkerReady(), plan=plan)
         assert after.runner.state.phase == "Running"
@@ -196,7 +196,7 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
     running.edit(job(worker=FIRST))
     await turns(running, 3)
     assert state_of(running) is RolloutState.COMPLETE
-    assert running.runner.state.preemptions == 1
+    assert running.runner.state.membership.preemptions == 1
 
 
 async def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(begin: Callable[..., Job]) -> None:
@@ -218,7 +218,7 @@ async def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(begin: 
             break
     assert set(images(place).values()) == {"trainer:2"}
     assert min(ready) >= 3
-    assert running.runner.state.preemptions == 0
+    assert running.runner.state.membership.preemptions == 0
 
 
 async def test_a_pause_holds_it_where_it_is(begin: Callable[..., Job]) -> None:

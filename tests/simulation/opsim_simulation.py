@@ -169,7 +169,7 @@ class OperatorSimulation:
             "phase": (state.phase, "Running"),
             "pods": (len(living), wanted_workers(state.spec)),
             "workers": (len(state.workers), wanted_workers(state.spec)),
-            "requested": (state.requested, 0),
+            "requested": (state.membership.requested, 0),
             "grid": (len(status.grid) in self._allowed_pipelines(state.spec), True),
             "unprotected": (len(status.unprotected), 0),
             "known": (set(self._cluster.pod_uids()), set(self.pods.objects)),

@@ -210,7 +210,7 @@ def _avoidable(job: "Simulation") -> str | None:
     """
     if usable_checkpoints := [one for one in job.store.committed if one not in job.store.damaged]:
         return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"
-    commit, gone = job.commit, job.state.gone
+    commit, gone = job.commit, job.state.membership.gone
     layers = range(job.scenario.arithmetic.layers)
     living = {layer: holders(job.nodes.values(), gone, layer, commit) for layer in layers}
     a = job.scenario.arithmetic
@@ -230,8 +230,9 @@ def waiting(job: "Simulation") -> str:
     state, plan = job.state, job.state.plan
     lines = [
         f"phase {state.phase}, step {state.step}, epoch {plan.epoch if plan else 0}, workers {list(state.workers)}, "
-        f"requested {state.requested}, not applied {sorted(plan.worker_ids() - state.plans.applied) if plan else []}, "
-        f"synced {sorted((tuple(c), w) for c, w in state.plans.synced)}, links {state.links}"
+        f"requested {state.membership.requested}, "
+        f"not applied {sorted(plan.worker_ids() - state.plans.applied) if plan else []}, "
+        f"synced {sorted((tuple(c), w) for c, w in state.plans.synced)}, links {state.liveness.links}"
     ]
     if plan:
         from sim_job import describe

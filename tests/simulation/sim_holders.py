@@ -46,7 +46,7 @@ def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:
     plan = state.plan
     if plan is None:
         return False
-    gone = victims | state.gone
+    gone = victims | state.membership.gone
     cells = [c for c in plan.cells() if c.pipeline < plan.target.pipelines]
     for cell in plan.cells():
         same = [c for c in cells if plan.state_of(c) == plan.state_of(cell)]

@@ -314,7 +314,7 @@ class Simulation:
         """A node has taken its turn, or died in it."""
         if node.alive:
             self.checked(self.checks.told, node)
-        self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.gone)
+        self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.membership.gone)
 
     def sending(self, node: Node, peer: str, frame: Frame) -> bool:
         if self.logging:
@@ -332,7 +332,7 @@ class Simulation:
             self.clock.after(delay, partial(self._watched, node, code))
 
     def _watched(self, node: Node, code: int | None) -> None:
-        if self.coordinating and node.name not in self.state.workers and node.name not in self.state.gone:
+        if self.coordinating and node.name not in self.state.workers and node.name not in self.state.membership.gone:
             self.wanted += 1  # known limit: told of it, the coordinator would end the job
             return
         self.coordinate(WorkerLost(node.name, f"exit code {code}", code))

@@ -239,7 +239,7 @@ class Job:
         """All workers that have a pod come, and the first plan is made."""
         for worker in sorted(self.place.pods):
             self.hear(worker, WorkerReady())
-        self.runner._handle(Received(self.runner.state.profiling or "", Profile(costs=(1.0,) * 4)))
+        self.runner._handle(Received(self.runner.state.profile.asked or "", Profile(costs=(1.0,) * 4)))
         assert self.runner.state.phase == "Running"
 
     def edit(self, spec: JobSpec) -> None:

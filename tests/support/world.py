@@ -14,6 +14,7 @@ from bamboo.control.weights import CommitWeights, Save
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, SpecChanged, Tick, WorkerLost
 from bamboo.coordinator.workers.membership import surplus_requests
+from bamboo.coordinator.workers.record import Workers
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell, CheckpointId, Plan, plan_problems
 from manifest_kit import bamboojob, training
@@ -104,10 +105,10 @@ class World:
             workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
             state = replace(
                 self.state,
-                workers=workers,
-                links={},
+                workers=Workers(workers),
                 progress=replace(self.state.progress, last_at=now),
                 plans=replace(self.state.plans, steady=False),
+                liveness=replace(self.state.liveness, links={}),
             )
             after, commands = coordinator.step(state, Tick(), now)
             assert not commands
@@ -304,7 +305,7 @@ def restarted(world: World) -> Plan:
     plan = world.state.plan
     assert plan is not None
     begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
-    world.state = replace(begun, requested=len(plan.worker_ids()))
+    world.state = replace(begun, membership=replace(begun.membership, requested=len(plan.worker_ids())))
     return plan
 
 

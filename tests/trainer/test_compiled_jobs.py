@@ -117,4 +117,4 @@ def test_processes_train_to_the_same_bits_after_a_kill(
     assert job.state.progress.losses == calm_processes.state.progress.losses
     assert dict(job.state.ending.finished) == dict(calm_processes.state.ending.finished)
     assert job.state.progress.losses == undisturbed().state.progress.losses
-    assert job.state.preemptions == 1
+    assert job.state.membership.preemptions == 1

@@ -192,7 +192,7 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
         assert job.finish.outcome is Outcome.COMPLETE, job.emitted
         assert job.digests == with_a_loss_undisturbed(pipelines).digests
         assert job.state.progress.losses == with_a_loss_undisturbed(pipelines).state.progress.losses
-        return job.state.preemptions
+        return job.state.membership.preemptions
 
     with_a_loss_undisturbed(pipelines)
     killed = each_way(lambda: Killed(with_a_loss(pipelines), (Fault("Backward", Cell(1, 0), 2, 6),)), judge)
@@ -240,7 +240,7 @@ def test_what_a_kill_does_wrong_is_told() -> None:
         pytest.skip("they are run in this process")
 
     def judge(job: Job) -> None:
-        assert job.state.preemptions == 0, "a worker was lost"
+        assert job.state.membership.preemptions == 0, "a worker was lost"
 
     with pytest.raises(AssertionError, match="a worker was lost"):
         kill_at_each(manifest(2, 1), lambda f: f.name == "Backward", judge)
@@ -251,7 +251,7 @@ def test_what_a_kill_does_wrong_is_told() -> None:
 @pytest.mark.parametrize("stage", range(4))
 def test_notice_drains_at_a_boundary(stage: int) -> None:
     def decide(job: Job) -> None:
-        if job.state.step == 1 and not job.state.notices and job.state.plan:
+        if job.state.step == 1 and not job.state.membership.notices and job.state.plan:
             job.notice(job.state.plan.at(Cell(0, stage)).owner)
 
     job = Job(manifest(4, 1, standby=1), decide=decide).run()
@@ -299,7 +299,7 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 
 
 def pair(job: Job, cells: tuple[Cell, ...]) -> None:
-    if job.state.step == 2 and not job.state.preemptions and job.state.plan:
+    if job.state.step == 2 and not job.state.membership.preemptions and job.state.plan:
         for owner in {job.state.plan.at(c).owner for c in cells}:
             job.kill(owner)
 
@@ -343,7 +343,9 @@ def killed_with_neighbours(
 
     def judge(job: Job) -> int:
         assert_same(job, stages, 1)
-        assert job.state.preemptions >= replicas - 1  # the one that was to strike itself may have been killed before
+        assert (
+            job.state.membership.preemptions >= replicas - 1
+        )  # the one that was to strike itself may have been killed before
         assert not job.state.checkpoints.counts.restores
         return sum(t.reused for t in job.state.moves.takeovers)
 
@@ -408,7 +410,7 @@ def test_the_job_grows_when_workers_come(stages: int) -> None:
 @pytest.mark.parametrize("stages", [2, 3])
 def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> None:
     def decide(job: Job) -> None:
-        if job.state.step == 2 and not job.state.preemptions and job.state.plan:
+        if job.state.step == 2 and not job.state.membership.preemptions and job.state.plan:
             job.capacity = 2 * stages - 1
             job.kill(job.state.plan.at(Cell(0, stages - 1)).owner)
         if job.state.step == 6:
@@ -439,7 +441,7 @@ def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
         assert isinstance(job, BranchingJob)
         if job.state.step == 1 and change == "Shrinking":
             job.capacity = 5
-            if not job.state.preemptions:
+            if not job.state.membership.preemptions:
                 job.kill("w5")
         if change not in [e.reason for e in job.emitted]:
             return

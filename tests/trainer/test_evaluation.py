@@ -161,7 +161,7 @@ def test_two_losses_in_an_evaluation_change_nothing() -> None:
     for step in (2, STEPS):
         for second in (Fault("Evaluate", Cell(0, 3), step, 2), Fault("ReportReady", Cell(0, 3), step)):
             job = Job(document, (Fault("Evaluate", Cell(0, 1), step, 1, after=True), second)).run()
-            assert job.state.preemptions >= 1
+            assert job.state.membership.preemptions >= 1
             assert (job.digests, job.state.progress.evaluations) == (
                 undisturbed.digests,
                 undisturbed.state.progress.evaluations,
@@ -328,7 +328,7 @@ def test_two_losses_at_an_early_stop_change_nothing() -> None:
     for after in (False, True):
         faults = (Fault("ReportReady", Cell(0, 0), 6, after=after), Fault("ReportReady", Cell(1, 1), 6, after=True))
         job = Job(stopping(2, 2, standby={"workers": 1}), faults).run()
-        assert job.state.preemptions == 2
+        assert job.state.membership.preemptions == 2
         check_stopped(job, expected)
 
 

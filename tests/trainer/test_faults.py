@@ -137,7 +137,7 @@ def test_a_sigkill_at_an_instruction_leaves_the_bits(
 ) -> None:
     job = run_with_faults(manifest(), tmp_path, monkeypatch, fault)
     assert_same(job, references[4, 1, False])
-    assert job.state.preemptions == 1
+    assert job.state.membership.preemptions == 1
 
 
 def test_a_worker_of_a_job_over_nixl_is_killed(
@@ -219,7 +219,7 @@ def run_and_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KillOnce:
 def test_two_non_neighbours_at_once(references: References, run_and_kill: KillOnce) -> None:
     job = run_and_kill(manifest(), [(0, 1), (0, 3)])
     assert_same(job, references[4, 1, False])
-    assert job.state.preemptions == 2
+    assert job.state.membership.preemptions == 2
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -241,7 +241,10 @@ def test_a_node_is_lost_with_both_its_workers(
 
     job = run_slowly(document, tmp_path, monkeypatch, decide, since=5, until=lambda job: bool(job.acted))
     assert_same(job, references[4, 1, False])
-    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0), (job.exits, job.pool.tail(40))
+    assert (len(job.acted), job.state.membership.preemptions, job.state.ends.restarts) == (2, 2, 0), (
+        job.exits,
+        job.pool.tail(40),
+    )
     assert lost in ([0, 2], [1, 3])
 
 
@@ -258,7 +261,7 @@ def test_a_worker_with_two_devices_is_lost_as_one(part: int, tmp_path: Path, mon
     fault = ("Backward", 0, part, 5, 3, signal.SIGKILL)
     job = run_with_faults(document, folders[1], monkeypatch, fault)
     assert_same(job, reference)
-    assert (job.state.preemptions, job.state.restarts) == (1, 0)
+    assert (job.state.membership.preemptions, job.state.ends.restarts) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +298,10 @@ def test_a_node_is_lost_while_one_of_its_workers_is_inside_an_instruction(
     fault = (name, 0, stage, 5, microbatch, signal.SIGSTOP)
     job = run_with_faults(document, tmp_path, monkeypatch, fault, then=lose_the_node)
     assert_same(job, references[4, 1, False])
-    assert (len(job.acted), job.state.preemptions, job.state.restarts) == (2, 2, 0), (job.exits, job.pool.tail(40))
+    assert (len(job.acted), job.state.membership.preemptions, job.state.ends.restarts) == (2, 2, 0), (
+        job.exits,
+        job.pool.tail(40),
+    )
 
 
 def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_kill: KillOnce) -> None:
@@ -353,7 +359,7 @@ def test_neighbours_of_the_only_pipeline_are_taken_over_if_there_are_as_many_rep
 ) -> None:
     job = run_and_kill(manifest(mixed=mixed, replicas=len(lost)), lost)
     assert_same(job, references[4, 1, mixed])
-    assert job.state.preemptions == len(lost)
+    assert job.state.membership.preemptions == len(lost)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +381,7 @@ def test_neighbours_are_killed_at_instructions_of_one_step(
     faults = [(name, 0, stage, 5, microbatch, signal.SIGKILL) for name, stage, microbatch in (one, other)]
     job = run_with_faults(manifest(replicas=2), tmp_path, monkeypatch, *faults)
     assert_same(job, references[4, 1, False])
-    assert job.state.preemptions == 2
+    assert job.state.membership.preemptions == 2
 
 
 def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: References, run_and_kill: KillOnce) -> None:
@@ -405,7 +411,7 @@ def test_siblings_of_one_stage_share_a_loss_and_lose_one_more_of_them(
     faults = (("Backward", 1, 0, 5, 3, signal.SIGKILL), (second, 1, 0, 5, 0, signal.SIGKILL))
     job = run_with_faults(manifest(1, 4), tmp_path, monkeypatch, *faults)
     assert_same(job, run(manifest(1, 4), tmp_path / "undisturbed"))
-    assert job.state.preemptions == 2
+    assert job.state.membership.preemptions == 2
     assert any("its microbatches are shared by" in event.message for event in job.emitted)
 
 
@@ -443,7 +449,7 @@ def test_single_connections_lost_at_random_leave_the_bits(
     shape = SHAPES[seed % len(SHAPES)]
     job = run_with_cut_flows(manifest(*shape), tmp_path, monkeypatch, seed)
     assert_same(job, references[shape])
-    assert job.state.preemptions == 0
+    assert job.state.membership.preemptions == 0
 
 
 def soak_seeds() -> list[int]:

@@ -91,7 +91,7 @@ def test_a_process_that_is_killed_leaves_the_bits(
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == calm.state.progress.losses
     assert dict(job.state.ending.finished) == dict(calm.state.ending.finished)
-    assert job.state.preemptions == 1
+    assert job.state.membership.preemptions == 1
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -187,7 +187,7 @@ def test_a_standby_is_filled_and_a_job_goes_on_from_a_checkpoint_with_them() -> 
     """Of two neighbours that are lost at once nothing is left but the checkpoint."""
 
     def decide(job: Job) -> None:
-        if job.state.step == 4 and job.store.committed and not job.state.preemptions and job.state.plan:
+        if job.state.step == 4 and job.store.committed and not job.state.membership.preemptions and job.state.plan:
             for stage in (1, 2):
                 job.kill(job.state.plan.at(Cell(0, stage)).owner)
 
@@ -204,7 +204,7 @@ def test_processes_that_are_killed_leave_them_as_they_are(tmp_path: Path, monkey
     job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, fault)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.preemptions == 1
+    assert job.state.membership.preemptions == 1
     digests = [digest for cell, digest in sorted(job.state.ending.finished) if cell.pipeline == 1]
     assert add_digests(digests) == undisturbed()[1]
 

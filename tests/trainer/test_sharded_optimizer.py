@@ -150,7 +150,7 @@ def test_a_lost_worker_is_replaced_by_a_standby_that_held_nothing() -> None:
 
 def test_a_worker_with_notice_hands_its_shard_over() -> None:
     def notice(job: Job) -> None:
-        if job.state.step == 1 and not job.state.notices:
+        if job.state.step == 1 and not job.state.membership.notices:
             job.notice("w1")
 
     job = Job(manifest(3, shards=True), decide=notice).run()

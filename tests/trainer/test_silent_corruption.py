@@ -62,7 +62,7 @@ def check_undone(job: FlippedJob, wrong: str) -> None:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, (job.finish, job.emitted)
     assert job.state.verification.corrupt == (wrong,), [emit.message for emit in job.emitted if emit.warning]
-    assert wrong in job.state.gone
+    assert wrong in job.state.membership.gone
     assert add_digests(job.digests) == undisturbed()
     shown = status(job.state, job.now).differences
     assert shown is not None
@@ -94,7 +94,7 @@ def test_eager_forwards_whose_workers_are_lost_are_no_difference() -> None:
     struck = 0
     for fault in ahead[:: max(1, len(ahead) // 8)]:
         job = Job(document, (fault,)).run()
-        struck += job.state.preemptions
+        struck += job.state.membership.preemptions
         assert job.finish is not None
         assert job.finish.outcome is Outcome.COMPLETE, job.finish
         assert add_digests(job.digests) == undisturbed()
@@ -154,7 +154,7 @@ def test_of_two_workers_the_one_that_was_wrong_once_is_named_though_nothing_is_r
     assert job.flipped
     assert job.state.verification.corrupt == (worker,)
     assert not job.state.verification.disputes
-    assert not job.state.gone
+    assert not job.state.membership.gone
     assert not job.state.checkpoints.counts.restores
 
 
@@ -204,7 +204,7 @@ def test_with_report_the_job_goes_on_and_says_so() -> None:
     found = job.state.verification.found
     assert found["forward"] > 1
     assert found["state"] >= 1
-    assert not job.state.gone
+    assert not job.state.membership.gone
     shown = status(job.state, job.now).differences
     assert shown is not None
     assert shown.unresolved

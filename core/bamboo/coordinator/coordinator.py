@@ -11,7 +11,7 @@ from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
 from bamboo.coordinator.checkpointing.record import CheckpointState
-from bamboo.coordinator.course import Course
+from bamboo.coordinator.course import JobCourse
 from bamboo.coordinator.ending import weights
 from bamboo.coordinator.ending.finish import finish_if_done
 from bamboo.coordinator.events import (
@@ -55,6 +55,7 @@ from bamboo.coordinator.workers.platforms import refuse_misfits
 from bamboo.job.edits import refusal_message, refused_fields
 from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.planning.plan import WorkerId
 
 
 def initial(
@@ -84,10 +85,20 @@ def initial(
             started=now,
             heartbeat_timeout=heartbeat_timeout,
         ),
-        course=Course(phase="Recovering" if resumed else "Pending", since=now),
+        course=JobCourse(phase="Recovering" if resumed else "Pending", since=now),
         progress=Progress(furthest=earlier.step, earlier=earlier, last_at=now),
         checkpoints=CheckpointState(number=checkpoints.first_number(secret, now)),
     )
+
+
+def with_workers(state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId]) -> CoordinatorState:
+    """The state before the first event of a coordinator whose shell has workers already.
+
+    requested: how many of them may still join. gone: whose loss was handled before.
+    """
+    turn = Turn(state, state.terms.started)
+    turn.put(state.membership.begun_with(requested, gone))
+    return turn.state
 
 
 def step(state: CoordinatorState, event: Event, now: float) -> tuple[CoordinatorState, tuple[Command, ...]]:
@@ -139,7 +150,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         case NoticeWithdrawn(worker):
             notice_withdrawn(turn, worker)
         case RequestsWithdrawn(count):
-            turn.set(requested=max(0, turn.state.requested - count))
+            turn.put(turn.state.membership.withdrawing(count))
         case PricesTold(prices, more):
             holding.priced(turn, prices, more)
         case TimeTold(time):

@@ -7,7 +7,7 @@ Phase = Literal["Pending", "Recovering", "Running", "Restoring", "Saving", "Over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class JobCourse:
     """since: when the phase began, in seconds.
 
     Recovering: after the coordinator's own restart, until the workers are back. Restoring: the job goes back to a
@@ -17,6 +17,6 @@ class Course:
     phase: Phase = "Pending"
     since: float = 0.0
 
-    def entered(self, phase: Phase, now: float) -> "Course":
+    def entered(self, phase: Phase, now: float) -> "JobCourse":
         """Also if it is the phase that it was: its time begins anew."""
-        return Course(phase=phase, since=now)
+        return JobCourse(phase=phase, since=now)

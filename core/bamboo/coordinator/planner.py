@@ -77,7 +77,7 @@ def replan(turn: Turn) -> None:
         _release(turn)
         turn.put(turn.state.moves.without_unreported(turn.state.step, turn.now))
         steady = not now.leaving and turn.state.resize is None and not turn.state.moves.recoveries
-        steady = steady and turn.state.ask_at <= turn.now and turn.state.grids.holding.aim is None
+        steady = steady and turn.state.admission.ask_at <= turn.now and turn.state.grids.holding.aim is None
         steady = steady and not holding.give_back_surplus(turn)
         turn.put(turn.state.plans.kept_for(now, steady=steady))
 
@@ -132,7 +132,7 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
             turn.put(state.inquiry.asked_again(turn.now))
             _ask(turn)
         return
-    if state.exit_unknown & state.ends.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
+    if state.ends.unexplained & state.ends.since_commit.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
         return  # if they ended by themselves, that is the reason that the user has to hear
     restoring.lost(turn, "StageLost", _stage_lost(state, loss))
 
@@ -144,7 +144,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     lacking = {plan.state_of(c) for c in loss.cells}
     holders = dict.fromkeys(w for c in plan.cells() if plan.state_of(c) in lacking for w in plan.at(c).holders)
     lost = [_ended(state, w) for w in holders if w not in state.workers]
-    before = [_ended(state, w) for w in state.ends if w not in holders][-SHOWN_ENDS:]
+    before = [_ended(state, w) for w in state.ends.since_commit if w not in holders][-SHOWN_ENDS:]
     told = f"{cells}: lost with {' and '.join(lost)}"
     if before:
         told += f", after {' and '.join(before)} since the last committed step"
@@ -156,7 +156,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
 
 
 def _ended(state: CoordinatorState, worker: WorkerId) -> str:
-    return f"{worker} ({state.ends[worker].how})" if worker in state.ends else worker
+    return f"{worker} ({state.ends.since_commit[worker].how})" if worker in state.ends.since_commit else worker
 
 
 def _begin_to_ask(turn: Turn) -> None:
@@ -192,7 +192,7 @@ def _look_for_layers(turn: Turn) -> None:
 def _start(turn: Turn) -> None:
     """The first plan from a state on: with the pipelines asked for, or after a while with as many as may be."""
     state, spec = turn.state, turn.state.spec
-    if not restoring.is_known(turn) or (state.costs is None and state.plan is None):
+    if not restoring.is_known(turn) or (state.profile.costs is None and state.plan is None):
         return
     c, state = turn.state.checkpoints, turn.state
     if state.phase == "Restoring" and c.found is None and not restoring.may_begin_again(state):
@@ -222,16 +222,15 @@ def _start(turn: Turn) -> None:
         spread=spec.spread.policy,
         schedule=grid.schedule,
     )
-    plan = sharded(plan, spec, state.sizes)
+    plan = sharded(plan, spec, state.profile.sizes)
     sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
     known = state.plan.device_layers if state.plan and state.plan.stages == stages else ()
-    layers = known or device_layers(spec, stages, state.costs)
+    layers = known or device_layers(spec, stages, state.profile.costs)
     plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
     restoring.begun(turn)
     turn.set(resplit=None)
-    _forget_what_was(turn, plan.first_step, turn.now)
-    if restoring.nothing_trained(state):  # a job that never gets to its first commit has an end all the same
-        turn.set(ends=state.ends)
+    begins = restoring.nothing_trained(state)  # a job that never gets to its first commit has an end all the same
+    _forget_what_was(turn, plan.first_step, turn.now, keep_ends=begins)
     turn.enter("Running")
     _issue(turn, plan)
     refuse_misfits(turn)
@@ -265,15 +264,19 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
     """The layers of each stage; None as long as nobody has said what they cost."""
     if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
         return state.plan.stages
-    if state.costs is None:
+    if state.profile.costs is None:
         return None
     if split := following.split_of(state, grid):
         return split
-    return layer_ranges(state.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
+    return layer_ranges(state.profile.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
 
 
-def _forget_what_was(turn: Turn, step: int, since: float) -> None:
-    """All workers begin again with the state before that step. since: when the newest step is taken to have been."""
+def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
+    """All workers begin again with the state before that step.
+
+    since: when the newest step is taken to have been. keep_ends: how workers ended counts as if no step had been
+    committed since, as none may ever be.
+    """
     state = turn.state
     turn.put(
         state.terms.back_at(step),
@@ -283,7 +286,9 @@ def _forget_what_was(turn: Turn, step: int, since: float) -> None:
         state.inquiry.over(),
         state.ending.forgotten(),
     )
-    turn.set(resize=None, filling=None, ends={})
+    if not keep_ends:
+        turn.put(state.ends.forgotten())
+    turn.set(resize=None, filling=None)
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
@@ -292,9 +297,8 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)
         is_first_try = not (state.plan and state.plan.sources)
-        _forget_what_was(turn, plan.first_step, turn.now if is_first_try else state.progress.last_at)
-        if not is_first_try:
-            turn.set(ends=state.ends)
+        since = turn.now if is_first_try else state.progress.last_at
+        _forget_what_was(turn, plan.first_step, since, keep_ends=not is_first_try)
     else:
         turn.set(resplit=None)
     _issue(turn, plan)
@@ -348,16 +352,15 @@ def _issue(turn: Turn, plan: Plan) -> None:
 def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]]) -> None:
     """Cells move: their new owners will report when they have caught up. Who is lost does not report any more."""
     state = turn.state
-    lost = {v for _, v in victims if v in state.gone}
+    lost = {v for _, v in victims if v in state.membership.gone}
     left = any(v in state.workers and state.workers[v].notice_until is not None for _, v in victims)
     moves = state.moves.without({c for c, v in victims if v in lost}, plan.epoch)
     if victims:
-        first = min((state.first_signs.get(v, turn.now) for v in lost), default=turn.now)
+        first = min((state.liveness.first_signs.get(v, turn.now) for v in lost), default=turn.now)
         moves = moves.moving(
             victims, epoch=plan.epoch, step=state.step, lost_at=first, now=turn.now, lost=bool(lost), left=left
         )
-    turn.put(moves)
-    turn.set(first_signs={})
+    turn.put(moves, state.liveness.explained())
 
 
 def _release(turn: Turn) -> None:
@@ -370,8 +373,8 @@ def _release(turn: Turn) -> None:
         if record.released or checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders():
             continue
         if record.free_since_step is None:
-            turn.worker(worker, free_since_step=state.step)
+            turn.put(turn.state.workers.free_since(worker, state.step))
         elif state.step >= record.free_since_step + DRAIN_COMMITS:
-            turn.worker(worker, released=True)
+            turn.put(turn.state.workers.released(worker))
             stop = protocol.Stop(reason="Drained", message="no part is left; leave")
             turn.do(Send(worker, stop), RemoveWorker(worker))

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_type_hints
 
 from bamboo.control import protocol
-from bamboo.control.memory import Memory
 from bamboo.coordinator.checkpointing.record import CheckpointState
-from bamboo.coordinator.course import Course, Phase
+from bamboo.coordinator.course import JobCourse, Phase
 from bamboo.coordinator.ending.record import Ending
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
 from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.inquiry import Inquiry
+from bamboo.coordinator.model_layers import ModelLayers
 from bamboo.coordinator.moves import Moves
 from bamboo.coordinator.plans import Plans
 from bamboo.coordinator.progress import Progress
 from bamboo.coordinator.splits.record import Filling, Resplit, StragglerState
 from bamboo.coordinator.terms import JobTerms
 from bamboo.coordinator.verification.record import VerificationState
-from bamboo.coordinator.workers.record import PASSING, Roster, WorkerEnd, WorkerRecord, Workers, roster_of, said_by
+from bamboo.coordinator.workers.record import Admission, Liveness, Membership, Roster, WorkerEnds, WorkerRecord, Workers
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 from bamboo.planning.splits.resplit import Grid
@@ -33,29 +33,19 @@ T = TypeVar("T")
 class CoordinatorState:
     """What the coordinator knows: records, each of one subject.
 
-    links: (reporter, peer) -> since when the reporter cannot reach the peer.
     resize: the grid that the workers suffice for, and since when, if it is another one than now.
     """
 
     terms: JobTerms
-    course: Course = field(default_factory=Course)
+    course: JobCourse = field(default_factory=JobCourse)
     plans: Plans = field(default_factory=Plans)
     ending: Ending = field(default_factory=Ending)
-    workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    gone: frozenset[WorkerId] = frozenset()
-    misfit: tuple[WorkerId, str] | None = None  # the newest worker that was refused for its platform, and why
-    misfits_in_a_row: int = 0  # since a worker became ready
-    ask_at: float = 0.0  # no workers are asked for before that, because those that came were refused
-    links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
-    first_signs: dict[WorkerId, float] = field(default_factory=dict)  # of workers just lost: the first sign of it
-    patience: float = 0.0  # seconds more to wait for who is not heard, because most were not
-    patient_until: float = 0.0
-    requested: int = 0  # workers asked for and not joined yet
-    silence_reported: bool = False  # those that live do not come back to a restarted coordinator
-    profiling: WorkerId | None = None
-    costs: tuple[float, ...] | None = None
-    sizes: tuple[float, ...] | None = None  # of layers, by which the optimizer's state is divided into shards
-    data: tuple[WorkerId, protocol.WorkerReady] | None = None  # who was first to say of what data they are; this
+    workers: Workers = field(default_factory=Workers)
+    membership: Membership = field(default_factory=Membership)
+    liveness: Liveness = field(default_factory=Liveness)
+    ends: WorkerEnds = field(default_factory=WorkerEnds)
+    admission: Admission = field(default_factory=Admission)
+    profile: ModelLayers = field(default_factory=ModelLayers)
     inquiry: Inquiry = field(default_factory=Inquiry)
     moves: Moves = field(default_factory=Moves)
     progress: Progress = field(default_factory=Progress)
@@ -66,13 +56,6 @@ class CoordinatorState:
     grids: GridState = field(default_factory=GridState)
     stragglers: StragglerState = field(default_factory=StragglerState)
     verification: VerificationState = field(default_factory=VerificationState)
-    failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
-    restarts: int = 0  # all such failures
-    exit_unknown: frozenset[WorkerId] = frozenset()  # lost, and how they ended is not known (yet)
-    ends: dict[WorkerId, WorkerEnd] = field(default_factory=dict)  # of the workers lost since the last commit
-    most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
-    preemptions: int = 0
-    notices: int = 0
 
     @property
     def spec(self) -> JobSpec:
@@ -107,12 +90,12 @@ class CoordinatorState:
     @property
     def roster(self) -> Roster:
         """What is asked of all workers."""
-        return roster_of(self.workers)
+        return self.workers.roster
 
     @property
     def forward_share(self) -> float | None:
         """Of what microbatches take there and back, as workers say; None if none has said."""
-        return said_by(self.workers).forward_share
+        return self.workers.said.forward_share
 
     @property
     def ready(self) -> dict[WorkerId, WorkerRecord]:
@@ -151,7 +134,21 @@ def changed(value: T, changes: Mapping[str, Any]) -> T:
     return new
 
 
-Record = Course | Ending | Inquiry | JobTerms | Moves | Plans | Progress
+Record = (
+    Admission
+    | JobCourse
+    | Ending
+    | Inquiry
+    | JobTerms
+    | Liveness
+    | Membership
+    | ModelLayers
+    | Moves
+    | Plans
+    | Progress
+    | WorkerEnds
+    | Workers
+)
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}
 
 
@@ -179,15 +176,6 @@ class Turn:
 
     def enter(self, phase: Phase) -> None:
         self.put(self.state.course.entered(phase, self.now))
-
-    def worker(self, worker: WorkerId, **changes: Any) -> None:
-        if worker in self.state.workers:
-            new = changed(self.state.workers[worker], changes)
-            before = self.state.workers
-            roster = roster_of(before) if changes.keys() <= PASSING else None
-            workers = Workers.of(before, roster, None if "times" in changes else said_by(before))
-            workers[worker] = new
-            self.set(workers=workers)
 
     def do(self, *commands: Command) -> None:
         self.commands += commands

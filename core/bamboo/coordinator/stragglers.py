@@ -195,7 +195,7 @@ def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
     """Where no split of the layers helps: a worker beyond those that the job has. Not for ever, as none may come."""
     state, known = turn.state, turn.state.stragglers
     if known.asked_at is not None:
-        late = turn.now - known.asked_at > ASKING_SECONDS and state.requested > 0
+        late = turn.now - known.asked_at > ASKING_SECONDS and state.membership.requested > 0
         if worker is None or late:
             turn.set(stragglers=replace(known, asked_at=None))
         if worker is not None and late:
@@ -203,7 +203,7 @@ def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
             turn.do(Emit("StragglerKept", f"{worker} stays: {why}", True))
         return
     split = known.uneven or known.better or known.trial or known.unpaid
-    if worker is None or split or state.requested or _has_enough(state) or not known.slow[worker].compared:
+    if worker is None or split or state.membership.requested or _has_enough(state) or not known.slow[worker].compared:
         return
     gain = _held_up_by(state, known.slow[worker])
     if gain < WORTH * (state.usual_step or 0.0) or not pays(state, gain):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from bamboo.control import protocol
 from bamboo.job.edits import apply_edit
 from bamboo.job.spec import JobSpec
 
@@ -36,6 +37,10 @@ class JobTerms:
     heartbeat_timeout: float
     early_stop: EarlyEnd | None = None
     began_at: datetime | None = None
+
+    def welcome(self) -> protocol.Welcome:
+        """What a worker is told that has joined, or is back."""
+        return protocol.Welcome(manifest=self.manifest, secret=self.secret, history=self.history)
 
     def edited(self, wanted: JobSpec) -> "JobTerms":
         """Take over what may change; everything else is fixed by now."""

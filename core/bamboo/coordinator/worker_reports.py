@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from bamboo.control import evaluations, protocol
@@ -29,7 +28,7 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
     if isinstance(message, protocol.Heartbeat):
         _heartbeat(turn, worker, message)
         return
-    turn.worker(worker, seen=turn.now)
+    turn.put(turn.state.workers.heard(worker, turn.now))
     handler = _HANDLERS.get(type(message))
     if handler and not (isinstance(message, _OF_STATES) and _is_of_the_past(turn, worker)):
         handler(turn, worker, message)
@@ -44,33 +43,21 @@ def _is_of_the_past(turn: Turn, worker: WorkerId) -> bool:
 def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
     if message.samples and refuse_other_data(turn, worker, message):
         return
-    spec = turn.state.spec
-    if message.samples and turn.state.data is None:
-        turn.set(data=(worker, message))
-        if spec.training.known_steps is None:
-            turn.put(turn.state.terms.with_steps(message.steps))
-    turn.set(misfits_in_a_row=0)
-    turn.worker(worker, ready=True)
+    state = turn.state
+    if message.samples and state.admission.data is None and state.spec.training.known_steps is None:
+        turn.put(state.terms.with_steps(message.steps))
+    turn.put(state.admission.admitting(worker, message), state.workers.ready(worker))
 
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
-    said: dict[str, Any] = {"seen": turn.now, "doing": message.doing[: protocol.MOST_TEXT], "busy": message.busy}
-    if message.times is not None:
-        said |= {"times": message.times, "headroom": message.headroom}
-    if message.traffic is not None:
-        said["traffic"] = message.traffic
-    if message.memory is None:
-        turn.worker(worker, **said)
-        return
-    turn.worker(worker, **said, memory=message.memory)
-    most = turn.state.most_memory
-    if most is None or message.memory.total > most[1].total:
-        turn.set(most_memory=(worker, message.memory))
+    turn.put(turn.state.workers.beating(worker, message, turn.now))
+    if message.memory is not None:
+        turn.put(turn.state.membership.with_memory(worker, message.memory))
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     """Of the worker that was asked, as long as it matters; from now on the number of layers is known."""
-    if worker != turn.state.profiling or turn.state.costs is not None:
+    if worker != turn.state.profile.asked or turn.state.profile.costs is not None:
         return
     spec = turn.state.spec
     try:
@@ -78,14 +65,13 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     except ValueError as error:
         turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
         return
-    turn.set(costs=message.costs, sizes=message.sizes or message.costs)
-    turn.set(grids=replace(turn.state.grids, layers=message.layers, memory=message.memory or None))
+    turn.put(turn.state.profile.answered(message))
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
     plan = turn.state.plan
-    if plan and message.epoch >= plan.origin and turn.state.workers[worker].origin != plan.origin:
-        turn.worker(worker, origin=plan.origin)
+    if plan and message.epoch >= plan.origin:
+        turn.put(turn.state.workers.obeying(worker, plan.origin))
     if plan and message.epoch == plan.epoch:
         turn.put(turn.state.plans.obeyed_by(worker))
 
@@ -149,7 +135,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     turn.put(turn.state.progress.counting_step(step, training.microbatches - message.microbatches))
     if step >= state.step:
         turn.put(turn.state.progress.committed(message, turn.now))
-        turn.set(failures=(), ends={})
+        turn.put(turn.state.ends.progressed())
         checkpoints.progress(turn)
 
 

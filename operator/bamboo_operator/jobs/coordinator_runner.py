@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -141,7 +141,7 @@ class CoordinatorRunner:
 
     def plan_record(self) -> str | None:
         """What another operator has to know; None if that is nothing, or what the one before wrote still holds."""
-        lost = (self._watch.lost | self.state.gone) & self._watch.pods().keys()
+        lost = (self._watch.lost | self.state.membership.gone) & self._watch.pods().keys()
         if self.state.plan is None:
             return start_record(lost) if lost and not self._run.resumed else None
         return plan_record(self.state.plan, lost, self._task)
@@ -153,7 +153,7 @@ class CoordinatorRunner:
         self._watch.begin(self._run.known_lost, resumed=self._run.resumed)
         lost = frozenset(self._watch.lost)
         self.removing.update((name, time.monotonic()) for name in lost)
-        self.state = replace(self.state, requested=len(pods) - len(lost), gone=lost)
+        self.state = coordinator.with_workers(self.state, requested=len(pods) - len(lost), gone=lost)
         self._trigger.soon()
         self._gateway.open(self._run.job.key, self._channels)
         try:
@@ -283,7 +283,7 @@ class CoordinatorRunner:
 
     def _is_known(self, worker: WorkerId) -> bool:
         """Has it ever joined? Then the coordinator keeps its notice, or has declared it lost."""
-        return worker in self.state.workers or worker in self.state.gone
+        return worker in self.state.workers or worker in self.state.membership.gone
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):
@@ -298,8 +298,9 @@ class CoordinatorRunner:
         self._run.meter.handled(event, before, now)
         if now.plan is not before.plan and now.plan and now.plan.reason in URGENT:
             self._run.burst.noticed()
-        if now.misfit is not None and now.misfit != before.misfit:  # it ends, and the next one may be no better
-            self._watch.start_failed(*now.misfit)
+        misfit = now.admission.misfit
+        if misfit is not None and misfit != before.admission.misfit:  # it ends, and the next one may be no better
+            self._watch.start_failed(*misfit)
         done = now.progress
         figures = StepFigures(done.losses.get(done.step - 1), done.gradient_norm, done.learning_rate)
         self.record.follow(done.step, figures, now.moves.takeovers)
@@ -317,7 +318,7 @@ class CoordinatorRunner:
 
     def _compare_with_pods(self, plan: Plan) -> None:
         """All pods that there are were listed before this job was known: who has none need not be waited for."""
-        if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.gone:
+        if absent := plan.worker_ids() - self._watch.pods().keys() - self.state.membership.gone:
             self._inbox.put_nowait(WorkersAbsent(absent, "its pod is gone"))
 
     def _repeat_notice(self, worker: WorkerId) -> None:

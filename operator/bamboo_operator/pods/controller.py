@@ -191,7 +191,7 @@ class PodController:
     def adding(self) -> int:
         """Pods that are wanted and not there."""
         extra = self._probes | self._rolling.surged
-        return max(0, self._requests.state.requested - len(self._not_joined().keys() - extra))
+        return max(0, self._requests.state.membership.requested - len(self._not_joined().keys() - extra))
 
     # what is there
 
@@ -202,7 +202,7 @@ class PodController:
 
     def _known(self) -> set[WorkerId]:
         """Workers that have joined, or are gone."""
-        return {*self._requests.joined, *self._requests.state.gone}
+        return {*self._requests.joined, *self._requests.state.membership.gone}
 
     def _not_joined(self) -> dict[str, dict[str, Any]]:
         """The pods of workers that have not joined, and may."""
@@ -413,7 +413,7 @@ class PodController:
             await self._deletions.delete(self.pods.all()[decision.delete])
 
     def _workers_by_pool(self) -> WorkersByPool:
-        status, gone = self._requests.status(), self._requests.state.gone
+        status, gone = self._requests.status(), self._requests.state.membership.gone
         by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
         return WorkersByPool(
             pools=self._spec.node_pools,

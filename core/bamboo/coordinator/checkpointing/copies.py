@@ -20,7 +20,13 @@ MOST_COPIED: Final = 4  # checkpoints of which it is known who has copies
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
     """A worker keeps copies of these layers, instead of what it has said of that checkpoint before."""
     state, c = turn.state, turn.state.checkpoints
-    layers = len(state.costs) if state.costs is not None else state.plan.stages[-1][1] if state.plan else None
+    layers = (
+        len(state.profile.costs)
+        if state.profile.costs is not None
+        else state.plan.stages[-1][1]
+        if state.plan
+        else None
+    )
     if state.spec.checkpoint is None or layers is None or any(layer >= layers for layer in message.layers):
         return
     held = {**c.copies.get(message.checkpoint, {}), worker: frozenset(message.layers)}

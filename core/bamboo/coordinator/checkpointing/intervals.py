@@ -56,7 +56,7 @@ def seconds_between_losses(state: CoordinatorState, step: float) -> float:
     fatal = sum(number for cause, number in counts.restores.items() if cause is not RestoreCause.RESULTS_DIFFER)
     rate = (fatal + 1) / (trained + CALM_SECONDS)
     if not has_copies(state):
-        rate += (state.preemptions + 1) / (trained + CALM_WITHOUT_COPIES)
+        rate += (state.membership.preemptions + 1) / (trained + CALM_WITHOUT_COPIES)
     return 1 / rate
 
 

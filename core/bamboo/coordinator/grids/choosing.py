@@ -45,15 +45,15 @@ def rates_of(state: CoordinatorState) -> GridRates | None:
     if figures is None:
         return None
     known = state.grids.rates
-    same = known is not None and known.spec == state.spec and known.memory == state.grids.memory
+    same = known is not None and known.spec == state.spec and known.memory == state.profile.memory
     if known is not None and same and known.figures.network == figures.network and _alike(known.figures, figures):
         return known
-    return GridRates(figures, state.spec, state.grids.memory)
+    return GridRates(figures, state.spec, state.profile.memory)
 
 
 def lacks_room(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> bool:
     """Are there to be fewer replicas of stages than are asked for, since workers are known to have no room for them?"""
-    return state.costs is not None and _copies(state, grid, split) < state.spec.redundancy.kept
+    return state.profile.costs is not None and _copies(state, grid, split) < state.spec.redundancy.kept
 
 
 def spec_on(state: CoordinatorState, grid: Grid, split: Ranges | None = None) -> JobSpec:
@@ -77,7 +77,7 @@ def _copies(state: CoordinatorState, grid: Grid, split: Ranges | None) -> int:
     if not state.spec.elastic.chooses_grid or not asked:
         return asked
     bare = state.plan is not None and state.plan.mode is RedundancyMode.NONE
-    if state.costs is None:
+    if state.profile.costs is None:
         return 0 if bare else asked
     rates = rates_of(state)
     if rates is None:
@@ -109,11 +109,11 @@ def is_measured(state: CoordinatorState) -> bool:
 
 
 def _figures(state: CoordinatorState) -> ModelFigures | None:
-    measured, counted = state.stragglers.estimate, state.costs
+    measured, counted = state.stragglers.estimate, state.profile.costs
     if measured is None and counted is None:
         return None
     costs = measured.costs if measured else tuple(cost * SECONDS_PER_OPERATION for cost in counted or ())
-    sizes = state.grids.layers if len(state.grids.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
+    sizes = state.profile.layers if len(state.profile.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
     share = FORWARD_SHARE if state.forward_share is None else state.forward_share
     return _figures_of(tuple(costs), tuple(sizes), share, state.grids.network)
 

@@ -373,7 +373,7 @@ def give_back_surplus(turn: Turn) -> bool:
     runs = {plan.at(cell).owner for cell in plan.cells()}
     idle = sorted((w for w in staying if w not in runs), key=lambda w: _order(state, w, turn.now), reverse=True)
     for worker in idle[:surplus]:
-        turn.worker(worker, notice_until=math.inf, notice_seconds=math.inf, notice_final=True, spared=True)
+        turn.put(turn.state.workers.given_back(worker))
         told = state.grids.holding.told or f"{count(to_have(state), 'worker')} are held"
         turn.do(Emit("GivenBack", f"{worker} is given back: {told}"))
     return bool(idle)

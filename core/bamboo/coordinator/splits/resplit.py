@@ -78,7 +78,7 @@ def known_work(state: CoordinatorState) -> WorkEstimate | None:
     """What layers and workers take: as measured, else as counted; None if neither is known."""
     if state.spec.elastic.straggler_policy is StragglerPolicy.MITIGATE and state.stragglers.estimate is not None:
         return state.stragglers.estimate
-    return WorkEstimate(state.costs) if state.costs is not None else None
+    return WorkEstimate(state.profile.costs) if state.profile.costs is not None else None
 
 
 def withdraw(turn: Turn) -> None:
@@ -248,13 +248,13 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     spec = choosing.spec_on(state, grid)
     may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
     onward = resplit_plan(plan, grid, spec, work, staying, live, beginning, may_be, instead)
-    return sharded(onward, spec, state.sizes)
+    return sharded(onward, spec, state.profile.sizes)
 
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
     """Of each layer, with what the optimizer remembers; empty if that is not known."""
-    layers = state.grids.layers
-    known = state.costs is not None and len(layers) == len(state.costs)
+    layers = state.profile.layers
+    known = state.profile.costs is not None and len(layers) == len(state.profile.costs)
     return tuple(layer.parameters + layer.optimizer for layer in layers) if known else ()
 
 

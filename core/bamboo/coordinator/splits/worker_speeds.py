@@ -103,7 +103,7 @@ def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
     costs: list[float] = []
     reading: list[float] = []
     for stage, layers in enumerate(plan.stages):
-        shares = _shares(plan, owned, stage, state.costs)
+        shares = _shares(plan, owned, stage, state.profile.costs)
         if layers not in found.seconds or shares is None:
             return None
         is_end = stage in (0, len(plan.stages) - 1)
@@ -145,7 +145,7 @@ def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
 
     For those who cannot be compared otherwise. Empty if too few are measured to say what is usual.
     """
-    plan, costs = state.current_plan, state.costs
+    plan, costs = state.current_plan, state.profile.costs
     if costs is None or len(costs) != plan.stages[-1][1]:
         return {}
     paces = {}

@@ -6,7 +6,6 @@ decided here does not depend on which of them comes first.
 
 from bamboo.coordinator.events import Emit, Outcome
 from bamboo.coordinator.state import Turn
-from bamboo.coordinator.workers.record import WorkerEnd
 from bamboo.job.spec import FailureAction, JobSpec, wanted_workers
 from bamboo.names import EXIT_FENCED, EXIT_OK
 from bamboo.planning.plan import WorkerId
@@ -21,16 +20,16 @@ def most_losses(spec: JobSpec) -> int:
 
 def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
     """Remember that the worker has gone, until the next commit. disrupted: it was taken away."""
-    turn.set(ends={**turn.state.ends, worker: WorkerEnd(how=how, disrupted=disrupted)})
+    turn.put(turn.state.ends.ended(worker, how, disrupted=disrupted))
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
     """Of a lost worker: how it ended, which is often known only after its neighbours have missed it."""
     state = turn.state
-    if worker not in state.exit_unknown:
+    if worker not in state.ends.unexplained:
         return
-    turn.set(exit_unknown=state.exit_unknown - {worker})
-    before = state.ends.get(worker)
+    turn.put(state.ends.explained(worker))
+    before = state.ends.since_commit.get(worker)
     if exit_code is None:
         if before and not removed:  # that we ended it does not say why it had been missed
             note_end(turn, worker, detail, disrupted=True)
@@ -66,8 +65,8 @@ def apply_failure_policy(turn: Turn, worker: WorkerId, detail: str, exit_code: i
 
 
 def _count(turn: Turn, failure: str) -> None:
-    failures = (*turn.state.failures, failure)
-    turn.set(failures=failures, restarts=turn.state.restarts + 1)
+    turn.put(turn.state.ends.failed(failure))
+    failures = turn.state.ends.failures
     if len(failures) > turn.state.spec.failure_policy.backoff_limit:
         many = len(failures) > 1
         ended = f"{len(failures)} workers failed" if many else "a worker failed"
@@ -80,7 +79,7 @@ def stop_without_progress(turn: Turn) -> None:
 
     Workers that were taken away do not speak against the job; for those it has its progress deadline.
     """
-    lost = [f"{worker}: {end.how}" for worker, end in turn.state.ends.items() if not end.disrupted]
+    lost = [f"{worker}: {end.how}" for worker, end in turn.state.ends.since_commit.items() if not end.disrupted]
     if len(lost) > most_losses(turn.state.spec):
         message = f"{len(lost)} workers were lost and no step was committed in between; the last one, {lost[-1]}"
         turn.finish(Outcome.FAILED, "WorkersKeepFailing", message)

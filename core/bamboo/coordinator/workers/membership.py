@@ -1,6 +1,5 @@
 """Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
@@ -9,7 +8,6 @@ from bamboo.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
 from bamboo.coordinator.grids.holding import to_have
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.coordinator.workers.failures import apply_failure_policy, by_itself, note_end, note_exit
-from bamboo.coordinator.workers.record import WorkerRecord, Workers
 from bamboo.job.spec import RedundancyMode
 from bamboo.names import (
     ALL_BACK_SECONDS,
@@ -25,7 +23,7 @@ from bamboo.planning.plan import Peer, Plan, WorkerId, plan_misfits
 def joined(turn: Turn, hello: protocol.Hello) -> None:
     """A channel was opened: by a new worker, after a cut, or after our own restart."""
     state, worker, plan = turn.state, hello.worker, hello.plan
-    if worker in state.gone:
+    if worker in state.membership.gone:
         turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and cannot rejoin")
         return
     peer = Peer(worker=worker, host=hello.host, port=hello.port, zone=hello.zone, node=hello.node)
@@ -33,24 +31,18 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         _returned(turn, worker, peer)
         return
     if plan and state.phase not in ("Pending", "Recovering"):
-        turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
+        turn.put(state.membership.refusing(worker))
         turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
         turn.do(RemoveWorker(worker))
         return
     if plan and (problems := plan_misfits(plan, state.spec)):
-        turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
+        turn.put(state.membership.refusing(worker))
         why = f"{worker} sent a plan that cannot be this job's: {problems[0]}"
         turn.refuse(worker, "PlanUnsound", why)
         turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
         return
-    record = WorkerRecord(peer=peer, seen=turn.now, platform=hello.platform, epoch=plan.epoch if plan else 0)
-    turn.set(workers=Workers.of({**state.workers, worker: record}), requested=max(0, state.requested - 1))
-    turn.do(
-        Send(
-            worker,
-            protocol.Welcome(manifest=state.terms.manifest, secret=state.terms.secret, history=state.terms.history),
-        )
-    )
+    turn.put(state.workers.joined(hello, peer, turn.now), state.membership.withdrawing(1))
+    turn.do(Send(worker, state.terms.welcome()))
     turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
     if plan:
         _found(turn, plan)
@@ -64,18 +56,13 @@ def _where(peer: Peer) -> str:
 def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     """After a cut: messages may be lost in both directions, so both say everything again that still matters."""
     state = turn.state
-    turn.worker(worker, peer=peer, seen=turn.now, busy=0.0, cut_since=None, released=False)
-    turn.put(state.ending.asked_again(worker))
-    turn.set(
-        links={pair: since for pair, since in state.links.items() if pair[0] != worker},
-        profiling=None if state.profiling == worker else state.profiling,
+    turn.put(
+        state.workers.back(worker, peer, turn.now),
+        state.liveness.back(worker),
+        state.ending.asked_again(worker),
+        state.profile.not_asked_of(worker),
     )
-    turn.do(
-        Send(
-            worker,
-            protocol.Welcome(manifest=state.terms.manifest, secret=state.terms.secret, history=state.terms.history),
-        )
-    )
+    turn.do(Send(worker, state.terms.welcome()))
     current = state.phase != "Restoring"
     if current and state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
         turn.do(Send(worker, protocol.SendPlan(plan=state.plan)))
@@ -107,25 +94,21 @@ def declare_lost(
     because it had been declared lost.
     """
     state, exit_code = turn.state, None if exit_code is not None and exit_code < 0 else exit_code
-    if worker in state.gone:
+    if worker in state.membership.gone:
         note_exit(turn, worker, detail, exit_code, removed=removed)
         return
     if worker not in state.workers:
         _lost_early(turn, worker, detail, exit_code)
         return
     record = state.workers[worker]
-    signs = [since for (_, peer), since in state.links.items() if peer == worker]
-    signs += [turn.now if record.cut_since is None else record.cut_since]
     had_part = state.plan is not None and worker in state.plan.holders()
-    turn.set(
-        workers=Workers.of({w: r for w, r in state.workers.items() if w != worker}),
-        gone=state.gone | {worker},
-        first_signs={**state.first_signs, worker: min(signs)},
-        links={pair: since for pair, since in state.links.items() if worker not in pair},
-        preemptions=state.preemptions + (record.notice_until is None),  # whether its end is known yet is chance
-        profiling=None if state.profiling == worker else state.profiling,
+    turn.put(
+        state.workers.without({worker}),
+        state.membership.losing(worker, taken=record.notice_until is None),  # whether its end is known yet is chance
+        state.liveness.losing(worker, turn.now if record.cut_since is None else record.cut_since),
+        state.profile.not_asked_of(worker),
+        state.plans.without(worker),
     )
-    turn.put(turn.state.plans.without(worker))
     if record.notice_until is None or had_part:
         turn.do(Emit("WorkerLost", f"{worker} is lost: {detail}", True))
     else:
@@ -137,7 +120,7 @@ def declare_lost(
     noticed = record.notice_until is not None
     note_end(turn, worker, detail, disrupted=noticed or (known and exit_code is None))
     if not known:
-        turn.set(exit_unknown=turn.state.exit_unknown | {worker})
+        turn.put(turn.state.ends.missed(worker))
     apply_failure_policy(turn, worker, detail, None if noticed and exit_code == EXIT_OK else exit_code)
 
 
@@ -146,11 +129,7 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
     state = turn.state
     recovering = state.phase == "Recovering"
     by_order = not exit_code
-    turn.set(
-        gone=state.gone | {worker},
-        requested=max(0, state.requested - 1),
-        preemptions=state.preemptions + (recovering and by_order),  # or so it seems
-    )
+    turn.put(state.membership.losing_early(worker, taken=recovering and by_order))  # or so it seems
     turn.do(Emit("WorkerLost", f"{worker} was lost before it joined: {detail}", True), RemoveWorker(worker))
     if recovering and by_order:
         return
@@ -162,8 +141,8 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
 def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:
     """After our own restart: workers of the plan that cannot come back."""
     state = turn.state
-    new = frozenset(workers) - state.workers.keys() - state.gone
-    turn.set(gone=state.gone | new, preemptions=state.preemptions + len(new))
+    new = frozenset(workers) - state.workers.keys() - state.membership.gone
+    turn.put(state.membership.absent(new))
     turn.do(
         *(
             Emit("WorkerLost", f"{worker} was lost while no operator was active: {detail}", True)
@@ -180,17 +159,17 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False
     """
     record, until = turn.state.workers.get(worker), turn.now + seconds
     if record is not None and (own or wanted):
-        turn.worker(worker, notice_final=True)
+        turn.put(turn.state.workers.surely_going(worker))
     if record is None or (record.notice_until is not None and record.notice_until <= until):
         return
-    turn.worker(worker, notice_until=until, notice_seconds=seconds, replaced=False)
+    turn.put(turn.state.workers.noticed(worker, until, seconds))
     if record.notice_until is not None and not record.replaced:
         return
     if wanted:
-        turn.worker(worker, spared=True)
+        turn.put(turn.state.workers.spared(worker))
         turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
         return
-    turn.set(notices=turn.state.notices + 1, preemptions=turn.state.preemptions + 1)
+    turn.put(turn.state.membership.noticing())
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
 
 
@@ -198,12 +177,12 @@ def replace_worker(turn: Turn, worker: WorkerId) -> None:
     """Let it leave when another one has taken its place, as if it had a notice without a deadline. Only `keep_worker`
     takes that back.
     """
-    turn.worker(worker, notice_until=math.inf, notice_seconds=math.inf, notice_final=True, replaced=True)
+    turn.put(turn.state.workers.to_be_replaced(worker))
 
 
 def keep_worker(turn: Turn, worker: WorkerId) -> None:
     """Nobody can take its place after all."""
-    turn.worker(worker, notice_until=None, notice_final=False, replaced=False, free_since_step=None)
+    turn.put(turn.state.workers.not_replaced(worker))
 
 
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
@@ -211,17 +190,16 @@ def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
     record = turn.state.workers.get(worker)
     if record is None or record.notice_until is None or record.notice_final or record.released:
         return
-    turn.worker(worker, notice_until=None, free_since_step=None)
+    turn.put(turn.state.workers.staying(worker))
     turn.do(Emit("NoticeWithdrawn", f"the notice of {worker} is withdrawn"))
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:
     """A cut channel alone is forgiven for a while; with a broken link beside it the worker is gone."""
-    record = turn.state.workers.get(worker)
-    if record is None:
+    if worker not in turn.state.workers:
         return
-    turn.worker(worker, cut_since=record.cut_since if record.cut_since is not None else turn.now)
-    witness = next((reporter for reporter, peer in turn.state.links if peer == worker), None)
+    turn.put(turn.state.workers.cut(worker, turn.now))
+    witness = turn.state.liveness.witness_of(worker)
     if witness:
         declare_lost(turn, worker, f"its control channel is closed, and {witness} cannot reach it")
 
@@ -232,12 +210,12 @@ def peer_down(turn: Turn, reporter: WorkerId, message: protocol.PeerDown) -> Non
         return
     if peer.cut_since is not None:
         declare_lost(turn, message.peer, f"its control channel is closed, and {reporter} cannot reach it")
-    elif (reporter, message.peer) not in turn.state.links:
-        turn.set(links={**turn.state.links, (reporter, message.peer): turn.now})
+    elif (reporter, message.peer) not in turn.state.liveness.links:
+        turn.put(turn.state.liveness.broken(reporter, message.peer, turn.now))
 
 
 def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
-    turn.set(links={pair: since for pair, since in turn.state.links.items() if pair != (reporter, message.peer)})
+    turn.put(turn.state.liveness.mended(reporter, message.peer))
 
 
 def check_deadlines(turn: Turn) -> None:
@@ -256,7 +234,7 @@ def check_deadlines(turn: Turn) -> None:
             )
         elif record.notice_until is not None and now > record.notice_until:
             declare_lost(turn, worker, "the deadline of its notice has passed")
-    broken = [pair for pair, since in turn.state.links.items() if now - since > limit]
+    broken = [pair for pair, since in turn.state.liveness.links.items() if now - since > limit]
     if broken:
         worker = worker_to_blame(broken, _part(turn))
         declare_lost(turn, worker, f"one of its data links has been broken for more than {limit:g} s")
@@ -288,9 +266,9 @@ def _patience(turn: Turn) -> float:
     found = ISOLATED_SECONDS if 2 * silent > len(state.workers) else 0.0
     if silent and silent == len(state.workers):
         found = ALONE_SECONDS
-    before = state.patience if turn.now < state.patient_until else 0.0
+    before = state.liveness.patience if turn.now < state.liveness.patient_until else 0.0
     if found and found >= before:
-        turn.set(patience=found, patient_until=turn.now + ALL_BACK_SECONDS)
+        turn.put(state.liveness.patient(found, turn.now + ALL_BACK_SECONDS))
     return max(found, before)
 
 
@@ -316,14 +294,19 @@ def request_workers(turn: Turn) -> None:
     if state.phase not in ("Pending", "Running", "Restoring"):
         return
     missing = 0 if state.ending.stopping else _missing(state)  # none begins for a job that is about to end
-    if missing > 0 and turn.now >= state.ask_at:
-        turn.set(requested=state.requested + missing)
+    if missing > 0 and turn.now >= state.admission.ask_at:
+        turn.put(state.membership.requesting(missing))
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
     wanted = plan is None or restoring or state.resize or state.resplit or plan.sources
-    if (wanted or _may_choose(state)) and state.costs is None and state.profiling is None and state.roster.ready:
+    if (
+        (wanted or _may_choose(state))
+        and state.profile.costs is None
+        and state.profile.asked is None
+        and state.roster.ready
+    ):
         first = state.roster.ready[0]
-        turn.set(profiling=first)
+        turn.put(state.profile.asked_of(first))
         turn.do(Send(first, protocol.ProfileRequest()))
 
 
@@ -342,7 +325,7 @@ def surplus_requests(state: CoordinatorState) -> int:
 
     A shell that could not bring some of them yet lets so many of those go, and says so (RequestsWithdrawn).
     """
-    return min(state.requested, max(0, -_missing(state)))
+    return min(state.membership.requested, max(0, -_missing(state)))
 
 
 def workers_to_have(state: CoordinatorState) -> int:
@@ -353,4 +336,4 @@ def workers_to_have(state: CoordinatorState) -> int:
 def _missing(state: CoordinatorState) -> int:
     """Workers to ask for; below 0 if there are more than are wanted, or will be."""
     staying = len(state.workers) - len(state.roster.noticed)
-    return workers_to_have(state) - staying - state.requested
+    return workers_to_have(state) - staying - state.membership.requested

@@ -1,7 +1,6 @@
 """Which workers are refused because they would give other bits than the job's other workers, or not understand them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from bamboo.checkpoint.data_record import difference
 from bamboo.control import protocol
@@ -17,7 +16,6 @@ from bamboo.text import count
 REASON = "PlatformMismatch"
 _HOW_TO_ALLOW = "; spec.worker.allowMixedPlatforms: true allows it"
 _NAMED = 3  # workers in a sentence
-MOST_WAIT_SECONDS: Final = 60.0  # until another worker is asked for, after many that were refused
 
 
 def refuse_misfits(turn: Turn) -> None:
@@ -81,7 +79,7 @@ def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) 
     trained, when worker after worker is refused while it trains.
     """
     state = turn.state
-    first, known = state.data or (worker, said)
+    first, known = state.admission.data or (worker, said)
     other = _other_data(known, said)
     if other is None:
         return False
@@ -93,7 +91,7 @@ def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) 
     turn.refuse(worker, "DataMismatch", text)
     turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
     if (
-        many := turn.state.misfits_in_a_row
+        many := turn.state.admission.in_a_row
     ) > state.spec.failure_policy.backoff_limit and state.ending.stopping is None:
         why = f"{many} new workers in a row had other data than the job; the last one, {text}"
         checkpoints.stop(turn, Outcome.FAILED, "DataMismatch", why, keep=True)
@@ -121,14 +119,11 @@ def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
     fewer in a row had to go.
     """
     state = turn.state
-    wait = min(2.0 ** (state.misfits_in_a_row - 1), MOST_WAIT_SECONDS) if state.misfits_in_a_row else 0.0
-    turn.set(
-        workers={w: r for w, r in state.workers.items() if w != worker},
-        gone=state.gone | {worker},
-        links={pair: since for pair, since in state.links.items() if worker not in pair},
-        profiling=None if state.profiling == worker else state.profiling,
-        misfit=(worker, text),
-        misfits_in_a_row=state.misfits_in_a_row + 1,
-        ask_at=turn.now + wait,
+    turn.put(
+        state.workers.without({worker}),
+        state.membership.without(worker),
+        state.liveness.without(worker),
+        state.profile.not_asked_of(worker),
+        state.plans.without(worker),
+        state.admission.refusing(worker, text, turn.now),
     )
-    turn.put(state.plans.without(worker))

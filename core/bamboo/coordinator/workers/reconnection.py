@@ -19,19 +19,19 @@ def recovered(turn: Turn) -> bool:
         _await_the_first(turn)
         return False
     missing = plan.worker_ids() - state.ready.keys()
-    if missing - state.gone and turn.now - state.course.since < _patience(turn, plan, missing - state.gone):
+    if missing - state.membership.gone and turn.now - state.course.since < _patience(
+        turn, plan, missing - state.membership.gone
+    ):
         return False
-    absent = plan.worker_ids() - state.workers.keys() - state.gone
+    absent = plan.worker_ids() - state.workers.keys() - state.membership.gone
     outsiders = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
     for worker in outsiders:
         turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
-    turn.set(
-        gone=state.gone | outsiders | absent,
-        workers={w: r for w, r in state.workers.items() if w not in outsiders},
-        requested=max(0, state.requested - len(absent)),
-        preemptions=state.preemptions + len(absent),
-    )
-    turn.put(state.progress.heard_at(turn.now))
+    members = state.membership
+    for worker in outsiders:
+        members = members.without(worker)
+    members = members.absent(absent).withdrawing(len(absent))
+    turn.put(members, state.workers.without(outsiders), state.progress.heard_at(turn.now))
     turn.enter("Running")
     holding.resume(turn)
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))
@@ -45,21 +45,20 @@ def recovered(turn: Turn) -> bool:
 def _await_the_first(turn: Turn) -> None:
     """Workers that live train on, and find the way back; whether they do it in vain is for the user to say."""
     state = turn.state
-    patience = (state.spec.progress_deadline_seconds or math.inf) if state.requested else RECOVERY_SECONDS
+    patience = (state.spec.progress_deadline_seconds or math.inf) if state.membership.requested else RECOVERY_SECONDS
     waited = turn.now - state.course.since
     if waited >= patience:
         _nobody_came_back(turn, f"no worker of the job came back within {patience:g} s")
-    elif waited >= ALONE_SECONDS and not state.silence_reported:
-        turn.set(silence_reported=True)
-        text = (
-            f"{count(state.requested, 'worker')} running, none has reconnected to the operator in {ALONE_SECONDS:g} s"
-        )
+    elif waited >= ALONE_SECONDS and not state.membership.silence_told:
+        turn.put(state.membership.with_silence_told())
+        running = count(state.membership.requested, "worker")
+        text = f"{running} running, none has reconnected to the operator in {ALONE_SECONDS:g} s"
         turn.do(Emit("WorkersSilent", text, True))
 
 
 def _nobody_came_back(turn: Turn, message: str) -> None:
     """All that they held is gone with them; others begin, with what the store has."""
-    turn.set(requested=0)
+    turn.put(turn.state.membership.withdrawing(turn.state.membership.requested))
     restoring.lost(turn, "WorkersGone", message)
 
 

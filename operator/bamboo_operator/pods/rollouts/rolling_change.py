@@ -56,7 +56,7 @@ class Sight:
 
     @property
     def living(self) -> Pods:
-        return {name: pod for name, pod in self.pods.items() if lives(pod) and name not in self.state.gone}
+        return {name: pod for name, pod in self.pods.items() if lives(pod) and name not in self.state.membership.gone}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class RollingChange:
 
     def _misfit(self, sight: Sight) -> str:
         """Why the workers of the newest template are refused, if one was."""
-        misfit = sight.state.misfit
+        misfit = sight.state.admission.misfit
         return misfit[1] if misfit is not None and self._tried(sight, misfit[0]) else ""
 
     def _tried(self, sight: Sight, name: WorkerId) -> bool:
