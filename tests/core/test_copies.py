@@ -78,7 +78,7 @@ def test_copies_of_what_is_not_the_newest_checkpoint_any_more_are_dropped() -> N
     world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=new)))
     drop = protocol.DropCopies(checkpoints=(old,))
     assert sent(world, protocol.DropCopies) == [("w0", drop), ("w1", drop)]
-    assert set(world.state.checkpoints.copies) == {new}
+    assert set(world.state.copies.held) == {new}
 
 
 def test_copies_of_a_checkpoint_that_is_given_up_are_dropped_and_those_of_the_one_before_are_not() -> None:
@@ -91,13 +91,13 @@ def test_copies_of_a_checkpoint_that_is_given_up_are_dropped_and_those_of_the_on
     writers = world.state.checkpoints.dealt.values()
     drop = protocol.DropCopies(checkpoints=(new,))
     assert sent(world, protocol.DropCopies) == [(w, drop) for w in sorted({"w0", *writers})], "they stop writing, too"
-    assert set(world.state.checkpoints.copies) == {old}
+    assert set(world.state.copies.held) == {old}
 
 
 def test_made_up_copies_are_not_believed() -> None:
     world = made()
     holds(world, "w0", CheckpointId(step=8, id="a"), 0, LAYERS)
-    assert world.state.checkpoints.copies == {}
+    assert world.state.copies.held == {}
     for step in range(100):
         holds(world, "w0", CheckpointId(step=step, id="a"), 0)
-    assert len(world.state.checkpoints.copies) <= 4
+    assert len(world.state.copies.held) <= 4

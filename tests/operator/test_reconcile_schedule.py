@@ -156,7 +156,7 @@ def test_what_conditions_and_counts_are_made_of_is_looked_at(state: CoordinatorS
         replace(state, ends=state.ends.failed("w0 exited")),
         replace(state, admission=state.admission.refusing("w0", "torch 3", 1.0)),
         replace(state, plans=state.plans.in_step(Cell(0, 0), "w0")),
-        replace(state, checkpoints=replace(state.checkpoints, looked=True)),
+        replace(state, restoring=replace(state.restoring, looked=True)),
     ):
         assert looked_at(after) != looked_at(state)
 

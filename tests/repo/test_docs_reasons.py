@@ -59,7 +59,7 @@ PASSED_ON = {
     "reason": "an argument of Turn.finish, Turn.refuse, Channels._refuse, Worker._fail, or a field that is passed on",
     "plan.reason": "next_plan, and the first plan's",
     "message.reason": "the worker's own, WorkerFailed",
-    "c.reason": "restoring.lost",
+    "back.reason": "restoring.lost",
     "stopping.reason": "checkpoints.stop, which is given Interrupted's",
     "signal.source": "signals and cloud_marks",
     "of_node.source": "the same",

@@ -114,5 +114,5 @@ def gone_back(*, skipped: bool = False) -> tuple[World, str]:
     lose_stage(world)
     world.settle()
     asked, _ = sent(world, protocol.FindCheckpoint)[-1]
-    world.tell(Received(asked, protocol.CheckpointFound(number=world.state.checkpoints.question, checkpoint=kept)))
+    world.tell(Received(asked, protocol.CheckpointFound(number=world.state.restoring.question, checkpoint=kept)))
     return world, asked

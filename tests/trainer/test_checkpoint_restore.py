@@ -204,7 +204,7 @@ class Loss(Disaster):
 
     def __call__(self, job: Job) -> None:
         if not self.struck:
-            copies = job.state.checkpoints.copies.values()
+            copies = job.state.copies.held.values()
             self.known = {layer for who in copies for layers in who.values() for layer in layers}
         super().__call__(job)
         if self.struck and not self.kept:

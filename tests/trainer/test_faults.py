@@ -326,7 +326,7 @@ def test_who_lives_goes_back_to_a_checkpoint_with_its_copies_and_does_not_read_t
         if job.acted or job.state.step < 5 or not kept or is_tidying(job):
             return
         victims = {job.owner(0, 1), job.owner(0, 2)}
-        copies = job.state.checkpoints.copies[kept[0]]
+        copies = job.state.copies.held[kept[0]]
         in_memory.update(layer for worker, layers in copies.items() if worker not in victims for layer in layers)
         folder = next(store.glob(f"step-*{kept[0].id}"))
         for layer in in_memory:

@@ -86,7 +86,7 @@ def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None
     if state.spec.checkpoint is None:
         return None
     began_with = (
-        state.plan.restore if state.plan and c.looked and not state.plan.moved else None
+        state.plan.restore if state.plan and state.restoring.looked and not state.plan.moved else None
     )  # else there may be newer ones
     newest = c.kept[0] if c.kept else began_with
     return CheckpointSummary(

@@ -194,9 +194,9 @@ def _start(turn: Turn) -> None:
     state, spec = turn.state, turn.state.spec
     if not restoring.is_known(turn) or (state.profile.costs is None and state.plan is None):
         return
-    c, state = turn.state.checkpoints, turn.state
-    if state.phase == "Restoring" and c.found is None and not restoring.may_begin_again(state):
-        turn.finish(Outcome.UNRECOVERABLE, c.reason, f"{c.message}; there is no checkpoint to go back to")
+    back, state = turn.state.restoring, turn.state
+    if state.phase == "Restoring" and back.found is None and not restoring.may_begin_again(state):
+        turn.finish(Outcome.UNRECOVERABLE, back.reason, f"{back.message}; there is no checkpoint to go back to")
         return
     fit = fitting(state)
     ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
@@ -218,12 +218,12 @@ def _start(turn: Turn) -> None:
         spec.training,
         spec.redundancy,
         epoch=epoch,
-        restore=c.found,
+        restore=back.found,
         spread=spec.spread.policy,
         schedule=grid.schedule,
     )
     plan = sharded(plan, spec, state.profile.sizes)
-    sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
+    sources = copies.sources(state, back.found, stages[-1][1], {peer.worker: peer for peer in ready})
     known = state.plan.device_layers if state.plan and state.plan.stages == stages else ()
     layers = known or device_layers(spec, stages, state.profile.costs)
     plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_type_hints
 
 from bamboo.control import protocol
-from bamboo.coordinator.checkpointing.record import CheckpointState
+from bamboo.coordinator.checkpointing.record import CheckpointState, CopiesInMemory, RestoringState
 from bamboo.coordinator.course import JobCourse, Phase
 from bamboo.coordinator.ending.record import Ending
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
@@ -50,6 +50,8 @@ class CoordinatorState:
     moves: Moves = field(default_factory=Moves)
     progress: Progress = field(default_factory=Progress)
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
+    restoring: RestoringState = field(default_factory=RestoringState)
+    copies: CopiesInMemory = field(default_factory=CopiesInMemory)
     resize: tuple[Grid, float] | None = None
     resplit: Resplit | None = None
     filling: Filling | None = None
@@ -136,6 +138,9 @@ def changed(value: T, changes: Mapping[str, Any]) -> T:
 
 Record = (
     Admission
+    | CheckpointState
+    | CopiesInMemory
+    | RestoringState
     | JobCourse
     | Ending
     | Inquiry

@@ -134,9 +134,8 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
         _skipped(turn, message)
     turn.put(turn.state.progress.counting_step(step, training.microbatches - message.microbatches))
     if step >= state.step:
-        turn.put(turn.state.progress.committed(message, turn.now))
-        turn.put(turn.state.ends.progressed())
-        checkpoints.progress(turn)
+        state = turn.state
+        turn.put(state.progress.committed(message, turn.now), state.ends.progressed(), state.restoring.progressed())
 
 
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:

@@ -122,7 +122,7 @@ def looked_at(state: CoordinatorState) -> tuple[object, ...]:
         state.ends.restarts,
         state.ending.finished,
         checkpoints.kept[:1],
-        checkpoints.looked,
+        state.restoring.looked,
         checkpoints.counts,
         stragglers.asked_at is None,
         [(w, seen) for w, seen in stragglers.slow.items() if seen.found],

@@ -4,12 +4,9 @@ The root marks the commit after which the state is kept; whoever is named as a w
 and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
-from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import evaluations, protocol
 from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.checkpointing import copies
@@ -29,8 +26,6 @@ STOP_SECONDS: Final = 120.0  # and two steps: for the checkpoint with which a jo
 FIRST_PART_SECONDS: Final = 60.0  # for the first part of a writer that has no stage any more
 TIDY_SECONDS: Final = 30.0  # for which a job that ends waits until what is not to be kept any longer is removed
 MOST_WRITERS: Final = 16  # of a stage
-MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
-MOST_KEPT: Final = 100
 
 
 def first_number(secret: str, now: float) -> int:
@@ -104,8 +99,7 @@ def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool)
     if keep and state.spec.checkpoint and state.phase == "Recovering":
         turn.put(ending)
     elif keep and state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
-        turn.put(ending)
-        change(turn, retry=True)
+        turn.put(ending, state.checkpoints.due_at_once())
     else:
         turn.finish(outcome, reason, message)
 
@@ -148,7 +142,7 @@ def _keep_the_endangered(turn: Turn) -> None:
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
         return
     if any(set(holders) <= noticed for holders in state.certain_holders(state.plan)):
-        change(turn, endangered=noticed, retry=state.step > c.last_step)
+        turn.put(c.for_endangered(noticed, state.step))
 
 
 def _came_too_late(turn: Turn) -> bool:
@@ -156,10 +150,6 @@ def _came_too_late(turn: Turn) -> bool:
     state = turn.state
     over = state.step >= state.spec.training.steps
     return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
-
-
-def change(turn: Turn, **changes: object) -> None:
-    turn.set(checkpoints=replace(turn.state.checkpoints, **changes))  # type: ignore[arg-type]
 
 
 def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
@@ -174,7 +164,7 @@ def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...],
 def _ask_root(turn: Turn) -> None:
     c, plan = turn.state.checkpoints, turn.state.current_plan
     root = plan.at(ROOT).owner
-    change(turn, asked=root, asked_at=turn.now)
+    turn.put(c.asking(root, turn.now))
     pause = turn.state.ending.stopping is not None
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers, pause=pause)))
 
@@ -189,18 +179,7 @@ def _wish(turn: Turn, at: int) -> None:
         for worker in mine
         for layer in share(mine, worker, plan.state_layers[stage])
     }
-    change(
-        turn,
-        number=c.number + 1,
-        at=at,
-        writers=writers,
-        dealt=dealt,
-        since=turn.now,
-        retry=False,
-        early={},
-        failed={},
-        stall=0.0,
-    )
+    turn.put(c.wished(at, writers, dealt, turn.now))
     _ask_root(turn)
 
 
@@ -262,7 +241,7 @@ def _commit(turn: Turn) -> None:
     if state.plan is not None:
         root = state.plan.at(ROOT).owner
         staying.sort(key=lambda worker: worker != root)
-    change(turn, asked=staying[0], asked_at=turn.now)
+    turn.put(c.asking(staying[0], turn.now))
     parts = tuple(c.parts[layer] for layer in sorted(c.parts))
     turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=_score(state, c))))
 
@@ -292,28 +271,14 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
     c = turn.state.checkpoints
     step = c.writing.step if c.writing else turn.state.step
     turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
-    change(
-        turn,
-        writers=(),
-        writing=None,
-        parts={},
-        asked=None,
-        retry=retry and not c.final,
-        last_step=turn.state.step,
-        counts=c.counts.abandoning(reason),
-        final=False,
-        final_failures=c.final_failures + (step >= turn.state.spec.training.steps and c.writing is not None),
-    )
+    final_failed = step >= turn.state.spec.training.steps and c.writing is not None
+    turn.put(c.abandoned(reason, turn.state.step, retry=retry, final_failed=final_failed))
     copies.given_up(turn, c.writing)
 
 
 def never_restore(turn: Turn, newest_good: int) -> None:
     """The checkpoints after that version, of which one may be in the making, may be of wrong states."""
-    c = turn.state.checkpoints
-    begun = (*c.kept, *((c.writing,) if c.writing else ()))
-    bad = tuple(one for one in begun if one.step > newest_good and one not in c.bad)
-    kept = tuple(one for one in c.kept if one not in bad)
-    change(turn, bad=(*c.bad, *bad)[-MOST_KEPT:], kept=kept)
+    turn.put(turn.state.checkpoints.distrusting(newest_good))
 
 
 def distrust(turn: Turn, newest_good: int) -> None:
@@ -339,12 +304,6 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
         _abandon(turn, AbandonReason.WRITER_LOST, "all workers that knew of it are gone", retry=True)
 
 
-def progress(turn: Turn) -> None:
-    """A step more is committed than ever since the job began, or went back to a checkpoint."""
-    if turn.state.checkpoints.back_since is not None:
-        change(turn, back_since=None)
-
-
 def checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
     _carried(turn, message.number, message.checkpoint)
 
@@ -354,8 +313,7 @@ def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return
-    parts = dict(c.early.get(checkpoint, {}))
-    change(turn, writing=checkpoint, since=turn.now, asked=None, parts=parts, early={}, failed={})
+    turn.put(c.carried(checkpoint, turn.now))
     if checkpoint in c.failed:
         _abandon(turn, AbandonReason.STORE_FAILED, c.failed[checkpoint])
     else:
@@ -368,23 +326,10 @@ def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) 
         return
     new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
     if message.checkpoint == c.writing:
-        _note_written(turn, new, c.parts, message.stall)
-        change(turn, parts={**c.parts, **new})
+        turn.put(c.with_parts(message.checkpoint, new, message.stall))
         _commit_if_written(turn)
     elif c.writers and c.writing is None:
-        known = c.early.get(message.checkpoint, {})
-        _note_written(turn, new, known, message.stall)
-        early = {**c.early, message.checkpoint: {**known, **new}}
-        change(turn, early=dict(list(early.items())[-MOST_EARLY:]))
-
-
-def _note_written(
-    turn: Turn, new: Mapping[int, CheckpointPart], known: Mapping[int, CheckpointPart], stall: float
-) -> None:
-    """Workers may say the same again. stall: of the worker that says so."""
-    c = turn.state.checkpoints
-    more = sum(part.bytes for layer, part in new.items() if layer not in known)
-    change(turn, counts=replace(c.counts, bytes=c.counts.bytes + more), stall=max(c.stall, stall))
+        turn.put(c.with_parts(message.checkpoint, new, message.stall))
 
 
 def _commit_if_written(turn: Turn) -> None:
@@ -396,29 +341,15 @@ def _commit_if_written(turn: Turn) -> None:
 def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.CheckpointCommitted) -> None:
     c = turn.state.checkpoints
     if message.tidied and c.tidying == (message.checkpoint, worker):
-        change(turn, tidying=None)
+        turn.put(c.tidied())
+        c = turn.state.checkpoints
     if message.checkpoint != c.writing:
         _heard_again(turn, message.checkpoint)
         return
-    size = sum(part.bytes for part in c.parts.values())
-    kept = (message.checkpoint, *c.kept)[:MOST_KEPT]
-    seconds = turn.now - c.since
-    turn.do(Emit("CheckpointSaved", f"the state of step {message.checkpoint.step} is saved, in {seconds:.1f} s"))
-    change(
-        turn,
-        kept=kept,
-        kept_at=turn.now,
-        bytes=size,
-        seconds=seconds,
-        writers=(),
-        writing=None,
-        parts={},
-        asked=None,
-        last_step=message.checkpoint.step,
-        counts=c.counts.saved(seconds, c.stall),
-        final=False,
-        tidying=None if message.tidied else (message.checkpoint, worker),
-    )
+    saved = c.saved(message.checkpoint, worker, turn.now, tidied=bool(message.tidied))
+    turn.put(saved)
+    text = f"the state of step {message.checkpoint.step} is saved, in {saved.seconds:.1f} s"
+    turn.do(Emit("CheckpointSaved", text))
     copies.committed(turn, message.checkpoint)
 
 
@@ -426,7 +357,7 @@ def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
     """Of the last state's, workers tell a restarted coordinator, too, that it need not be kept once more."""
     c = turn.state.checkpoints
     if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
-        change(turn, kept=(checkpoint, *c.kept)[:MOST_KEPT])
+        turn.put(c.with_found(checkpoint))
 
 
 def is_tidying(turn: Turn) -> bool:
@@ -442,4 +373,4 @@ def checkpoint_failed(turn: Turn, worker: WorkerId, message: protocol.Checkpoint
     if c.writers and message.checkpoint == c.writing:
         _abandon(turn, AbandonReason.STORE_FAILED, why)
     elif c.writers and c.writing is None:
-        change(turn, failed={**c.failed, message.checkpoint: why})
+        turn.put(c.failing(message.checkpoint, why))

@@ -5,8 +5,6 @@ checkpoint names who has which layer; see docs/design/checkpoints.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Final
 
 from bamboo.control import protocol
 from bamboo.coordinator.events import Send
@@ -14,12 +12,10 @@ from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import CheckpointId, Peer, WorkerId
 from bamboo.planning.splits.resplit import Sources, holders_of
 
-MOST_COPIED: Final = 4  # checkpoints of which it is known who has copies
-
 
 def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> None:
     """A worker keeps copies of these layers, instead of what it has said of that checkpoint before."""
-    state, c = turn.state, turn.state.checkpoints
+    state = turn.state
     layers = (
         len(state.profile.costs)
         if state.profile.costs is not None
@@ -29,14 +25,12 @@ def copies_held(turn: Turn, worker: WorkerId, message: protocol.CopiesHeld) -> N
     )
     if state.spec.checkpoint is None or layers is None or any(layer >= layers for layer in message.layers):
         return
-    held = {**c.copies.get(message.checkpoint, {}), worker: frozenset(message.layers)}
-    others = {one: who for one, who in c.copies.items() if one != message.checkpoint}
-    _set(turn, dict([*list(others.items())[1 - MOST_COPIED :], (message.checkpoint, held)]))
+    turn.put(state.copies.with_copies(message.checkpoint, worker, message.layers))
 
 
 def committed(turn: Turn, newest: CheckpointId) -> None:
     """There is a newer checkpoint than those that copies were of use for."""
-    _drop(turn, tuple(one for one in turn.state.checkpoints.copies if one != newest))
+    _drop(turn, tuple(one for one in turn.state.copies.held if one != newest))
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
@@ -46,26 +40,22 @@ def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
 
 
 def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[WorkerId] = frozenset()) -> None:
-    copies = turn.state.checkpoints.copies
+    copies = turn.state.copies.held
     holders = others.union(*(copies.get(one, {}) for one in useless))
     message = protocol.DropCopies(checkpoints=useless)
     turn.do(*(Send(w, message) for w in turn.state.workers if w in holders))
-    _set(turn, {one: who for one, who in copies.items() if one not in useless})
+    turn.put(turn.state.copies.without(useless))
 
 
 def begun(turn: Turn, checkpoint: CheckpointId | None) -> None:
     """All workers go back to that one, and keep copies of no other."""
-    _set(turn, {one: who for one, who in turn.state.checkpoints.copies.items() if one == checkpoint})
+    turn.put(turn.state.copies.without([one for one in turn.state.copies.held if one != checkpoint]))
 
 
 def sources(
     state: CoordinatorState, checkpoint: CheckpointId | None, layers: int, live: Mapping[WorkerId, Peer]
 ) -> Sources:
     """Who of these workers has a copy of each of a checkpoint's layers; empty if nobody has one of any."""
-    held = state.checkpoints.copies.get(checkpoint, {}) if checkpoint else {}
+    held = state.copies.held.get(checkpoint, {}) if checkpoint else {}
     found = holders_of(held, layers, live)
     return found if any(found) else ()
-
-
-def _set(turn: Turn, copies: Mapping[CheckpointId, Mapping[WorkerId, frozenset[int]]]) -> None:
-    turn.set(checkpoints=replace(turn.state.checkpoints, copies=copies))

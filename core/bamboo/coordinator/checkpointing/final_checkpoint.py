@@ -5,19 +5,15 @@ being written two steps before the end, or if the root hears the wish too late, 
 Then those who have finished the stages, and keep them until they are told to leave, are asked for their states.
 """
 
-from dataclasses import replace
 from hashlib import sha256
-from typing import Final
 
 from bamboo.control import protocol
-from bamboo.coordinator.checkpoint_counts import AbandonReason
-from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS, change
+from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
+from bamboo.coordinator.checkpointing.record import MOST_FAILURES
 from bamboo.coordinator.events import Emit, Send
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.planning.shares import share
-
-MOST_FAILURES: Final = 2  # of the last state's checkpoints; each has as long as any other one
 
 
 def begin(turn: Turn) -> bool:
@@ -25,10 +21,9 @@ def begin(turn: Turn) -> bool:
     state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
     if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
         return False
-    steps, number, writers = state.spec.training.steps, c.number + 1, _finishers(state)
+    steps, writers = state.spec.training.steps, _finishers(state)
     if not all(writers):
-        counts = c.counts.abandoning(AbandonReason.WRITER_LOST)
-        change(turn, final_failures=MOST_FAILURES, counts=counts, writers=(), retry=False)
+        turn.put(c.final_given_up())
         text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
         turn.do(Emit("CheckpointAbandoned", text, True))
         return False
@@ -38,22 +33,9 @@ def begin(turn: Turn) -> bool:
         for worker in mine
         for layer in share(mine, worker, plan.state_layers[stage])
     }
-    attempt = sha256(f"{state.terms.secret} {number} last".encode()).hexdigest()[:12]
-    change(
-        turn,
-        number=number,
-        at=steps,
-        writers=writers,
-        dealt=dealt,
-        since=turn.now,
-        retry=False,
-        early={},
-        failed={},
-        stall=0.0,
-        parts={},
-        writing=CheckpointId(step=steps, id=attempt),
-        final=True,
-    )
+    wished = c.wished(steps, writers, dealt, turn.now)
+    attempt = sha256(f"{state.terms.secret} {wished.number} last".encode()).hexdigest()[:12]
+    turn.put(wished.of_last_state(CheckpointId(step=steps, id=attempt)))
     _ask(turn)
     return True
 
@@ -77,7 +59,7 @@ def _ask(turn: Turn) -> None:
     assert c.writing is not None
     message = protocol.KeepLastState(checkpoint=c.writing, writers=c.writers)
     left = dict.fromkeys(writer for layer, writer in c.dealt.items() if layer not in c.parts)
-    turn.set(checkpoints=replace(c, asked=None, asked_at=turn.now))
+    turn.put(c.asking(None, turn.now))
     turn.do(*(Send(worker, message) for worker in left if worker in turn.state.workers))
 
 

@@ -3,9 +3,9 @@
 from typing import Final
 
 from bamboo.control import protocol
-from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, RestoreProblem
+from bamboo.coordinator.checkpoint_counts import RestoreCause, RestoreProblem
 from bamboo.coordinator.checkpointing import copies
-from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_KEPT, change
+from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import Resume, wanted_workers
@@ -18,8 +18,8 @@ RESTORE_SECONDS: Final = 24 * 3600.0  # from a loss until a step is committed ag
 
 def can_restore(state: CoordinatorState) -> bool:
     """Is it worth looking for a checkpoint to go back to?"""
-    spec, c = state.spec.checkpoint, state.checkpoints
-    return spec is not None and (spec.resume is Resume.LATEST or bool(_own(state)) or not c.looked)
+    spec = state.spec.checkpoint
+    return spec is not None and (spec.resume is Resume.LATEST or bool(_own(state)) or not state.restoring.looked)
 
 
 def can_resume(state: CoordinatorState) -> bool:
@@ -51,30 +51,14 @@ def go_back(turn: Turn, reason: str, message: str) -> None:
     back = "the job goes back to a checkpoint"
     then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
     turn.do(Emit("Restoring", f"{message}; {then}", True))
-    if turn.state.checkpoints.writers:
-        change(turn, counts=turn.state.checkpoints.counts.abandoning(AbandonReason.WENT_BACK))
+    turn.put(turn.state.checkpoints.left_behind())
     _begin_to_look(turn, reason, message)
 
 
 def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
     """pausing: what has just failed would fail again at once."""
-    since = turn.state.checkpoints.back_since
-    change(
-        turn,
-        looked=False,
-        found=None,
-        asked=None,
-        writers=(),
-        writing=None,
-        parts={},
-        early={},
-        final=False,
-        reason=reason,
-        message=message,
-        asked_at=turn.now,
-        pausing=pausing,
-        back_since=turn.now if since is None else since,
-    )
+    state = turn.state
+    turn.put(state.checkpoints.dropped(), state.restoring.going_back(reason, message, turn.now, pausing=pausing))
     turn.enter("Restoring")
 
 
@@ -84,9 +68,8 @@ def may_begin_again(state: CoordinatorState) -> bool:
     Yes, if none was due yet. Not if those that there are cannot be used, or the job keeps none: a user may have a
     better idea then.
     """
-    c = state.checkpoints
-    none_yet = state.spec.checkpoint is not None and not (c.bad or c.spoiled)
-    return c.reason == RestoreCause.RESULTS_DIFFER or nothing_trained(state) or none_yet
+    none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
+    return state.restoring.reason == RestoreCause.RESULTS_DIFFER or nothing_trained(state) or none_yet
 
 
 def nothing_trained(state: CoordinatorState) -> bool:
@@ -99,7 +82,7 @@ def nothing_trained(state: CoordinatorState) -> bool:
 
 def check_deadline(turn: Turn) -> None:
     """Waiting for nodes is no stall of the training, but it has an end, and so have attempts that all fail."""
-    state, c = turn.state, turn.state.checkpoints
+    state, c = turn.state, turn.state.restoring
     if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
         return
     here = f"{len(state.ready)} of {count(wanted_workers(state.spec), 'worker')} ready"
@@ -118,44 +101,34 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
         text += f"; {BEGIN_ANEW}"
     turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
     problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
-    change(turn, counts=c.counts.unusable(problem))
-    if message.damaged:
-        _forget_damaged(turn, message.checkpoint)
+    turn.put(c.unusable(message.checkpoint, problem))
     _begin_to_look(turn, "RestoreFailed", text, pausing=not message.damaged)
-
-
-def _forget_damaged(turn: Turn, checkpoint: CheckpointId) -> None:
-    """When the one before it was committed is not known any more."""
-    c = turn.state.checkpoints
-    left = tuple(one for one in c.kept if one != checkpoint)
-    change(
-        turn, bad=(*c.bad, checkpoint)[-MOST_KEPT:], kept=left, kept_at=c.kept_at if left[:1] == c.kept[:1] else None
-    )
 
 
 def is_known(turn: Turn) -> bool:
     """Is it known with which state the job begins? If not, somebody is asked who can look."""
-    state, c = turn.state, turn.state.checkpoints
+    state, c = turn.state, turn.state.restoring
     spec = state.spec.checkpoint
     if spec is None or c.looked:
         return True
     wait = turn.now - c.asked_at <= AGAIN_SECONDS and (c.asked in state.workers or c.pausing)
     if not wait and state.ready:
         worker = next((w for w in state.ready if w != c.asked), None) or next(iter(state.ready))
-        change(turn, asked=worker, asked_at=turn.now, question=c.question + 1)
-        own = spec.resume is Resume.NEVER
-        turn.do(Send(worker, protocol.FindCheckpoint(number=c.question + 1, bad=c.bad, own=own)))
+        asking = c.asking(worker, turn.now)
+        turn.put(asking)
+        own, bad = spec.resume is Resume.NEVER, state.checkpoints.bad
+        turn.do(Send(worker, protocol.FindCheckpoint(number=asking.question, bad=bad, own=own)))
     return False
 
 
 def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointFound) -> None:
-    c = turn.state.checkpoints
+    c = turn.state.restoring
     if c.looked or message.number != c.question or turn.state.phase not in ("Pending", "Restoring"):
         return
     if message.problem:
         if message.problem != c.problem:
             turn.do(Emit("CheckpointStoreUnavailable", one_line(message.problem), True))
-        change(turn, problem=message.problem)  # the worker is asked again after a while
+        turn.put(c.hindered(message.problem))
         return
     if message.other_data and message.checkpoint:
         text = f"the checkpoint of step {message.checkpoint.step} was trained with {one_line(message.other_data)}"
@@ -165,50 +138,29 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
     for text in message.passed:
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
     newest = message.checkpoint.step if message.checkpoint else -1
-    kept = tuple(one for one in c.kept if one.step <= newest)  # whoever looked has passed over the others
-    kept_at = c.kept_at if kept[:1] == c.kept[:1] else None
-    change(
-        turn,
-        looked=True,
-        found=message.checkpoint,
-        asked=None,
-        problem="",
-        kept=kept,
-        kept_at=kept_at,
-        spoiled=bool(message.passed) and message.checkpoint is None,
-    )
+    turn.put(turn.state.checkpoints.up_to(newest), c.told(message))
 
 
 def repeats(turn: Turn, first: int) -> None:
     """The job goes on from that step without a checkpoint, and does again what was committed after it."""
-    c, state = turn.state.checkpoints, turn.state
-    counts = c.counts.repeating(max(0, state.step - first), state.usual_step or 0.0)
-    turn.put(state.progress.repeating())
-    change(turn, counts=counts)
+    state = turn.state
+    again = state.checkpoints.repeating(max(0, state.step - first), state.usual_step or 0.0)
+    turn.put(state.progress.repeating(), again)
 
 
 def begun(turn: Turn) -> None:
     """A plan has been made that begins with the checkpoint found."""
-    c, state = turn.state.checkpoints, turn.state
+    c, state = turn.state.restoring, turn.state
     first = c.found.step if c.found else 0
     repeated = max(0, max(state.step, state.progress.earlier.step) - first)
     if state.phase == "Restoring" or c.found or (repeated and state.spec.checkpoint):
         told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
         again = f", and repeats {count(repeated, 'step')}" if repeated else ""
         turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
-    counts = c.counts.repeating(repeated, state.usual_step or state.progress.earlier.step_seconds or 0.0)
-    if c.reason in list(RestoreCause):
-        counts = counts.restoring(RestoreCause(c.reason))
+    seconds = state.usual_step or state.progress.earlier.step_seconds or 0.0
+    cause = RestoreCause(c.reason) if c.reason in list(RestoreCause) else None
     turn.put(state.progress.begun_with(first))
     copies.begun(turn, c.found)
-    trained = state.progress.furthest > c.first  # if not, the checkpoint that it was to begin with could not be read
-    change(
-        turn,
-        counts=counts,
-        last_step=first,
-        first=c.first if c.reason and trained else first,
-        reason="",
-        message="",
-        retry=False,
-        pausing=False,
-    )
+    known = state.checkpoints.repeating(repeated, seconds)
+    trained = state.progress.furthest > known.first  # if not, the one that it was to begin with could not be read
+    turn.put(known.begun_with(first, cause=cause, is_first=not (c.reason and trained)), c.begun())

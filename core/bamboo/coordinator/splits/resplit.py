@@ -89,10 +89,11 @@ def withdraw(turn: Turn) -> None:
     state, resplit = turn.state, turn.state.resplit
     if resplit is None or resplit.cut is not None or state.plan is None:
         return
-    number, root = state.checkpoints.number + 1, state.plan.at(ROOT).owner
-    turn.set(checkpoints=replace(state.checkpoints, number=number), resplit=None)
+    wish, root = state.checkpoints.numbered(), state.plan.at(ROOT).owner
+    turn.put(wish)
+    turn.set(resplit=None)
     never = state.spec.training.steps + 1
-    turn.do(Send(root, protocol.TakeCheckpoint(number=number, at=never, writers=())))
+    turn.do(Send(root, protocol.TakeCheckpoint(number=wish.number, at=never, writers=())))
 
 
 def is_untimely(state: CoordinatorState) -> bool:
@@ -109,12 +110,12 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
 
 def wish(turn: Turn) -> None:
     """Ask for a cut soon."""
-    state, number = turn.state, turn.state.checkpoints.number + 1
+    state, wish = turn.state, turn.state.checkpoints.numbered()
     better = None if is_resized(state, turn.now) else state.stragglers.better
+    turn.put(wish)
     turn.set(
-        checkpoints=replace(state.checkpoints, number=number),
         resplit=Resplit(
-            number=number, at=state.step + AHEAD_STEPS, since=turn.now, stages=better.stages if better else None
+            number=wish.number, at=state.step + AHEAD_STEPS, since=turn.now, stages=better.stages if better else None
         ),
         stragglers=replace(state.stragglers, better=None, uneven=None),
     )
