@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.coordinator.grids.choosing import noted, rates_of
+from bamboo.coordinator.grids.choosing import rates_of
 from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.record import Workers
@@ -63,14 +63,14 @@ def test_sizes_of_layers_that_become_known_count_at_once(memory: int | None) -> 
 
 def test_how_long_a_replacement_takes_does_not_count_from_a_loss_that_nobody_replaced() -> None:
     """One of eight is lost, and seven are wanted from then on; later ones are replaced after a minute each."""
-    known = noted(GridState(workers=8), 7, 0.0, wanted=7)
+    known = GridState(workers=8).noted(7, 0.0, wanted=7)
     for number in range(1, 4):
-        lost = noted(known, 6, 18_000.0 * number, wanted=7)
-        known = noted(lost, 7, 18_000.0 * number + 60, wanted=7)
+        lost = known.noted(6, 18_000.0 * number, wanted=7)
+        known = lost.noted(7, 18_000.0 * number + 60, wanted=7)
     assert (known.refills, known.gaps) == ((60.0, 60.0, 60.0), ())
 
 
 def test_who_is_missed_by_many_is_replaced_in_the_order_of_the_losses() -> None:
-    known = noted(noted(GridState(workers=8), 7, 0.0, wanted=8), 6, 50.0, wanted=8)
-    known = noted(noted(known, 7, 100.0, wanted=8), 8, 120.0, wanted=8)
+    known = GridState(workers=8).noted(7, 0.0, wanted=8).noted(6, 50.0, wanted=8)
+    known = known.noted(7, 100.0, wanted=8).noted(8, 120.0, wanted=8)
     assert known.refills == (100.0, 70.0)

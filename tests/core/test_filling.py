@@ -90,6 +90,6 @@ def test_who_was_filled_for_one_split_is_not_for_another() -> None:
     origin, filled = world.state.current_plan.origin, False
     while world.state.current_plan.origin == origin:
         world.train(1)
-        filled = filled or world.state.filling is not None
+        filled = filled or world.state.splits.filling is not None
     assert filled
-    assert world.state.filling is None
+    assert world.state.splits.filling is None

@@ -13,7 +13,7 @@ from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, TimeTold, WorkerLost
 from bamboo.coordinator.grids import dates, holding
-from bamboo.coordinator.grids.record import Exposure, GridState, Holding
+from bamboo.coordinator.grids.record import Exposure, Holding
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.membership import workers_to_have
 from bamboo.coordinator.workers.record import WorkerEnds
@@ -135,7 +135,7 @@ def test_a_budget_for_an_hour_follows_prices_and_edits() -> None:
         document["spec"] = {**document["spec"], "budget": {**budget, "moneyPerHour": money}}
         state, _ = coordinator.step(state, PricesTold({"w0": 0.5, "w1": 1.5}, ((2.0, 1),)), 1.0)
         state, _ = coordinator.step(state, SpecChanged(parse_manifest(document)), 1.0)
-        assert state.grids.holding.affordable == affordable
+        assert state.holding.affordable == affordable
 
 
 # what the coordinator is told, and what it sees itself
@@ -152,8 +152,8 @@ def state_of(workers: int = 4, **elastic: Any) -> CoordinatorState:
 
 
 def knowing(state: CoordinatorState, **changes: Any) -> CoordinatorState:
-    known = replace(state.grids.holding, **changes)
-    return replace(state, grids=replace(state.grids, holding=known))
+    known = replace(state.holding, **changes)
+    return replace(state, holding=known)
 
 
 def test_zones_are_judged_by_their_losses_for_each_hour_of_a_worker() -> None:
@@ -161,7 +161,7 @@ def test_zones_are_judged_by_their_losses_for_each_hour_of_a_worker() -> None:
     state = knowing(state, **fields(holding.seen(state, 0.0)))
     state, _ = coordinator.step(state, WorkerLost("w0", "its node is gone"), 10 * HOUR)
     state = knowing(state, **fields(holding.seen(state, 10 * HOUR)))
-    assert state.grids.holding.zones == {"a": Exposure(losses=1, hours=10.0)}
+    assert state.holding.zones == {"a": Exposure(losses=1, hours=10.0)}
     a, b = (holding.hazard(state, zone, 10 * HOUR) for zone in "ab")
     assert a == pytest.approx((1 + 1) / (20 + 10 + 10))
     assert b == pytest.approx(1 / (20 + 20))
@@ -204,12 +204,12 @@ def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> Non
                 state, _ = coordinator.step(state, event, HOUR - 600.0)
             state = knowing(state, **fields(holding.seen(state, HOUR)))
         assert state.workers.keys() == {"w0", "w2", "w3"}, name
-        assert {zone: was.losses for zone, was in state.grids.holding.zones.items()} == {"b": 1}, name
+        assert {zone: was.losses for zone, was in state.holding.zones.items()} == {"b": 1}, name
 
 
 def test_a_replacement_that_comes_in_no_time_leaves_nothing_to_divide_by() -> None:
     state = state_of()
-    state = replace(state, grids=replace(state.grids, refills=(0.0, 0.0), holding=holding.seen(state, 0.0)))
+    state = replace(state, grids=replace(state.grids, refills=(0.0, 0.0)), holding=holding.seen(state, 0.0))
     assert 0 < holding._missing_share(state, HOUR) < 1e-5
 
 
@@ -218,16 +218,16 @@ def test_what_was_held_for_its_price_is_forgotten_when_only_speed_counts() -> No
     held = Holding(
         prices={"w0": 0.5}, more=((0.7, 1),), target=2, aim=(3, 1.0), told="2 are held", there={"w0": ("a", 0.0)}
     )
-    state = replace(state_of(), grids=GridState(holding=held))
+    state = replace(state_of(), holding=held)
     changed, _ = coordinator.step(state, SpecChanged(other(one, "Throughput").spec), 5.0)
-    assert changed.grids.holding == Holding(prices={"w0": 0.5}, more=((0.7, 1),))
+    assert changed.holding == Holding(prices={"w0": 0.5}, more=((0.7, 1),))
     same, _ = coordinator.step(state, SpecChanged(one.spec), 5.0)
-    assert (same.grids.holding.target, same.grids.holding.told) == (2, "2 are held")
+    assert (same.holding.target, same.holding.told) == (2, "2 are held")
 
 
 def test_prices_that_are_told_are_known() -> None:
     state, _ = coordinator.step(state_of(), PricesTold({"w0": 0.5}, ((0.7, 1),)), 1.0)
-    assert (state.grids.holding.prices, state.grids.holding.more) == ({"w0": 0.5}, ((0.7, 1),))
+    assert (state.holding.prices, state.holding.more) == ({"w0": 0.5}, ((0.7, 1),))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_as_many_workers_are_asked_for_as_are_held(
 ) -> None:
     document = manifest(2, 2, 24, elastic={"objective": objective, "maxWorkers": 8}, standby={"workers": standby})
     state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
-    known = replace(state, grids=GridState(holding=Holding(target=target)))
+    known = replace(state, holding=Holding(target=target))
     assert workers_to_have(known) == min(wanted, 8 + standby)
 
 

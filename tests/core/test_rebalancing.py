@@ -116,7 +116,7 @@ def test_what_steps_take_by_another_schedule_is_not_put_down_to_the_split() -> N
     """A split is on trial that does not pay, and the schedule is edited: steps become shorter by that."""
     world = trained(2, 1, 0, fewest=2, schedule="1F1B")
     world.backward = {3: 6.0}
-    while world.state.stragglers.trial is None or world.state.resplit is not None:
+    while world.state.stragglers.trial is None or world.state.splits.resplit is not None:
         world.train(1)
     assert world.state.stragglers.tried
     world.edit(topology={"schedule": "ZBH1"})

@@ -127,7 +127,7 @@ def wished() -> World:
     world.away = 1000
     world.lost.add("w1")
     world.tell(WorkerLost("w1", "killed"))
-    while world.state.resplit is None:
+    while world.state.splits.resplit is None:
         world.deliver() if world.pending else world.commit()
     return world
 
@@ -135,20 +135,20 @@ def wished() -> World:
 def at_the_cut() -> World:
     """Three workers of four are left, and the cut is made."""
     world = wished()
-    assert world.state.resplit is not None
-    number, step = world.state.resplit.number, world.state.resplit.at
+    assert world.state.splits.resplit is not None
+    number, step = world.state.splits.resplit.number, world.state.splits.resplit.at
     while world.state.step < step - 1:
         world.commit()
     world.commit((number, CheckpointId(step=step, id="ab12")))
-    assert world.state.resplit.cut == CheckpointId(step=step, id="ab12")
+    assert world.state.splits.resplit.cut == CheckpointId(step=step, id="ab12")
     return world
 
 
 def hold(world: World, *workers: str) -> None:
     plan = world.state.plan
     assert plan is not None
-    assert world.state.resplit is not None
-    cut = world.state.resplit.cut
+    assert world.state.splits.resplit is not None
+    cut = world.state.splits.resplit.cut
     assert cut is not None
     for worker in workers:
         cells = [cell for cell in plan.cells() if worker in plan.at(cell).holders]
@@ -197,25 +197,25 @@ def test_nothing_is_split_anew_after_the_last_step() -> None:
     world.settle()
     plan = world.state.plan
     world.tell(Received("w0", protocol.StateHeld(checkpoint=CheckpointId(step=3, id="ab12"), layers=(0, 1))))
-    assert world.state.resplit is None
+    assert world.state.splits.resplit is None
     assert world.state.plan == plan
 
 
 def test_what_is_said_of_a_split_that_is_over_does_not_count() -> None:
     world = at_the_cut()
-    assert world.state.resplit is not None
-    cut = world.state.resplit.cut
+    assert world.state.splits.resplit is not None
+    cut = world.state.splits.resplit.cut
     assert cut is not None
     hold(world, "w0", "w2", "w3")
     world.settle()
-    assert world.state.resplit is None
+    assert world.state.splits.resplit is None
     world.tell(Received("w0", protocol.StateHeld(checkpoint=cut, layers=(0, 1))))
-    assert world.state.resplit is None
+    assert world.state.splits.resplit is None
 
 
 def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
     world = at_the_cut()
-    cut = world.state.resplit and world.state.resplit.cut
+    cut = world.state.splits.resplit and world.state.splits.resplit.cut
     assert cut is not None
     world.restart()
     for worker in ("w0", "w2", "w3"):
@@ -227,14 +227,14 @@ def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
 
 def test_who_is_short_of_workers_has_nobody_filled_before_the_cut() -> None:
     world = wished()
-    assert world.state.resize is not None
-    assert world.state.filling is None
+    assert world.state.grids.resize is not None
+    assert world.state.splits.filling is None
 
 
 def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
     world = wished()
     world.tell(PreemptionNotice("w2", 600.0))
-    assert world.state.resplit is None
+    assert world.state.splits.resplit is None
     asked = [message for _, message in world.sent if isinstance(message, protocol.TakeCheckpoint)]
     assert [message.hold for message in asked] == [True, False]
     assert asked[1].number > asked[0].number
@@ -249,7 +249,7 @@ def test_who_has_no_part_any_more_may_leave_while_a_cut_is_made() -> None:
     world.settle()
     world.away = 1000
     world.tell(PreemptionNotice("w1", 600.0))
-    while world.state.resplit is None:
+    while world.state.splits.resplit is None:
         world.deliver() if world.pending else world.commit()
     leaver = world.state.workers["w1"]
     assert (leaver.notice_until is not None, leaver.released) == (True, False)
@@ -267,8 +267,8 @@ def test_a_cut_is_not_asked_for_when_the_job_is_about_to_end() -> None:
     world.tell(WorkerLost("w1", "killed"))
     while world.pending:
         world.deliver()
-    assert world.state.resize is not None
-    assert world.state.resplit is None
+    assert world.state.grids.resize is not None
+    assert world.state.splits.resplit is None
 
 
 def test_who_is_lost_after_a_step_in_the_new_split_is_taken_over_and_nothing_is_repeated() -> None:

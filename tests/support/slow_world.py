@@ -39,7 +39,7 @@ class Slowed(World):
             for worker, times in self.times().items():
                 beat = protocol.Heartbeat(step=self.state.step, times=times, headroom=self.headroom.get(worker))
                 self.tell(Received(worker, beat))
-            plan, resplit = self.state.plan, self.state.resplit
+            plan, resplit = self.state.plan, self.state.splits.resplit
             assert plan is not None
             mark = resplit and resplit.cut is None and self.state.step + 1 >= resplit.at
             cut = CheckpointId(step=self.state.step + 1, id=f"cut{plan.epoch}")

@@ -82,13 +82,13 @@ class Shortage:
             job.kill(plan.pipelines[-1][1].owner)
         if self.over_at is not None and state.step >= self.over_at:
             job.capacity = 1000
-        calm = state.resize and all(copies(plan, state.plans.synced, c) > 0 for c in plan.cells())
-        if calm and not state.resplit and not plan.sources:
+        calm = state.grids.resize and all(copies(plan, state.plans.synced, c) > 0 for c in plan.cells())
+        if calm and not state.splits.resplit and not plan.sources:
             job.now += 1.0  # the workers have been too few for long enough
         self._count(job)
 
     def _count(self, job: Job) -> None:
-        going_on = job.state.resplit is not None
+        going_on = job.state.splits.resplit is not None
         if going_on or self.turns >= 0:
             self.turns += 1
         if going_on and not self.struck:

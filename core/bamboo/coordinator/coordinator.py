@@ -221,7 +221,7 @@ def _tick(turn: Turn) -> None:
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         checkpoints.look_after(turn)
         final_checkpoint.look_after(turn)
-    if turn.state.phase == "Running" and turn.state.resplit:
+    if turn.state.phase == "Running" and turn.state.splits.resplit:
         resplit.look_after(turn)
     checkpoints.stop_if_kept(turn)
     state, now = turn.state, turn.now

@@ -59,7 +59,7 @@ def replan(turn: Turn) -> None:
             return
     if resplit.is_cut(state):
         return
-    _watch_size(turn)
+    following.watch(turn)
     filling.watch(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
     if over or not state.plan.worker_ids() <= state.plans.applied:
@@ -69,15 +69,15 @@ def replan(turn: Turn) -> None:
     if proposal:
         resplit.withdraw(turn)
         _issue(turn, proposal)
-    elif turn.state.resplit is not None:
+    elif turn.state.splits.resplit is not None:
         return  # a cut is asked for
     elif resplit.wants(turn.state, turn.now):
         resplit.wish(turn)
     else:
         _release(turn)
         turn.put(turn.state.moves.without_unreported(turn.state.step, turn.now))
-        steady = not now.leaving and turn.state.resize is None and not turn.state.moves.recoveries
-        steady = steady and turn.state.admission.ask_at <= turn.now and turn.state.grids.holding.aim is None
+        steady = not now.leaving and turn.state.grids.resize is None and not turn.state.moves.recoveries
+        steady = steady and turn.state.admission.ask_at <= turn.now and turn.state.holding.aim is None
         steady = steady and not holding.give_back_surplus(turn)
         turn.put(turn.state.plans.kept_for(now, steady=steady))
 
@@ -228,7 +228,7 @@ def _start(turn: Turn) -> None:
     layers = known or device_layers(spec, stages, state.profile.costs)
     plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
     restoring.begun(turn)
-    turn.set(resplit=None)
+    turn.put(turn.state.splits.not_resplit())
     begins = restoring.nothing_trained(state)  # a job that never gets to its first commit has an end all the same
     _forget_what_was(turn, plan.first_step, turn.now, keep_ends=begins)
     turn.enter("Running")
@@ -288,7 +288,7 @@ def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) ->
     )
     if not keep_ends:
         turn.put(state.ends.forgotten())
-    turn.set(resize=None, filling=None)
+    turn.put(state.grids.content(), state.splits.filled(None))
 
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
@@ -300,24 +300,8 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
         since = turn.now if is_first_try else state.progress.last_at
         _forget_what_was(turn, plan.first_step, since, keep_ends=not is_first_try)
     else:
-        turn.set(resplit=None)
+        turn.put(turn.state.splits.not_resplit())
     _issue(turn, plan)
-
-
-def _watch_size(turn: Turn) -> None:
-    """Note since when the workers suffice for another grid than the plan aims at."""
-    state = turn.state
-    if state.spec.elastic.chooses_grid:
-        following.watch(turn)
-        return
-    staying = state.roster.staying
-    now = grid_of(state.current_plan)
-    wanted = desired_grid(staying, state.spec, now)
-    if wanted == now:
-        if state.resize:
-            turn.set(resize=None)
-    elif state.resize is None or state.resize[0] != wanted:
-        turn.set(resize=(wanted, turn.now))
 
 
 def _aim(state: CoordinatorState, now: float) -> Grid:
@@ -327,7 +311,7 @@ def _aim(state: CoordinatorState, now: float) -> Grid:
     """
     waited = following.is_due(state, now)
     plan, allowed = state.current_plan, schedules(state.spec)
-    aim = state.resize[0] if state.resize and waited and not following.splits_anew(state) else grid_of(plan)
+    aim = state.grids.resize[0] if state.grids.resize and waited and not following.splits_anew(state) else grid_of(plan)
     other = aim._replace(schedule=allowed[0])
     return other if aim.schedule not in allowed and following.has_room(state, other, plan.stages) else aim
 

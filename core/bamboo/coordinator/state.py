@@ -12,29 +12,25 @@ from bamboo.coordinator.checkpointing.record import CheckpointState, CopiesInMem
 from bamboo.coordinator.course import JobCourse, Phase
 from bamboo.coordinator.ending.record import Ending
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
-from bamboo.coordinator.grids.record import GridState
+from bamboo.coordinator.grids.record import GridState, Holding
 from bamboo.coordinator.inquiry import Inquiry
 from bamboo.coordinator.model_layers import ModelLayers
 from bamboo.coordinator.moves import Moves
 from bamboo.coordinator.plans import Plans
 from bamboo.coordinator.progress import Progress
-from bamboo.coordinator.splits.record import Filling, Resplit, StragglerState
+from bamboo.coordinator.splits.record import Splits, StragglerState
 from bamboo.coordinator.terms import JobTerms
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.coordinator.workers.record import Admission, Liveness, Membership, Roster, WorkerEnds, WorkerRecord, Workers
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
-from bamboo.planning.splits.resplit import Grid
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots, for `changed`
 class CoordinatorState:
-    """What the coordinator knows: records, each of one subject.
-
-    resize: the grid that the workers suffice for, and since when, if it is another one than now.
-    """
+    """What the coordinator knows: records, each of one subject."""
 
     terms: JobTerms
     course: JobCourse = field(default_factory=JobCourse)
@@ -52,10 +48,9 @@ class CoordinatorState:
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     restoring: RestoringState = field(default_factory=RestoringState)
     copies: CopiesInMemory = field(default_factory=CopiesInMemory)
-    resize: tuple[Grid, float] | None = None
-    resplit: Resplit | None = None
-    filling: Filling | None = None
+    splits: Splits = field(default_factory=Splits)
     grids: GridState = field(default_factory=GridState)
+    holding: Holding = field(default_factory=Holding)
     stragglers: StragglerState = field(default_factory=StragglerState)
     verification: VerificationState = field(default_factory=VerificationState)
 
@@ -137,7 +132,10 @@ def changed(value: T, changes: Mapping[str, Any]) -> T:
 
 
 Record = (
-    Admission
+    GridState
+    | Holding
+    | Splits
+    | Admission
     | CheckpointState
     | CopiesInMemory
     | RestoringState

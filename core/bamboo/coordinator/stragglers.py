@@ -96,7 +96,7 @@ def _is_familiar(state: CoordinatorState) -> bool:
     if state.phase != "Running" or plan is None or state.usual_step is None or state.step >= state.spec.training.steps:
         return False
     old = state.step >= state.plans.since_step + FAMILIAR_STEPS and state.progress.generation == plan.target.generation
-    return old and len(plan.layouts) == 1 and not plan.sources and state.resplit is None
+    return old and len(plan.layouts) == 1 and not plan.sources and state.splits.resplit is None
 
 
 # who is slow

@@ -427,7 +427,7 @@ class PodController:
             training=status.phase == "Running",
             adding=self.adding,
             probes=self._probes,
-            chosen=self._spec.elastic.gives_back and self._requests.state.grids.holding.target is not None,
+            chosen=self._spec.elastic.gives_back and self._requests.state.holding.target is not None,
         )
 
     def _release(self, worker: WorkerId, message: str) -> None:

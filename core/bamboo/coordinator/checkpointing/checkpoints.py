@@ -57,7 +57,7 @@ def look_after(turn: Turn) -> None:
     """While the job trains: begin a checkpoint that is due, and bring the one in progress to its end."""
     if turn.state.spec.checkpoint is None or turn.state.plan is None:
         return
-    if turn.state.resplit or (turn.state.plan.sources and turn.state.step == turn.state.plan.first_step):
+    if turn.state.splits.resplit or (turn.state.plan.sources and turn.state.step == turn.state.plan.first_step):
         return  # no step is committed meanwhile
     _keep_the_endangered(turn)
     state = turn.state

@@ -13,7 +13,6 @@ from operator import attrgetter, ne
 from statistics import median
 from typing import Final
 
-from bamboo.coordinator.grids.record import GridState
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.splits.resplit import Grid, grid_of
@@ -39,9 +38,11 @@ SOON: Final = 30.0  # seconds, in which a worker that comes is waited for before
 LEAST_PAUSE: Final = 1.0  # seconds of splitting layers anew, beside what moves
 
 
-def rates_of(state: CoordinatorState) -> GridRates | None:
-    """What steps take on grids, as far as is known now; None if nothing is known of the layers."""
-    figures = _figures(state)
+def rates_of(state: CoordinatorState, network: float | None = None) -> GridRates | None:
+    """What steps take on grids, as far as is known now; None if nothing is known of the layers. network: by which
+    factor links are faster than is assumed; None: as they have seemed until now.
+    """
+    figures = _figures(state, state.grids.network if network is None else network)
     if figures is None:
         return None
     known = state.grids.rates
@@ -108,14 +109,14 @@ def is_measured(state: CoordinatorState) -> bool:
     return state.stragglers.estimate is not None
 
 
-def _figures(state: CoordinatorState) -> ModelFigures | None:
+def _figures(state: CoordinatorState, network: float) -> ModelFigures | None:
     measured, counted = state.stragglers.estimate, state.profile.costs
     if measured is None and counted is None:
         return None
     costs = measured.costs if measured else tuple(cost * SECONDS_PER_OPERATION for cost in counted or ())
     sizes = state.profile.layers if len(state.profile.layers) == len(costs) else (UNKNOWN_BYTES,) * len(costs)
     share = FORWARD_SHARE if state.forward_share is None else state.forward_share
-    return _figures_of(tuple(costs), tuple(sizes), share, state.grids.network)
+    return _figures_of(tuple(costs), tuple(sizes), share, network)
 
 
 @lru_cache(maxsize=64)
@@ -285,24 +286,3 @@ def restart_wait(state: CoordinatorState) -> float:
 def _usual_refill(state: CoordinatorState) -> float:
     refills = state.grids.refills
     return median(refills) if refills else USUAL_REFILL
-
-
-def noted(known: GridState, workers: int, now: float, wanted: int, spared: int = 0) -> GridState:
-    """With how many stay now, of so many that are wanted: for others that were lost nobody comes. spared: how many were
-    given back, for whom nobody comes either.
-    """
-    known = replace(known, workers=known.workers - spared) if spared else known
-    if workers == known.workers:
-        return known
-    gaps, refills = list(known.gaps), list(known.refills)
-    gaps += [now] * (known.workers - workers)
-    for _ in range(min(workers - known.workers, len(gaps))):
-        refills.append(now - gaps.pop(0))
-    gaps = gaps[max(0, len(gaps) - max(0, wanted - workers)) :]
-    return replace(
-        known,
-        workers=workers,
-        changes=(*known.changes, now)[-10:],
-        gaps=tuple(gaps)[-100:],
-        refills=tuple(refills)[-5:],
-    )

@@ -1,6 +1,5 @@
 """The grid follows the workers: kept in view while the job trains, and chosen when it begins."""
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -17,12 +16,22 @@ SHOWN: Final = 4  # grids in a sentence
 
 
 def watch(turn: Turn) -> None:
-    """Note since when another grid than the plan's is worth a change, and which one."""
+    """Note since when the workers suffice for another grid than the plan aims at, or one is worth a change."""
+    state = turn.state
+    if state.spec.elastic.chooses_grid:
+        _watch_what_pays(turn)
+        return
+    now = grid_of(state.current_plan)
+    wanted = desired_grid(state.roster.staying, state.spec, now)
+    turn.put(state.grids.content() if wanted == now else state.grids.worth(wanted, turn.now))
+
+
+def _watch_what_pays(turn: Turn) -> None:
     staying = turn.state.roster.staying
     _note(turn, staying)
     _learn(turn)
     state, rates = turn.state, turn.state.grids.rates
-    if rates is None or not choosing.is_measured(state) or state.resplit is not None:
+    if rates is None or not choosing.is_measured(state) or state.splits.resplit is not None:
         return
     if state.spec.elastic.gives_back and choosing.is_familiar(state):
         holding.aim(turn, rates)
@@ -34,24 +43,21 @@ def watch(turn: Turn) -> None:
     if found is not None and (found.grid != grid or _is_split_too_large(state)):
         seconds = choosing.now_expected(state, rates)
         better = found if _has_to_change(state) else _better(turn, found, seconds)
+    grids = turn.state.grids
     if better is None:
-        if state.resize is not None:
-            turn.set(resize=None)
-        return
-    since = state.resize[1] if state.resize is not None else turn.now
-    if state.resize is None or state.resize[0] != better.grid:
-        turn.set(resize=(better.grid, since))
-    turn.set(grids=replace(turn.state.grids, expected=better))
+        turn.put(grids.content())
+    else:
+        turn.put(grids.worth(better.grid, turn.now, restarting=False).expecting(better))
 
 
 def _note(turn: Turn, staying: int) -> None:
     """Who is there, and how many."""
     state = turn.state
-    there = [state.workers[w] for w in state.grids.holding.there if w in state.workers]
+    there = [state.workers[w] for w in state.holding.there if w in state.workers]
     spared = sum(1 for record in there if record.spared and record.ready)
     if state.spec.elastic.gives_back:
-        turn.set(grids=replace(state.grids, holding=holding.seen(state, turn.now)))
-    turn.set(grids=choosing.noted(turn.state.grids, staying, turn.now, holding.to_have(turn.state), spared))
+        turn.put(holding.seen(state, turn.now))
+    turn.put(state.grids.noted(staying, turn.now, holding.to_have(turn.state), spared))
 
 
 def _has_to_change(state: CoordinatorState) -> bool:
@@ -84,36 +90,33 @@ def _learn(turn: Turn) -> None:
         grid = grid_of(state.current_plan)
         before = known.measured.get(grid)
         if before is None or abs(seconds / before - 1) > choosing.ALIKE:
-            known = replace(known, measured={**known.measured, grid: seconds})
+            known = known.with_measured(grid, seconds)
             factor = choosing.calibrated(state, rates)
             if factor != known.network:
-                known = replace(known, network=factor)
-                rates = choosing.rates_of(replace(state, grids=known))
-    if rates is not known.rates:
-        known = replace(known, rates=rates)
-    if known is not state.grids:
-        turn.set(grids=known)
+                rates = choosing.rates_of(state, factor)
+            known = known.with_rates(rates, factor)
+    turn.put(known.with_rates(rates, known.network))
 
 
 def is_due(state: CoordinatorState, now: float) -> bool:
     """Has another grid been worth a change for long enough?"""
-    if state.resize is None:
+    if state.grids.resize is None:
         return False
     grids, rates = state.grids, state.grids.rates
     if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
-        return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+        return now - state.grids.resize[1] >= state.spec.elastic.stabilization_seconds
     if _has_to_change(state):
         return True  # nothing is to be waited for: an edit has said it, or too many workers were waited for
     stopped = choosing.pause(state, rates, grids.expected.grid)
     seconds = choosing.now_expected(state, rates)
-    return now - state.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
+    return now - state.grids.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
 
 
 def splits_anew(state: CoordinatorState) -> bool:
     """Are layers split anew although the stages may stay as many?"""
-    if state.spec.topology.shard_optimizer or state.resize is None:
+    if state.spec.topology.shard_optimizer or state.grids.resize is None:
         return state.spec.topology.shard_optimizer
-    grid, rates = state.resize[0], choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    grid, rates = state.grids.resize[0], choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
     kept = choosing.keeps_split(state, rates, grid) if rates else grid.stages == len(state.current_plan.stages)
     return not kept or holding.picks(state, grid)
 
@@ -124,7 +127,7 @@ def next_grid(state: CoordinatorState, workers: int) -> Grid:
     grid = grid_of(plan)
     if not state.spec.elastic.chooses_grid:
         return desired_grid(workers, state.spec, grid)
-    balances = state.resplit is not None and state.resplit.stages is not None
+    balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
     if balances and workers >= grid.cells:
         return grid
     rates = choosing.rates_of(state)
@@ -163,7 +166,7 @@ def tell_why_none(turn: Turn, workers: int) -> None:
     if enough is None:
         turn.finish(Outcome.FAILED, "NoGridFits", why)
     elif (text := f"{why}; of {count(enough, 'worker')} there is one") != state.grids.told:
-        turn.set(grids=replace(state.grids, told=text))
+        turn.put(state.grids.with_told(text))
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
@@ -175,7 +178,7 @@ def _tell_that_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int) -> 
     if enough is not None:
         text += f", and of {count(enough, 'worker')} there is one"
     if text != state.grids.told:
-        turn.set(grids=replace(state.grids, told=text))
+        turn.put(state.grids.with_told(text))
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
@@ -219,7 +222,7 @@ def tell(turn: Turn, grid: Grid) -> None:
     chosen = choosing.rate(state, rates, grid) if rates is not None else None
     if rates is None or chosen is None:
         return
-    turn.set(grids=replace(state.grids, expected=chosen))
+    turn.put(state.grids.expecting(chosen))
     found = choosing.ranked(state, rates, holding.counted(state, workers), SHOWN + 1)
     others = [one for one in found if one.grid.stages != grid.stages][:SHOWN]
     batch = state.spec.training.global_batch_size
@@ -236,5 +239,5 @@ def _told(grid: Grid, state: CoordinatorState) -> str:
 
 
 def _chosen(turn: Turn, text: str) -> None:
-    turn.set(grids=replace(turn.state.grids, told=text))
+    turn.put(turn.state.grids.with_told(text))
     turn.do(Emit("GridChosen", text))

@@ -43,18 +43,16 @@ UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they c
 
 def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
     """The shell says what workers cost."""
-    known = turn.state.grids
-    told = replace(known.holding, prices=dict(prices), more=more)
-    turn.set(grids=replace(known, holding=replace(told, affordable=_affordable(turn.state.spec, told))))
+    told = replace(turn.state.holding, prices=dict(prices), more=more)
+    turn.put(replace(told, affordable=_affordable(turn.state.spec, told)))
 
 
 def edited(turn: Turn) -> None:
     """The budget may have become another one, or all workers may be held from now on, whatever they are worth."""
-    known, spec = turn.state.grids, turn.state.spec
-    held = known.holding
+    held, spec = turn.state.holding, turn.state.spec
     if not spec.elastic.gives_back:
         held = Holding(prices=held.prices, more=held.more, zones=held.zones)
-    turn.set(grids=replace(known, holding=replace(held, affordable=_affordable(spec, held))))
+    turn.put(replace(held, affordable=_affordable(spec, held)))
 
 
 def _affordable(spec: JobSpec, known: Holding) -> int | None:
@@ -74,7 +72,7 @@ def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
 
 def seen(state: CoordinatorState, now: float) -> Holding:
     """With who is there now, and what became of those who are not any more."""
-    known = state.grids.holding
+    known = state.holding
     staying = {w: r.peer.zone for w, r in state.workers.items() if r.notice_until is None}
     if staying.keys() == known.there.keys():
         return known
@@ -96,7 +94,7 @@ def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
 
 def hazard(state: CoordinatorState, zone: str, now: float) -> float:
     """How many of a zone's workers are lost in a worker's hour there."""
-    known = state.grids.holding
+    known = state.holding
     was = known.zones.get(zone, Exposure())
     hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
     return (was.losses + USUAL_LOSSES) / (hours + USUAL_HOURS)
@@ -106,10 +104,10 @@ def _missing_share(state: CoordinatorState, now: float) -> float:
     """Of the workers that are wanted, those that are missing because others have not come yet in their place. It goes
     in steps, so that it does not become another one all the time.
     """
-    known = state.grids
-    zones = Counter(zone for zone, _ in known.holding.there.values()) or Counter([""])
+    refills = state.grids.refills
+    zones = Counter(zone for zone, _ in state.holding.there.values()) or Counter([""])
     mean = sum(number * hazard(state, zone, now) for zone, number in zones.items()) / zones.total()
-    losses = mean / 3600 * (median(known.refills) if known.refills else choosing.USUAL_REFILL)  # until it is replaced
+    losses = mean / 3600 * (median(refills) if refills else choosing.USUAL_REFILL)  # until it is replaced
     losses = math.exp2(round(4 * math.log2(max(LEAST_LOSSES, losses))) / 4)
     return losses / (1 + losses)
 
@@ -133,9 +131,9 @@ def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
 
 def to_have(state: CoordinatorState) -> int:
     """As many as the job asks for, and one more while that is to take the place of a slow one."""
-    wanted, target = wanted_workers(state.spec), state.grids.holding.target
+    wanted, target = wanted_workers(state.spec), state.holding.target
     if state.spec.elastic.gives_back:
-        affordable = state.grids.holding.affordable
+        affordable = state.holding.affordable
         if target is not None:
             wanted = min(wanted, target + state.spec.standby.workers)
         if affordable is not None:
@@ -160,7 +158,7 @@ class Worth:
         self._state, self._rates = state, rates
         self._share = _missing_share(state, now)
         self._speeds: dict[int, float] = {}  # of so many that are all there
-        known, spec = state.grids.holding, state.spec
+        known, spec = state.holding, state.spec
         there = sorted(known.prices[w] for w in known.there if w in known.prices)
         more = known.more or ((there[len(there) // 2] if there else UNPRICED, 1),)
         self._sums = list(accumulate(there, initial=0.0))
@@ -273,14 +271,14 @@ def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
 
 def resume(turn: Turn) -> None:
     """After our own restart: as many as run stages, until it is measured anew how many are worth their price."""
-    known, plan = turn.state.grids, turn.state.plan
+    known, plan = turn.state.holding, turn.state.plan
     if turn.state.spec.elastic.gives_back and plan is not None:
-        turn.set(grids=replace(known, holding=replace(known.holding, target=grid_of(plan).cells)))
+        turn.put(replace(known, target=grid_of(plan).cells))
 
 
 def aim(turn: Turn, rates: GridRates) -> None:
     """Hold another number of workers if that has been better for a while."""
-    state, known = turn.state, turn.state.grids.holding
+    state, known = turn.state, turn.state.holding
     if turn.now < known.looked_at + LOOK_SECONDS:
         return
     worth = Worth(state, rates, turn.now)
@@ -295,7 +293,7 @@ def aim(turn: Turn, rates: GridRates) -> None:
         turn.do(Emit("WorkersChosen", changed.told))
     else:
         changed = known
-    turn.set(grids=replace(state.grids, holding=changed))
+    turn.put(changed)
 
 
 def _told(worth: Worth, number: int, date: datetime | None) -> str:
@@ -320,7 +318,7 @@ def _whether_by(date: datetime, worth: Worth) -> str:
 
 def counted(state: CoordinatorState, workers: int) -> int:
     """Of so many workers those for whom a grid is chosen: the others are given back, or stand by."""
-    target = state.grids.holding.target
+    target = state.holding.target
     return workers if target is None or not state.spec.elastic.gives_back else min(workers, target)
 
 
@@ -329,7 +327,7 @@ def counted(state: CoordinatorState, workers: int) -> int:
 
 def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float, float, int, str]:
     """The last ones go first: those that cost more, then those in zones from which more are taken away."""
-    known = state.grids.holding
+    known = state.holding
     price = known.prices.get(worker, known.more[0][0] if known.more else UNPRICED)
     zone = state.workers[worker].peer.zone if worker in state.workers else ""
     return price, hazard(state, zone, now), len(worker), worker
@@ -354,7 +352,7 @@ def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> 
 
 def picks(state: CoordinatorState, then: Grid) -> bool:
     """Are some given back, and does it matter which ones? Then layers are split anew, whatever its stages."""
-    known = state.grids.holding
+    known = state.holding
     prices = [known.prices[w] for w in known.there if w in known.prices]
     if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
         return False
@@ -364,7 +362,7 @@ def picks(state: CoordinatorState, then: Grid) -> bool:
 def give_back_surplus(turn: Turn) -> bool:
     """Let those go that are more than are held and run nothing. Did any?"""
     state, plan = turn.state, turn.state.plan
-    if not state.spec.elastic.gives_back or state.grids.holding.target is None or plan is None:
+    if not state.spec.elastic.gives_back or state.holding.target is None or plan is None:
         return False
     staying = [w for w, r in state.workers.items() if r.notice_until is None]
     surplus = len(staying) - to_have(state)
@@ -374,6 +372,6 @@ def give_back_surplus(turn: Turn) -> bool:
     idle = sorted((w for w in staying if w not in runs), key=lambda w: _order(state, w, turn.now), reverse=True)
     for worker in idle[:surplus]:
         turn.put(turn.state.workers.given_back(worker))
-        told = state.grids.holding.told or f"{count(to_have(state), 'worker')} are held"
+        told = state.holding.told or f"{count(to_have(state), 'worker')} are held"
         turn.do(Emit("GivenBack", f"{worker} is given back: {told}"))
     return bool(idle)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bamboo.planning.plan import WorkerId
 from bamboo.planning.splits.resplit import Grid
@@ -44,13 +44,17 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridState:
-    """rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
+    """Which grid the workers suffice for. Only the methods here make a new value.
+
+    resize: the grid that is worth a change, and since when, if it is another one than now.
+    rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
     measured: what undisturbed steps took on grids that were run. workers: that stay, at the last look; changes: the
     times of their newest changes. gaps: when workers were lost for which none has come yet; refills: the newest times
     that it took until one came. expected: of the grid that the job is to run. told: which one was chosen last, what was
-    expected of it and of others. holding: of the objective Value.
+    expected of it and of others.
     """
 
+    resize: tuple[Grid, float] | None = None
     rates: GridRates | None = field(default=None, compare=False, repr=False)
     network: float = 1.0
     measured: Mapping[Grid, float] = field(default_factory=dict)
@@ -60,4 +64,50 @@ class GridState:
     refills: tuple[float, ...] = ()
     expected: GridRate | None = None
     told: str = ""
-    holding: Holding = field(default_factory=Holding)
+
+    def worth(self, grid: Grid, now: float, *, restarting: bool = True) -> "GridState":
+        """That grid is worth a change. restarting: the time for which another one was counts for nothing."""
+        if self.resize is not None and self.resize[0] == grid:
+            return self
+        since = now if restarting or self.resize is None else self.resize[1]
+        return replace(self, resize=(grid, since))
+
+    def content(self) -> "GridState":
+        """The grid that runs is the right one."""
+        return self if self.resize is None else replace(self, resize=None)
+
+    def expecting(self, rate: GridRate) -> "GridState":
+        """Of the grid that the job is to run."""
+        return replace(self, expected=rate)
+
+    def with_told(self, text: str) -> "GridState":
+        return replace(self, told=text)
+
+    def with_measured(self, grid: Grid, seconds: float) -> "GridState":
+        """A step takes so long on that grid."""
+        return replace(self, measured={**self.measured, grid: seconds})
+
+    def with_rates(self, rates: GridRates | None, network: float) -> "GridState":
+        if rates is self.rates and network == self.network:
+            return self
+        return replace(self, rates=rates, network=network)
+
+    def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
+        """With how many stay now, of so many that are wanted: for others that were lost nobody comes. spared: how many
+        were given back, for whom nobody comes either.
+        """
+        known = replace(self, workers=self.workers - spared) if spared else self
+        if workers == known.workers:
+            return known
+        gaps, refills = list(known.gaps), list(known.refills)
+        gaps += [now] * (known.workers - workers)
+        for _ in range(min(workers - known.workers, len(gaps))):
+            refills.append(now - gaps.pop(0))
+        gaps = gaps[max(0, len(gaps) - max(0, wanted - workers)) :]
+        return replace(
+            known,
+            workers=workers,
+            changes=(*known.changes, now)[-10:],
+            gaps=tuple(gaps)[-100:],
+            refills=tuple(refills)[-5:],
+        )

@@ -22,23 +22,23 @@ from bamboo.planning.steps.worker_memory import spare_bytes
 def watch(turn: Turn) -> None:
     """Decide who is filled. What was decided holds for the same workers and grid, and while a cut is asked for."""
     state = turn.state
-    if state.resplit is not None:
+    if state.splits.resplit is not None:
         return
     if not _is_due(state, turn.now):
-        if state.filling is not None:
-            turn.set(filling=None)
+        turn.put(state.splits.filled(None))
         return
     plan = state.current_plan
     staying = frozenset(w for w, r in state.ready.items() if r.notice_until is None)
     grid = following.next_grid(state, len(staying))
-    known = state.filling
+    known = state.splits.filling
     if known is None or (known.origin, known.grid, known.staying) != (plan.origin, grid, staying):
-        turn.set(filling=Filling(origin=plan.origin, grid=grid, staying=staying, replicas=_decided(state, turn.now)))
+        decided = _decided(state, turn.now)
+        turn.put(state.splits.filled(Filling(origin=plan.origin, grid=grid, staying=staying, replicas=decided)))
 
 
 def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:
     """Who is to keep replicas of which cells until the layers are split anew, beside those that always do."""
-    return state.filling.replicas if state.filling is not None else {}
+    return state.splits.filling.replicas if state.splits.filling is not None else {}
 
 
 def _is_due(state: CoordinatorState, now: float) -> bool:

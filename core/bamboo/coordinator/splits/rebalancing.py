@@ -102,7 +102,9 @@ def is_free(state: CoordinatorState) -> bool:
     plan = state.current_plan
     ending = state.step + 2 * AHEAD_STEPS >= state.spec.training.steps
     leaving = any(r.notice_until is not None and not r.released for r in state.workers.values())
-    return not (ending or leaving or state.ending.stopping or state.resize or plan.worker_ids() - state.plans.applied)
+    return not (
+        ending or leaving or state.ending.stopping or state.grids.resize or plan.worker_ids() - state.plans.applied
+    )
 
 
 def _shortest_wait(state: CoordinatorState) -> float:

@@ -1,7 +1,7 @@
 """What a coordinator knows of the split of the layers: one that it is changing, and who is how fast."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from bamboo.job.spec import PipelineSchedule
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
@@ -42,6 +42,46 @@ class Filling:
     grid: Grid
     staying: frozenset[WorkerId]
     replicas: Mapping[Cell, tuple[WorkerId, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """resplit: layers that are to be split anew, if they are. filling: who is filled before that. Only the methods here
+    make a new value.
+    """
+
+    resplit: Resplit | None = None
+    filling: Filling | None = None
+
+    def wished(self, number: int, at: int, stages: Ranges | None, now: float) -> "Splits":
+        """A cut at that step is wished for. stages: of the split that is taken for the sake of speed."""
+        return replace(self, resplit=Resplit(number=number, at=at, since=now, stages=stages))
+
+    def asked_of(self, root: WorkerId, now: float) -> "Splits":
+        assert self.resplit is not None
+        return replace(self, resplit=replace(self.resplit, asked=root, asked_at=now))
+
+    def carried(self, cut: CheckpointId, now: float) -> "Splits":
+        """A commit has carried the wish."""
+        assert self.resplit is not None
+        return replace(self, resplit=replace(self.resplit, cut=cut, since=now))
+
+    def held_by(self, worker: WorkerId, layers: Iterable[int], cut: CheckpointId, now: float) -> "Splits":
+        """A worker has copies of these layers of the cut's state; it may be heard of before the commit is."""
+        known = self.resplit
+        if known is None or (known.cut is not None and known.cut != cut):
+            known = Resplit(number=0, at=cut.step, since=now)
+        elif known.cut is None:
+            known = replace(known, since=now)
+        held = {**known.held, worker: known.held.get(worker, frozenset()) | frozenset(layers)}
+        return replace(self, resplit=replace(known, cut=cut, held=held))
+
+    def not_resplit(self) -> "Splits":
+        """The layers are split as they are to be, or the wish is withdrawn."""
+        return self if self.resplit is None else replace(self, resplit=None)
+
+    def filled(self, filling: Filling | None) -> "Splits":
+        return self if filling is self.filling else replace(self, filling=filling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

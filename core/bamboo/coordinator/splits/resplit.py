@@ -16,7 +16,6 @@ from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Send
 from bamboo.coordinator.grids import choosing, following, holding
 from bamboo.coordinator.splits import rebalancing
-from bamboo.coordinator.splits.record import Resplit
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
@@ -31,7 +30,7 @@ COPIES_SECONDS: Final = 60.0  # for which copies of all who hold a stage are wai
 
 def is_cut(state: CoordinatorState) -> bool:
     """Has a commit carried the wish, so that no further step begins in this split?"""
-    cut = state.resplit.cut if state.resplit else None
+    cut = state.splits.resplit.cut if state.splits.resplit else None
     return cut is not None and (state.plan is None or state.plan.restore != cut)
 
 
@@ -69,7 +68,7 @@ def is_resized(state: CoordinatorState, now: float) -> bool:
     That is another number of stages, or of shards of the optimizer's state, or one for which their memory takes another
     split.
     """
-    if state.plan is None or state.resize is None:
+    if state.plan is None or state.grids.resize is None:
         return False
     return following.splits_anew(state) and following.is_due(state, now)
 
@@ -86,20 +85,19 @@ def withdraw(turn: Turn) -> None:
 
     A wish that is never fulfilled takes its place with the root.
     """
-    state, resplit = turn.state, turn.state.resplit
+    state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or resplit.cut is not None or state.plan is None:
         return
     wish, root = state.checkpoints.numbered(), state.plan.at(ROOT).owner
-    turn.put(wish)
-    turn.set(resplit=None)
+    turn.put(wish, state.splits.not_resplit())
     never = state.spec.training.steps + 1
     turn.do(Send(root, protocol.TakeCheckpoint(number=wish.number, at=never, writers=())))
 
 
 def is_untimely(state: CoordinatorState) -> bool:
     """Should a cut that is asked for not be made now?"""
-    balances = state.resplit is not None and state.resplit.stages is not None
-    return _somebody_leaves(state) or state.ending.stopping is not None or (state.resize is None and not balances)
+    balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
+    return _somebody_leaves(state) or state.ending.stopping is not None or (state.grids.resize is None and not balances)
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:
@@ -112,13 +110,9 @@ def wish(turn: Turn) -> None:
     """Ask for a cut soon."""
     state, wish = turn.state, turn.state.checkpoints.numbered()
     better = None if is_resized(state, turn.now) else state.stragglers.better
-    turn.put(wish)
-    turn.set(
-        resplit=Resplit(
-            number=wish.number, at=state.step + AHEAD_STEPS, since=turn.now, stages=better.stages if better else None
-        ),
-        stragglers=replace(state.stragglers, better=None, uneven=None),
-    )
+    stages = better.stages if better else None
+    turn.put(wish, state.splits.wished(wish.number, state.step + AHEAD_STEPS, stages, turn.now))
+    turn.set(stragglers=replace(state.stragglers, better=None, uneven=None))
     if better:
         rebalancing.decided(turn, better)
     _ask_root(turn)
@@ -126,12 +120,12 @@ def wish(turn: Turn) -> None:
 
 def look_after(turn: Turn) -> None:
     """While no commit has carried the wish: ask the root again, or another one; at the end of the job, forget it."""
-    state, resplit = turn.state, turn.state.resplit
+    state, resplit = turn.state, turn.state.splits.resplit
     if resplit is None or state.plan is None:
         return
     passed = resplit.cut is not None and state.step > resplit.cut.step
     if state.step >= state.spec.training.steps or passed:
-        turn.set(resplit=None)
+        turn.put(state.splits.not_resplit())
     elif resplit.cut is None:
         if is_untimely(state):
             withdraw(turn)
@@ -142,18 +136,18 @@ def look_after(turn: Turn) -> None:
 
 
 def _ask_root(turn: Turn) -> None:
-    resplit, plan = turn.state.resplit, turn.state.current_plan
+    resplit, plan = turn.state.splits.resplit, turn.state.current_plan
     assert resplit is not None
     root = plan.at(ROOT).owner
-    turn.set(resplit=replace(resplit, asked=root, asked_at=turn.now))
+    turn.put(turn.state.splits.asked_of(root, turn.now))
     turn.do(Send(root, protocol.TakeCheckpoint(number=resplit.number, at=resplit.at, writers=(), hold=True)))
 
 
 def carried(turn: Turn, number: int, cut: CheckpointId) -> None:
     """A commit has carried the wish of that number."""
-    resplit = turn.state.resplit
+    resplit = turn.state.splits.resplit
     if resplit is not None and resplit.number == number and resplit.cut is None and not _is_end(turn.state, cut):
-        turn.set(resplit=replace(resplit, cut=cut, since=turn.now))
+        turn.put(turn.state.splits.carried(cut, turn.now))
 
 
 def _is_end(state: CoordinatorState, cut: CheckpointId) -> bool:
@@ -172,13 +166,7 @@ def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> Non
         return  # of a split that is over
     if plan.sources and cut != plan.restore:
         return
-    resplit = state.resplit
-    if resplit is None or (resplit.cut is not None and resplit.cut != cut):
-        resplit = Resplit(number=0, at=cut.step, since=turn.now)
-    elif resplit.cut is None:
-        resplit = replace(resplit, since=turn.now)
-    held = {**resplit.held, worker: resplit.held.get(worker, frozenset()) | frozenset(message.layers)}
-    turn.set(resplit=replace(resplit, cut=cut, held=held))
+    turn.put(state.splits.held_by(worker, message.layers, cut, turn.now))
 
 
 def next_plan(turn: Turn) -> Plan | None:
@@ -197,7 +185,7 @@ def last_plan(turn: Turn) -> Plan | None:
     state, plan = turn.state, turn.state.plan
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
         return None
-    since = state.resplit.since if state.resplit else None
+    since = state.splits.resplit.since if state.splits.resplit else None
     stopped = None if since is None else turn.now - since
     turn.set(stragglers=replace(state.stragglers, pause=stopped))
     return moved_plan(plan, tuple(state.live(plan).values()), stopped)
@@ -220,7 +208,7 @@ def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
 
 def _held(state: CoordinatorState, plan: Plan) -> dict[WorkerId, set[int]]:
     """The layers that workers say they have of the cut, or that the plan says they have of what it begins with."""
-    held = {w: set(layers) for w, layers in state.resplit.held.items()} if state.resplit else {}
+    held = {w: set(layers) for w, layers in state.splits.resplit.held.items()} if state.splits.resplit else {}
     for layer, workers in enumerate(plan.sources):
         for worker in workers:
             held.setdefault(worker, set()).add(layer)
@@ -228,7 +216,7 @@ def _held(state: CoordinatorState, plan: Plan) -> dict[WorkerId, set[int]]:
 
 
 def _switch(turn: Turn, plan: Plan) -> Plan | None:
-    state, resplit = turn.state, turn.state.resplit
+    state, resplit = turn.state, turn.state.splits.resplit
     cut = plan.restore if plan.sources else resplit.cut if resplit else None
     early = not plan.sources and resplit is not None and turn.now - resplit.since < COPIES_SECONDS
     if cut is None or (early and not _all_hold(state, plan)):
@@ -261,8 +249,8 @@ def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
     """Has everybody who holds a stage for certain a copy of it?"""
-    assert state.resplit is not None
-    held = state.resplit.held
+    assert state.splits.resplit is not None
+    held = state.splits.resplit.held
     return all(
         held.get(worker, frozenset()).issuperset(range(*layers))
         for layers, holders in zip(plan.state_layers, state.certain_holders(plan), strict=True)

@@ -298,7 +298,7 @@ def request_workers(turn: Turn) -> None:
         turn.put(state.membership.requesting(missing))
         turn.do(AddWorkers(missing))
     plan, restoring = state.plan, state.phase == "Restoring"
-    wanted = plan is None or restoring or state.resize or state.resplit or plan.sources
+    wanted = plan is None or restoring or state.grids.resize or state.splits.resplit or plan.sources
     if (
         (wanted or _may_choose(state))
         and state.profile.costs is None
