@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bamboo_trainer.models import resnet
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.training import TrainingConfig
 
 MICROBATCHES, SAMPLES, SIDE = 4, 4, 64
@@ -27,7 +27,7 @@ def compare(rounds: int) -> tuple[float, float, int]:
             began = time.process_time()
             _step(stage)
             seconds.append(time.process_time() - began)
-    return min(taken[0][1:]), min(taken[1][1:]), stages[0].running_size * MICROBATCHES
+    return min(taken[0][1:]), min(taken[1][1:]), stages[0].values.final.running_size * MICROBATCHES
 
 
 def _stage(*, tracked: bool) -> Stage:
@@ -42,7 +42,7 @@ def _stage(*, tracked: bool) -> Stage:
         micro_batch_size=SAMPLES,
         deterministic=False,
     )
-    return Stage(task, 0, [(0, len(task.layers))], config)
+    return build_stage(task, 0, [(0, len(task.layers))], config)
 
 
 def _untracked(factory: Callable[[], nn.Module]) -> nn.Module:
@@ -58,7 +58,7 @@ def _untracked(factory: Callable[[], nn.Module]) -> nn.Module:
 def _step(stage: Stage) -> None:
     work = stage.begin(range(MICROBATCHES), range(MICROBATCHES + 1))
     for microbatch in range(MICROBATCHES):
-        stage.forward(work, stage.version, microbatch, None)
-        stage.backward(work, stage.version, microbatch, None)
-    running = stage.folded(work.contributions) if stage.running_size else ()
-    stage.apply(work.gradients.total()[: stage.size], 1.0, *running)
+        stage.forward(work, stage.values.version, microbatch, None)
+        stage.backward(work, stage.values.version, microbatch, None)
+    running = stage.values.final.folded(work.contributions) if stage.values.final.running_size else ()
+    stage.values.apply(work.gradients.total()[: stage.values.final.size], 1.0, *running)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from bamboo_trainer.models import gpt
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.training import TrainingConfig
 
 CONTEXT = 128  # tokens of a sample
@@ -31,4 +31,4 @@ def gpt_stage(width: int, blocks: int, *, microbatches: int, rows: int) -> Itera
         config = TrainingConfig(
             seed=0, precision="fp32", max_gradient_norm=None, microbatches=microbatches, micro_batch_size=rows
         )
-        yield Stage(task, 0, [(0, len(task.layers))], config), config
+        yield build_stage(task, 0, [(0, len(task.layers))], config), config

@@ -109,18 +109,18 @@ def alone(o: StallOptions, repeat: int) -> None:
     width, found = 1024, list[tuple[float, float, float]]()
     blocks = max(1, (o.mebibytes << 20) // (12 * 12 * width**2))
     with gpt_stage(width, blocks, microbatches=MICROBATCHES, rows=1) as (stage, _):
-        layers = stage.layers_needed()
+        layers = stage.values.layers_needed()
         step_of(stage)  # the first one is looked at more closely
         for _ in range(repeat):
             step = cpu_seconds(lambda: step_of(stage))
-            whole = cpu_seconds(lambda: stage.layer_states(layers))
-            copying = stage.late_copies(layers)
+            whole = cpu_seconds(lambda: stage.values.layer_states(layers))
+            copying = stage.values.late_copies(layers)
             pieces = list[float]()
             while not copying.done:
                 pieces.append(cpu_seconds(copying.copy_piece))
             found.append((step, whole, max(pieces)))
     step, whole, piece = (median([one[i] for one in found]) for i in range(3))
-    size = 12 * stage.size / 2**20
+    size = 12 * stage.values.final.size / 2**20
     rows = [
         ("a step", f"{step:.2f} s", ""),
         ("all copied at once", f"{1e3 * whole:.0f} ms", f"{100 * whole / step:.2f} % of a step"),
@@ -135,7 +135,7 @@ def step_of(stage: Stage) -> None:
     for microbatch in range(MICROBATCHES):
         stage.forward(work, 0, microbatch, None)
         stage.backward(work, 0, microbatch, None)
-    stage.apply(work.gradients.total(), 1.0, *stage.folded(work.contributions))
+    stage.values.apply(work.gradients.total(), 1.0, *stage.values.final.folded(work.contributions))
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

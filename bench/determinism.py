@@ -59,13 +59,15 @@ def measure(stage: Stage) -> None:
 
     one = best(microbatch)
     look = best(lambda: stage.look(0, 0, None), times=2)
-    stage.apply(work.gradients.total()[: stage.size], 1.0)
-    step = best(lambda: stage.apply(work.gradients.total()[: stage.size], 1.0))
-    sums = best(stage.checksums)
-    print(f"{stage.size / 1e6:.1f} million parameters")
+    values, gradient = stage.values, work.gradients.total()[: stage.values.final.size]
+    values.apply(gradient, 1.0)
+    step = best(lambda: values.apply(gradient, 1.0))
+    sums = best(values.checksums)
+    print(f"{values.final.size / 1e6:.1f} million parameters")
     print(f"a microbatch {one:.2f} s; the look at the start {look:.2f} s, {look / one:.1f} microbatches")
-    print(f"an optimizer step {step * 1e3:.0f} ms; sums {sums * 1e3:.1f} ms, {4 * stage.size / sums / 1e9:.1f} GB/s")
-    trial = best(lambda: stage.apply(work.gradients.total()[: stage.size], 1.0, tries=True)) - step
+    speed = 4 * values.final.size / sums / 1e9
+    print(f"an optimizer step {step * 1e3:.0f} ms; sums {sums * 1e3:.1f} ms, {speed:.1f} GB/s")
+    trial = best(lambda: values.apply(gradient, 1.0, tries=True)) - step
     print_spot_check(stage, one, step, trial)
     print(f"every {EVERY} steps: {100 * sums / EVERY / (8 * one + step):.3f} % of a step of 8 microbatches")
 
@@ -77,8 +79,8 @@ def print_spot_check(stage: Stage, microbatch: float, step: float, trial: float)
     def again() -> None:
         nonlocal work
         work = stage.begin([0], [0, 1])
-        forward_by_layer(stage, work, (stage.version, 0), None)
-        stage.backward(work, stage.version, 0, None)
+        forward_by_layer(stage, work, (stage.values.version, 0), None)
+        stage.backward(work, stage.values.version, 0, None)
         assert work.gradients.alone is not None
         checksum(work.gradients.alone)
 

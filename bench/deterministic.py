@@ -21,7 +21,7 @@ import typer
 from bamboo.job.training_spec import LossScaleSpec
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.placement import choose_device, use, wait_for
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig
 
@@ -86,7 +86,7 @@ def measure(model: str, size: str, precision: str, samples: int, *, deterministi
         loss_scale=LossScaleSpec() if precision == "fp16" else None,
         deterministic=deterministic,
     )
-    stage = Stage(task, 0, [(0, len(task.layers))], config, device)
+    stage = build_stage(task, 0, [(0, len(task.layers))], config, device)
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()
     stage.look(0, 0, None)
@@ -108,8 +108,9 @@ def train(stage: Stage, step: int) -> None:
     for number in microbatches:
         stage.forward(work, step, number, None)
         stage.backward(work, step, number, None)
-    gradient = work.gradients.total()[: stage.size]
-    stage.apply(gradient, sum(stage.squared_norms(gradient)) ** 0.5, *stage.folded(work.contributions))
+    final = stage.values.final
+    gradient = work.gradients.total()[: final.size]
+    stage.values.apply(gradient, sum(final.squared_norms(gradient)) ** 0.5, *final.folded(work.contributions))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def measure(stage: Stage, config: TrainingConfig, steps: int) -> None:
             most[groups] = step(stage, config, groups)
             seconds[groups].append(time.process_time() - begun)
     alone = statistics.median(seconds[1])
-    print(f"{stage.size / 1e6:.1f} million parameters, {config.microbatches} microbatches of {config.micro_batch_size}")
+    size = stage.values.final.size
+    print(f"{size / 1e6:.1f} million parameters, {config.microbatches} microbatches of {config.micro_batch_size}")
     for groups in choices:
         ratios = [a / b for a, b in zip(seconds[groups], seconds[1], strict=True)]
         print(

@@ -21,7 +21,7 @@ from bamboo.job.manifest import load_manifest
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, template_problems, worker_pod
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -130,7 +130,7 @@ def save_as_workers_do(task: Task, folder: Path) -> Path:
     folder.mkdir()
     stages = [(0, 2), (2, len(task.layers))]
     for number in range(len(stages)):
-        tensors = Stage(task, number, stages, TRAINING).state_tensors()
+        tensors = build_stage(task, number, stages, TRAINING).values.state_tensors()
         save_file(tensors, folder / f"stage-{number:03d}.safetensors")
     return folder
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job
@@ -135,9 +135,9 @@ class BranchingJob(Job):
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
-        return Stage(self.task, stage, stages, config, self.computes_on[0], reader)
+        return build_stage(self.task, stage, stages, config, self.computes_on[0], reader)
 
     def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
-        return Stage(self.task, 0, stages, config, self.computes_on[0], reader, remembers=False)
+        return build_stage(self.task, 0, stages, config, self.computes_on[0], reader, remembers=False)

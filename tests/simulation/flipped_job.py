@@ -1,7 +1,7 @@
 """A job in which one bit flips at a chosen place, without any error; the real coordinator and the real engines."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 from bamboo.planning.plan import Cell
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.training import TrainingConfig
@@ -85,6 +86,17 @@ class _Passed(torch.autograd.Function):
         return gradient, None
 
 
+class FlippingValues(StageValues):
+    """struck: of a gradient that is to be applied, it or one with another bit."""
+
+    struck: Callable[[Tensor], Tensor]
+
+    def apply(
+        self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
+    ) -> None:
+        super().apply(self.struck(gradient), norm, running, scale=scale, tries=tries)
+
+
 class FlippingStage(Stage):
     """at: step and microbatch of the forward that is run."""
 
@@ -94,7 +106,7 @@ class FlippingStage(Stage):
     at: tuple[int, int] = (-1, -1)
 
     def watch_last_layer(self) -> None:
-        self._layers[self._end - 1].register_forward_hook(lambda _layer, _given, found: self._passed(found))
+        self.values.layers[self.values.end - 1].register_forward_hook(lambda _layer, _given, found: self._passed(found))
 
     def _passed(self, found: Any) -> Any:
         if isinstance(found, tuple):
@@ -102,7 +114,7 @@ class FlippingStage(Stage):
         if not torch.is_grad_enabled():
             return found
         passed, at = _Passed.apply(found, self), self.at  # type: ignore[no-untyped-call]
-        if self.last and passed.requires_grad:
+        if self.values.last and passed.requires_grad:
             passed.register_hook(lambda gradient: self.struck(Place.LOSS_GRADIENT, gradient, at))
         return passed
 
@@ -113,6 +125,9 @@ class FlippingStage(Stage):
         wrong = tensor.detach().clone(memory_format=torch.contiguous_format)
         flip(wrong, self.job.flip.element, self.job.flip.bit)
         return wrong
+
+    def struck_final(self, gradient: Tensor) -> Tensor:
+        return self.struck(Place.FINAL, gradient, (self.values.version, self.job.flip.microbatch))
 
     def _struck_first(self, place: Place, parts: Parts | None, at: tuple[int, int]) -> Parts | None:
         if not parts or not parts[0].is_floating_point():
@@ -140,12 +155,6 @@ class FlippingStage(Stage):
             flip(next(work.gradients.tensors()), self.job.flip.element, self.job.flip.bit)
         return self._struck_first(Place.BACKWARD, found, at) or found
 
-    def apply(
-        self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
-    ) -> None:
-        gradient = self.struck(Place.FINAL, gradient, (self.version, self.job.flip.microbatch))
-        super().apply(gradient, norm, running, scale=scale, tries=tries)
-
 
 class FlippedJob(Job):
     """flipped: how often. struck: the worker that is wrong."""
@@ -160,11 +169,11 @@ class FlippedJob(Job):
             return
         node = self.nodes.get(self._worker())
         held = node.states.get(self.flip.stage) if node and node.engine.components else None
-        if node is None or held is None or held.stage is None or held.stage.version != self.flip.step:
+        if node is None or held is None or held.stage is None or held.version != self.flip.step:
             return
-        self.flipped, self.struck, stage = 1, node.name, held.stage
+        self.flipped, self.struck, values = 1, node.name, held.stage.values
         parameters = self.flip.place is Place.PARAMETERS
-        named = stage._parameters.named() if parameters else stage._optimizer_state.named()
+        named = values.parameters.named() if parameters else values.optimizer.named()
         numbers = [t.detach() for _, t in named if t.dtype is torch.float32 and t.numel() > 1]
         flip(numbers[self.flip.element % len(numbers)], self.flip.element, self.flip.bit)
 
@@ -190,8 +199,10 @@ class FlippedJob(Job):
         return True
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        made = FlippingStage(self.task, stage, stages, config, self.computes_on[0])
+        values = FlippingValues(self.task, stage, stages, config, self.computes_on[0])
+        made = FlippingStage(values)
         made.job, made.worker, made.number = self, worker, stage
+        values.struck = made.struck_final
         made.watch_last_layer()
         return made
 

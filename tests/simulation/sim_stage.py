@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -68,288 +68,150 @@ def _at_once(layer: int, share: float) -> None:
     pass
 
 
-class StandIn:
-    """What the engine takes for a Stage: some layers of the model. Compares all that it is given with the oracle.
-
-    spend: lets the time pass that a layer's forward takes, or that many times as much.
+class StandInValues:
+    """What the engine takes for a stage's values: of some layers of the model. Compares all that it is given with the
+    oracle.
     """
 
-    def __init__(
-        self,
-        oracle: Oracle,
-        stages: Sequence[tuple[int, int]],
-        stage: int,
-        spend: Callable[[int, float], None] = _at_once,
-    ) -> None:
-        self._spend = spend
-        self._oracle, self._a, self._stages = oracle, oracle.arithmetic, tuple(stages)
-        self._mine = range(*stages[stage])
-        self._states = {layer: self._a.initial(layer) for layer in self._mine}
-        self._running = dict.fromkeys(self._mine, 0)
+    def __init__(self, oracle: Oracle, stages: Sequence[tuple[int, int]], stage: int) -> None:
+        self.oracle, self.arithmetic, self._stages = oracle, oracle.arithmetic, tuple(stages)
+        self.first, self.end = stages[stage]
+        self.mine = range(self.first, self.end)
+        self.last = self.end == self.arithmetic.layers
+        self.states = {layer: self.arithmetic.initial(layer) for layer in self.mine}
+        self._running = dict.fromkeys(self.mine, 0)
         self.version = 0
-        self.size = sum(self._a.sizes[layer] for layer in self._mine)
-        self.context = ContextSize()
-        self.as_built = None
+        self.size = self.gradient_size = sum(self.arithmetic.sizes[layer] for layer in self.mine)
+        self.running_size, self.dtype = 8 * len(self.mine), torch.float32
         self.shares = False
         self._followed: dict[tuple[tuple[int, int], bool], list[Tensor]] = {}
 
     @property
-    def last(self) -> bool:
-        return self._mine.stop == self._a.layers
-
-    @property
-    def runs_ahead(self) -> bool:
-        return False
-
-    def expect(self, coming: Iterable[tuple[int, int]]) -> None:
-        """It has no data to read."""
-
-    @property
-    def gradient_dtype(self) -> torch.dtype:
-        return torch.float32
-
-    @property
-    def gradient_size(self) -> int:
-        return self.size
-
-    def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
-        total = GradientSum(self.size, torch.device("cpu"), bounds, microbatches, torch.float32, self.buckets)
-        return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
+    def final(self) -> Self:
+        """The form of its final gradients."""
+        return self
 
     @property
     def buckets(self) -> tuple[slice, ...]:
         """One for each layer of a first stage, the last one first."""
         if self.first > 0:
             return (slice(0, self.size),)
-        ends = accumulate((self._a.sizes[layer] for layer in self._mine), initial=0)
+        ends = accumulate((self.arithmetic.sizes[layer] for layer in self.mine), initial=0)
         return tuple(slice(*place) for place in reversed(list(pairwise(ends))))
 
     @property
-    def first(self) -> int:
-        return self._mine.start
+    def tied(self) -> tuple[TiedSegment, ...]:
+        """Ties are between stages of one layer only."""
+        return tuple(
+            TiedSegment(group=i, offset=0, size=1, uses=tuple(self._use(layer) for layer in tie))
+            for i, tie in enumerate(self.arithmetic.ties)
+            if self.first in tie
+        )
 
-    @property
-    def layers(self) -> int:
-        return len(self._mine)
-
-    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        forwarding = self.start(step, microbatch, inputs)
-        while not forwarding.done:
-            self.advance(forwarding)
-        return self.complete(work, forwarding)
-
-    def wait(self) -> None:
-        """Computes at once."""
-
-    def park(self, parked: bool) -> None:
-        """Lives in host memory anyway."""
-
-    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> "Advancing":
-        given = int(inputs[0].item()) if inputs is not None else 0
-        if step < self._a.wanted_steps:
-            self._require(f"input of {microbatch}", given, self._oracle.inputs[self.first, step, microbatch])
-        return Advancing(step, microbatch, [given], self.first, self._mine.stop)
-
-    def advance(self, forwarding: "Advancing") -> None:
-        self._require("version", self.version, forwarding.step)
-        layer, given = forwarding.layer, forwarding.given
-        self._spend(layer, 1.0)
-        given.append(self._a.forward(self._states[layer], layer, forwarding.step, forwarding.microbatch, given[-1]))
-        forwarding.layer += 1
-
-    def complete(self, work: Work, forwarding: "Advancing") -> Parts:
-        self._require("version", self.version, forwarding.step)
-        self._require("layer", forwarding.layer, forwarding.end)
-        *given, output = forwarding.given
-        work.contexts[forwarding.microbatch] = ((torch.tensor(given),), ())
-        work.contributions[forwarding.microbatch] = self._recorded(forwarding, given)
-        work.added_values[forwarding.microbatch] = [
-            ("added", self._a.added(layer, forwarding.step, forwarding.microbatch, g))
-            for layer, g in zip(self._mine, given, strict=True)
-        ]
-        if self.last:
-            m = forwarding.microbatch
-            work.losses[m] = self._a.loss(output, forwarding.step, m)
-            work.metrics[m] = {"microbatch": (m * self._a.weight(m), self._a.weight(m))}
-            if self._a.seed % 2 == 0:
-                work.weights[m] = self._a.weight(m)
-            if work.watched:
-                work.answers[m] = (torch.tensor([output]),)
-            return ()
-        return (torch.tensor([output]),)
-
-    def send_back(self, work: Work, microbatch: int) -> None:
-        self._require("an answer", microbatch in work.answers, True)
-        work.sent_back[microbatch] = {0: self.version * 1000 + microbatch}
-
-    def _recorded(self, forwarding: "Advancing", given: Sequence[int]) -> Recorded:
-        step, microbatch = forwarding.step, forwarding.microbatch
-        made = [self._a.contribution(layer, step, microbatch, g) for layer, g in zip(self._mine, given, strict=True)]
-        forms = tuple(Contribution(module=number, tensors=[("i64", ())]) for number in range(len(made)))
-        return Recorded(forms, torch.tensor(made).view(torch.uint8))
-
-    def check_contributed(self, told: Contributed) -> None:
-        for contributions in told.microbatches.values():
-            numbers = [one.module for one in contributions]
-            self._require("modules contributed to", numbers, list(range(len(self._mine))))
-
-    def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
-        self._require("microbatches contributed", sorted(contributions), list(range(self._a.microbatches)))
-        rows = [contributions[m].data.clone().view(torch.int64).tolist() for m in range(self._a.microbatches)]
-        by_layer = zip(self._mine, zip(*rows, strict=True), strict=True)
-        folded = [self._a.folded(self._running[layer], contributed) for layer, contributed in by_layer]
-        return (torch.tensor(folded).view(torch.uint8),)
-
-    @property
-    def running_size(self) -> int:
-        return 8 * len(self._mine)
+    def _use(self, layer: int) -> TiedUse:
+        stage = next(s for s, (first, end) in enumerate(self._stages) if first <= layer < end)
+        return TiedUse(stage=stage, layer=layer, offset=0 if layer == self.first else None)
 
     def takes(self, final: Parts) -> bool:
         return tuple(part.numel() for part in final) == (self.size, self.running_size)
 
-    def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Of a worker on standby the inputs are those of another version, perhaps: it counts for nothing."""
-        return () if self.last else (torch.tensor([0]),)
+    def check_contributed(self, told: Contributed) -> None:
+        for contributions in told.microbatches.values():
+            numbers = [one.module for one in contributions]
+            self.require("modules contributed to", numbers, list(range(len(self.mine))))
 
-    def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
-        value = int(inputs[0].item()) if inputs is not None else 0
-        for layer in self._mine:
-            value = self._a.evaluate(self._states[layer], layer, batch, value)
-        if not self.last:
-            return (torch.tensor([value]),)
-        work.evaluated[batch] = {"loss": measured(value, batch)}
-        return ()
-
-    def backward(
-        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
-    ) -> Parts:
-        """Every third microbatch, by seed, cannot be split, and every fourth not be run bucket by bucket."""
-        given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
-        gradient = int(gradients[0].item()) if gradients is not None else 0
-        if gradients is not None and len(gradients) > 1:
-            work.weights[microbatch] = float(gradients[1])
-        if self.last and work.watched:
-            work.sent_back[microbatch] = {0: step * 1000 + microbatch}
-        expected = self._oracle.gradients[self._mine.stop - 1, step, microbatch]
-        self._require(f"gradient of {microbatch}", gradient, expected)
-        new: list[int] = []
-        for layer, value in zip(reversed(self._mine), reversed(given), strict=True):
-            self._spend(layer, BACKWARD)
-            gradient, added = self._a.backward(self._states[layer], (layer, step, microbatch), value, gradient)
-            new = added + new
-        waiting: Any = work.postponed
-        waiting[microbatch] = Postponed(new)
-        if work.bucketwise == microbatch and (microbatch + self._a.seed) % 4:
-            unfinished: Any = work
-            unfinished.parts = Unfinished(new, list(self.buckets))
-            self.backward_rest(work, step, microbatch)
-            return ()
-        if not postpone or (microbatch + self._a.seed) % 3 == 0:
-            self.weight_gradients(work, step, microbatch)
-        return (torch.tensor([gradient]), *work.weight_of(microbatch)) if self.first else ()
-
-    def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
-        self._require("version", self.version, step)
-        unfinished: Any = work.parts
-        if unfinished is None:
-            return
-        place, target = unfinished.left.pop(0), work.gradients.target
-        so_far = [int(g) for g in target[place].tolist()]
-        target[place] = torch.tensor(self._a.accumulate(so_far, unfinished.new[place]), dtype=torch.float32)
-        if not unfinished.left:
-            work.parts = None
-            del work.postponed[microbatch]
-            work.gradients.added(microbatch)
-
-    def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
-        self._require("version", self.version, step)
-        for m in [m for m in work.postponed if m <= microbatch]:
-            rest: Any = work.postponed.pop(m)
-            so_far = [int(g) for g in work.gradients.target.tolist()]
-            work.gradients.target.copy_(torch.tensor(self._a.accumulate(so_far, rest.new), dtype=torch.float32))
-            work.gradients.added(m)
+    def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
+        self.require("microbatches contributed", sorted(contributions), list(range(self.arithmetic.microbatches)))
+        rows = [contributions[m].data.clone().view(torch.int64).tolist() for m in range(self.arithmetic.microbatches)]
+        by_layer = zip(self.mine, zip(*rows, strict=True), strict=True)
+        folded = [self.arithmetic.folded(self._running[layer], contributed) for layer, contributed in by_layer]
+        return (torch.tensor(folded).view(torch.uint8),)
 
     def _by_layer(self, gradient: Sequence[float]) -> Iterator[tuple[int, list[int]]]:
         start = 0
-        for layer in self._mine:
-            end = start + self._a.sizes[layer]
+        for layer in self.mine:
+            end = start + self.arithmetic.sizes[layer]
             yield layer, [int(g) for g in gradient[start:end]]
             start = end
 
     def squared_norms(self, gradient: Tensor) -> Tensor:
         parts = self._by_layer(gradient.tolist())
-        squares = [square for layer, part in parts for square in self._a.squared_norms(layer, part)]
+        squares = [square for layer, part in parts for square in self.arithmetic.squared_norms(layer, part)]
         return torch.tensor(squares, dtype=torch.float64)
 
-    def bring(self, tensors: Iterable[Tensor]) -> Parts:
-        return tuple(tensors)
+    def part_for(self, shard: "StandInValues", final: Parts) -> Parts:
+        gradient, running = final
+        parts = dict(self._by_layer(gradient.tolist()))
+        folded = dict(zip(self.mine, running.clone().view(torch.int64).tolist(), strict=True))
+        of = shard.mine
+        wanted = torch.tensor([g for layer in of for g in parts[layer]], dtype=torch.float32)
+        return wanted, torch.tensor([folded[layer] for layer in of]).view(torch.uint8)
+
+    def park(self, parked: bool) -> None:
+        """Lives in host memory anyway."""
 
     def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
         """The oracle says which state is the last one."""
-        return Course(without=1) if metrics and self._a.left_out and self.version == self._a.steps else None
+        return (
+            Course(without=1)
+            if metrics and self.arithmetic.left_out and self.version == self.arithmetic.steps
+            else None
+        )
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        self._require("ends", self.ends_with(metrics), None)
+        self.require("ends", self.ends_with(metrics), None)
 
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
 
     def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float, tries: bool = False) -> None:
-        self._require("scale", scale, self._a.scale)
-        self._require("skipped", self.version in self._a.skipped, False)
-        self._require("norm", norm, self._oracle.norms[self.version])
-        self._running = dict(zip(self._mine, running.clone().view(torch.int64).tolist(), strict=True))
-        expected = {layer: self._oracle.running[self.version + 1][layer] for layer in self._mine}
-        self._require("running buffers", self._running, expected)
+        self.require("scale", scale, self.arithmetic.scale)
+        self.require("skipped", self.version in self.arithmetic.skipped, False)
+        self.require("norm", norm, self.oracle.norms[self.version])
+        self._running = dict(zip(self.mine, running.clone().view(torch.int64).tolist(), strict=True))
+        expected = {layer: self.oracle.running[self.version + 1][layer] for layer in self.mine}
+        self.require("running buffers", self._running, expected)
         for layer, given in self._by_layer(gradient.tolist()):
-            self._require(f"final gradient of layer {layer}", given, self._oracle.finals[layer, self.version])
-            new = self._a.applied(self._states[layer], self.version, given, norm, self._running[layer])
-            self._states[layer] = new
+            self.require(f"final gradient of layer {layer}", given, self.oracle.finals[layer, self.version])
+            new = self.arithmetic.applied(self.states[layer], self.version, given, norm, self._running[layer])
+            self.states[layer] = new
         self.version += 1
 
     def allow_commit(self) -> None:
         """Its rates and parameters are whole numbers."""
 
     def skip(self, *, finite: bool) -> None:
-        self._require("finite gradients", finite, True)
-        self._require("skipped", self.version in self._a.skipped, True)
+        self.require("finite gradients", finite, True)
+        self.require("skipped", self.version in self.arithmetic.skipped, True)
         self.version += 1
 
-    def values(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
+    def of_layers(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
         """States and running buffers; fixed: the layers' numbers."""
         which = range(*layers)
         if fixed:
             return [torch.tensor(list(which))]
-        return [torch.tensor([kept[layer] for layer in which]) for kept in (self._states, self._running)]
+        return [torch.tensor([kept[layer] for layer in which]) for kept in (self.states, self._running)]
 
-    def part_for(self, shard: "StandIn", final: Parts) -> Parts:
-        gradient, running = final
-        parts = dict(self._by_layer(gradient.tolist()))
-        folded = dict(zip(self._mine, running.clone().view(torch.int64).tolist(), strict=True))
-        of = shard._mine
-        wanted = torch.tensor([g for layer in of for g in parts[layer]], dtype=torch.float32)
-        return wanted, torch.tensor([folded[layer] for layer in of]).view(torch.uint8)
-
-    def share(self, other: "StandIn | None") -> None:
+    def share(self, other: "StandInValues | None") -> None:
         """With the memory of another one what is written here is written there."""
-        self._states = self._own() if other is None else other._states
+        self.states = self._own() if other is None else other.states
         self.shares = other is not None
 
-    def follow(self, like: "StandIn", values: Iterable[tuple[Tensor, Tensor]], *, begins: bool) -> None:
+    def follow(self, like: "StandInValues", values: Iterable[tuple[Tensor, Tensor]], *, begins: bool) -> None:
         for own, value in values:
             own.copy_(value)
         told = sorted(int(n) for (_, fixed), (numbers, *_) in self._followed.items() if fixed for n in numbers)
-        self._require("layers whose fixed values came", told, list(self._mine))
+        self.require("layers whose fixed values came", told, list(self.mine))
         for (layers, fixed), tensors in self._followed.items():
             if not fixed:
-                for kept, tensor in zip((self._states, self._running), tensors, strict=True):
+                for kept, tensor in zip((self.states, self._running), tensors, strict=True):
                     kept.update(zip(range(*layers), map(int, tensor.tolist()), strict=True))
-        self._require("begins", begins, self.version < 0)
-        self._begin_with(self._states, self._running, like.version)
+        self.require("begins", begins, self.version < 0)
+        self._begin_with(self.states, self._running, like.version)
 
     def _own(self) -> dict[int, int]:
         """States, without those of other layers that are in the same memory."""
-        return {layer: self._states[layer] for layer in self._mine}
+        return {layer: self.states[layer] for layer in self.mine}
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
         tensors = (torch.tensor(list(self._own().values())), torch.tensor(list(self._running.values())))
@@ -357,8 +219,8 @@ class StandIn:
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         if meta["version"] < self.version:
-            raise Violation(f"layers {self._mine} go back from version {self.version} to {meta['version']}")
-        states, running = (dict(zip(self._mine, map(int, part.tolist()), strict=True)) for part in parts)
+            raise Violation(f"layers {self.mine} go back from version {self.version} to {meta['version']}")
+        states, running = (dict(zip(self.mine, map(int, part.tolist()), strict=True)) for part in parts)
         self._begin_with(states, running, int(meta["version"]))
 
     def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
@@ -378,25 +240,23 @@ class StandIn:
         return LateCopies(self, only)
 
     def layers_needed(self) -> tuple[int, ...]:
-        return tuple(self._mine)
+        return tuple(self.mine)
 
     def restore_layers(self, states: Mapping[int, LayerState]) -> None:
-        versions = {states[layer].version for layer in self._mine}
+        versions = {states[layer].version for layer in self.mine}
         if len(versions) != 1:
-            raise Violation(f"layers {self._mine} are to begin with the versions {versions}")
-        running = {layer: int(states[layer].tensors[RUNNING].item()) for layer in self._mine}
-        self._begin_with({layer: state_of(states[layer]) for layer in self._mine}, running, versions.pop())
+            raise Violation(f"layers {self.mine} are to begin with the versions {versions}")
+        running = {layer: int(states[layer].tensors[RUNNING].item()) for layer in self.mine}
+        self._begin_with({layer: state_of(states[layer]) for layer in self.mine}, running, versions.pop())
 
     def _begin_with(self, states: dict[int, int], running: dict[int, int], version: int) -> None:
-        self._states, self._running, self.version = states, running, version
-        expected = {layer: self._oracle.states[version][layer] for layer in self._mine}
-        self._require("restored state", states, expected)
-        self._require(
-            "restored buffers", running, {layer: self._oracle.running[version][layer] for layer in self._mine}
-        )
+        self.states, self._running, self.version = states, running, version
+        expected = {layer: self.oracle.states[version][layer] for layer in self.mine}
+        self.require("restored state", states, expected)
+        self.require("restored buffers", running, {layer: self.oracle.running[version][layer] for layer in self.mine})
 
     def digest(self) -> str:
-        return add_digests(self._a.digest(state, self.version) for state in self._own().values())
+        return add_digests(self.arithmetic.digest(state, self.version) for state in self._own().values())
 
     def share_of_digest(self) -> str:
         return self.digest()
@@ -408,35 +268,21 @@ class StandIn:
         return hash((self.version, *self._own().items(), *self._running.items())) & (2**64 - 1)
 
     def state_bytes(self) -> tuple[int, int]:
-        return 8 * len(self._states), 0
+        return 8 * len(self.states), 0
 
-    def tied_segments(self) -> tuple[TiedSegment, ...]:
-        """Ties are between stages of one layer only."""
-        return tuple(
-            TiedSegment(group=i, offset=0, size=1, uses=tuple(self._use(layer) for layer in tie))
-            for i, tie in enumerate(self._a.ties)
-            if self.first in tie
-        )
-
-    def _use(self, layer: int) -> TiedUse:
-        stage = next(s for s, (first, end) in enumerate(self._stages) if first <= layer < end)
-        return TiedUse(stage=stage, layer=layer, offset=0 if layer == self.first else None)
-
-    def _require(self, what: str, got: object, expected: object) -> None:
+    def require(self, what: str, got: object, expected: object) -> None:
         if got != expected:
-            raise Violation(f"layers {self._mine} at version {self.version}: {what} is {got}, not {expected}")
+            raise Violation(f"layers {self.mine} at version {self.version}: {what} is {got}, not {expected}")
 
 
-class WholeStandIn(StandIn):
+class WholeStandInValues(StandInValues):
     """The whole model's, which is never applied, but follows shards."""
 
-    def __init__(
-        self, oracle: Oracle, stages: Sequence[tuple[int, int]], spend: Callable[[int, float], None] = _at_once
-    ) -> None:
-        super().__init__(oracle, stages, 0, spend)
+    def __init__(self, oracle: Oracle, stages: Sequence[tuple[int, int]]) -> None:
+        super().__init__(oracle, stages, 0)
         self.version = -1
 
-    def values(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
+    def of_layers(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
         blank = [torch.full((layers[1] - layers[0],), -1) for _ in range(1 if fixed else 2)]
         return self._followed.setdefault((layers, fixed), blank)
 
@@ -444,11 +290,159 @@ class WholeStandIn(StandIn):
         raise Violation("the whole model is applied, though it remembers nothing")
 
 
+class StandIn:
+    """What the engine takes for a Stage. spend: lets the time pass that a layer's forward takes, or that many times as
+    much.
+    """
+
+    def __init__(self, values: StandInValues, spend: Callable[[int, float], None] = _at_once) -> None:
+        self.values, self._a, self._oracle, self._spend = values, values.arithmetic, values.oracle, spend
+        self.context = ContextSize()
+        self.as_built = None
+
+    @property
+    def runs_ahead(self) -> bool:
+        return False
+
+    def expect(self, coming: Iterable[tuple[int, int]]) -> None:
+        """It has no data to read."""
+
+    def begin(self, microbatches: Sequence[int], bounds: Sequence[int], *, bucketwise: bool = False) -> Work:
+        total = GradientSum(
+            self.values.size, torch.device("cpu"), bounds, microbatches, torch.float32, self.values.buckets
+        )
+        return Work(total, bucketwise=microbatches[-1] if bucketwise else None)
+
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        forwarding = self.start(step, microbatch, inputs)
+        while not forwarding.done:
+            self.advance(forwarding)
+        return self.complete(work, forwarding)
+
+    def wait(self) -> None:
+        """Computes at once."""
+
+    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> "Advancing":
+        given = int(inputs[0].item()) if inputs is not None else 0
+        if step < self._a.wanted_steps:
+            self.values.require(
+                f"input of {microbatch}", given, self._oracle.inputs[self.values.first, step, microbatch]
+            )
+        return Advancing(step, microbatch, [given], self.values.first, self.values.mine.stop)
+
+    def advance(self, forwarding: "Advancing") -> None:
+        self.values.require("version", self.values.version, forwarding.step)
+        layer, given = forwarding.layer, forwarding.given
+        self._spend(layer, 1.0)
+        given.append(
+            self._a.forward(self.values.states[layer], layer, forwarding.step, forwarding.microbatch, given[-1])
+        )
+        forwarding.layer += 1
+
+    def complete(self, work: Work, forwarding: "Advancing") -> Parts:
+        self.values.require("version", self.values.version, forwarding.step)
+        self.values.require("layer", forwarding.layer, forwarding.end)
+        *given, output = forwarding.given
+        work.contexts[forwarding.microbatch] = ((torch.tensor(given),), ())
+        work.contributions[forwarding.microbatch] = self._recorded(forwarding, given)
+        work.added_values[forwarding.microbatch] = [
+            ("added", self._a.added(layer, forwarding.step, forwarding.microbatch, g))
+            for layer, g in zip(self.values.mine, given, strict=True)
+        ]
+        if self.values.last:
+            m = forwarding.microbatch
+            work.losses[m] = self._a.loss(output, forwarding.step, m)
+            work.metrics[m] = {"microbatch": (m * self._a.weight(m), self._a.weight(m))}
+            if self._a.seed % 2 == 0:
+                work.weights[m] = self._a.weight(m)
+            if work.watched:
+                work.answers[m] = (torch.tensor([output]),)
+            return ()
+        return (torch.tensor([output]),)
+
+    def send_back(self, work: Work, microbatch: int) -> None:
+        self.values.require("an answer", microbatch in work.answers, True)
+        work.sent_back[microbatch] = {0: self.values.version * 1000 + microbatch}
+
+    def _recorded(self, forwarding: "Advancing", given: Sequence[int]) -> Recorded:
+        step, microbatch = forwarding.step, forwarding.microbatch
+        made = [
+            self._a.contribution(layer, step, microbatch, g) for layer, g in zip(self.values.mine, given, strict=True)
+        ]
+        forms = tuple(Contribution(module=number, tensors=[("i64", ())]) for number in range(len(made)))
+        return Recorded(forms, torch.tensor(made).view(torch.uint8))
+
+    def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        """Of a worker on standby the inputs are those of another version, perhaps: it counts for nothing."""
+        return () if self.values.last else (torch.tensor([0]),)
+
+    def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
+        value = int(inputs[0].item()) if inputs is not None else 0
+        for layer in self.values.mine:
+            value = self._a.evaluate(self.values.states[layer], layer, batch, value)
+        if not self.values.last:
+            return (torch.tensor([value]),)
+        work.evaluated[batch] = {"loss": measured(value, batch)}
+        return ()
+
+    def backward(
+        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
+    ) -> Parts:
+        """Every third microbatch, by seed, cannot be split, and every fourth not be run bucket by bucket."""
+        given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
+        gradient = int(gradients[0].item()) if gradients is not None else 0
+        if gradients is not None and len(gradients) > 1:
+            work.weights[microbatch] = float(gradients[1])
+        if self.values.last and work.watched:
+            work.sent_back[microbatch] = {0: step * 1000 + microbatch}
+        expected = self._oracle.gradients[self.values.mine.stop - 1, step, microbatch]
+        self.values.require(f"gradient of {microbatch}", gradient, expected)
+        new: list[int] = []
+        for layer, value in zip(reversed(self.values.mine), reversed(given), strict=True):
+            self._spend(layer, BACKWARD)
+            gradient, added = self._a.backward(self.values.states[layer], (layer, step, microbatch), value, gradient)
+            new = added + new
+        waiting: Any = work.postponed
+        waiting[microbatch] = Postponed(new)
+        if work.bucketwise == microbatch and (microbatch + self._a.seed) % 4:
+            unfinished: Any = work
+            unfinished.parts = Unfinished(new, list(self.values.buckets))
+            self.backward_rest(work, step, microbatch)
+            return ()
+        if not postpone or (microbatch + self._a.seed) % 3 == 0:
+            self.weight_gradients(work, step, microbatch)
+        return (torch.tensor([gradient]), *work.weight_of(microbatch)) if self.values.first else ()
+
+    def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
+        self.values.require("version", self.values.version, step)
+        unfinished: Any = work.parts
+        if unfinished is None:
+            return
+        place, target = unfinished.left.pop(0), work.gradients.target
+        so_far = [int(g) for g in target[place].tolist()]
+        target[place] = torch.tensor(self._a.accumulate(so_far, unfinished.new[place]), dtype=torch.float32)
+        if not unfinished.left:
+            work.parts = None
+            del work.postponed[microbatch]
+            work.gradients.added(microbatch)
+
+    def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
+        self.values.require("version", self.values.version, step)
+        for m in [m for m in work.postponed if m <= microbatch]:
+            rest: Any = work.postponed.pop(m)
+            so_far = [int(g) for g in work.gradients.target.tolist()]
+            work.gradients.target.copy_(torch.tensor(self._a.accumulate(so_far, rest.new), dtype=torch.float32))
+            work.gradients.added(m)
+
+    def bring(self, tensors: Iterable[Tensor]) -> Parts:
+        return tuple(tensors)
+
+
 class LateCopies:
     """Copies that are made layer by layer; a violation if the state has changed before they are done."""
 
-    def __init__(self, stage: StandIn, layers: Collection[int]) -> None:
-        self._stage, self._left, self._version = stage, sorted(layers), stage.version
+    def __init__(self, values: StandInValues, layers: Collection[int]) -> None:
+        self._values, self._left, self._version = values, sorted(layers), values.version
         self.layers: dict[int, LayerState] = {}
 
     @property
@@ -456,10 +450,10 @@ class LateCopies:
         return not self._left
 
     def copy_piece(self) -> None:
-        if self._stage.version != self._version:
-            raise Violation(f"layers {self._left} of version {self._version} are copied at {self._stage.version}")
+        if self._values.version != self._version:
+            raise Violation(f"layers {self._left} of version {self._version} are copied at {self._values.version}")
         layer = self._left.pop(0)
-        self.layers |= self._stage.layer_states([layer])
+        self.layers |= self._values.layer_states([layer])
 
 
 def state_of(kept: LayerState) -> int:

@@ -30,7 +30,7 @@ from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network
-from sim_stage import StandIn, WholeStandIn
+from sim_stage import StandIn, StandInValues, WholeStandInValues
 from sim_store import SimStore, SimWeights, StoreRefuses
 
 SECONDS = {
@@ -288,17 +288,17 @@ class Node:
 
     def build(self, stage: int, stages: Sequence[tuple[int, int]]) -> StandIn:
         """The engine's stage in its first state."""
-        return StandIn(self.around.oracle, stages, stage, self._spend)
+        return StandIn(StandInValues(self.around.oracle, stages, stage), self._spend)
 
     def build_whole(self, stages: Sequence[tuple[int, int]]) -> StandIn:
-        return WholeStandIn(self.around.oracle, stages, self._spend)
+        return StandIn(WholeStandInValues(self.around.oracle, stages), self._spend)
 
     def restore(
-        self, stage: StandIn, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+        self, values: StandInValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        lacking = [layer for layer in stage.layers_needed() if layer not in here]
+        lacking = [layer for layer in values.layers_needed() if layer not in here]
         read = self.around.store.read(checkpoint, lacking) if lacking else {}
-        stage.restore_layers({**here, **read})
+        values.restore_layers({**here, **read})
         return read
 
     def _spend(self, layer: int, share: float) -> None:

@@ -44,9 +44,10 @@ from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies, copies_by_device, together
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import layer_costs
@@ -130,12 +131,12 @@ class MemoryStore:
         return protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None))
 
     def restore(
-        self, stage: Stage, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+        self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
-        lacking = [layer for layer in stage.layers_needed() if layer not in here]
+        lacking = [layer for layer in values.layers_needed() if layer not in here]
         read = {layer: decode(self.files[checkpoint, layer]) for layer in lacking}
         self.read += [(checkpoint.step, layer) for layer in lacking]
-        stage.restore_layers({**here, **read})
+        values.restore_layers({**here, **read})
         return read
 
 
@@ -236,11 +237,11 @@ class Job:
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """In its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
-        return Stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
+        return build_stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
 
     def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """Of a worker that holds a shard of the optimizer's state."""
-        return Stage(self.task, 0, stages, config, self.computes_on[0], remembers=False)
+        return build_stage(self.task, 0, stages, config, self.computes_on[0], remembers=False)
 
     def where(self) -> str:
         lines = [

@@ -10,7 +10,7 @@ from bamboo.planning.plan import Cell, Plan
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Arrived
@@ -63,7 +63,7 @@ class OneEngine:
         self.net.take()
 
     def _stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
-        return Stage(self._task, index, stages, self._config)
+        return build_stage(self._task, index, stages, self._config)
 
     @property
     def inside(self) -> Components:

@@ -15,7 +15,7 @@ def write(store: CheckpointStore, stages: Sequence[Stage], step: int, attempt: s
     parts = {
         layer: store.write_part(place, layer, encode(state))
         for stage in stages
-        for layer, state in stage.layer_states().items()
+        for layer, state in stage.values.layer_states().items()
     }
     manifest = make_manifest(place, [parts[layer] for layer in sorted(parts)])
     store.commit(manifest)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bamboo.planning.plan import Cell
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.worker.launch import process
 
 ENVIRONMENT = "BAMBOO_TEST_FLIP"  # {"mark": file, "place": [name, pipeline, stage, step, microbatch]}
@@ -55,7 +56,7 @@ class Flipping:
 
 def main(worker_id: str = "", **arguments: str) -> int:
     name, flipping = arguments.pop("worker", worker_id), Flipping()
-    complete, apply = Stage.complete, Stage.apply
+    complete, apply = Stage.complete, StageValues.apply
 
     def wrong_complete(stage: Stage, *given: Any) -> Any:
         outputs = complete(stage, *given)
@@ -63,11 +64,11 @@ def main(worker_id: str = "", **arguments: str) -> int:
             flip(outputs[0])
         return outputs
 
-    def wrong_apply(stage: Stage, *given: Any, **named: Any) -> None:
-        apply(stage, *given, **named)
+    def wrong_apply(values: StageValues, *given: Any, **named: Any) -> None:
+        apply(values, *given, **named)
         if flipping.strikes():
-            flip(next(tensor.detach() for _, tensor in stage._parameters.named()))
+            flip(next(tensor.detach() for _, tensor in values.parameters.named()))
 
-    Stage.complete, Stage.apply = wrong_complete, wrong_apply  # type: ignore[method-assign]
+    Stage.complete, StageValues.apply = wrong_complete, wrong_apply  # type: ignore[method-assign]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return process.main(worker=name, observer=flipping, **arguments)

@@ -13,6 +13,7 @@ from torch import Tensor
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job, Node
@@ -83,8 +84,8 @@ class QueuedDevice(AtOnce):
 class QueuedStage(Stage):
     """Computes at once, and takes its time on the device."""
 
-    def __init__(self, *arguments: Any, device: QueuedDevice, **named: Any) -> None:
-        super().__init__(*arguments, copies=device, **named)
+    def __init__(self, values: StageValues, device: QueuedDevice) -> None:
+        super().__init__(values, copies=device)
         self._queues = device
 
     @property
@@ -101,7 +102,7 @@ class QueuedStage(Stage):
 
     def advance(self, forwarding: Forwarding) -> None:
         super().advance(forwarding)
-        self._queues.run(self._queues.speed.forward / self.layers)
+        self._queues.run(self._queues.speed.forward / len(self.values.layers))
 
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
@@ -119,7 +120,7 @@ class QueuedStage(Stage):
     @property
     def _part(self) -> float:
         """All take as long."""
-        return 1 / len({bucket.layer for bucket in self._parameters.buckets})
+        return 1 / len({bucket.layer for bucket in self.values.parameters.buckets})
 
 
 class QueuedJob(Job):
@@ -139,7 +140,8 @@ class QueuedJob(Job):
         return self.devices[int(worker.removeprefix("w"))]
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        return QueuedStage(self.task, stage, stages, config, device=self.device_of(worker))
+        device = self.device_of(worker)
+        return QueuedStage(StageValues(self.task, stage, stages, config, copies=device), device)
 
     def strikes(self, fault: Fault) -> bool:
         self.at[fault] = self.now

@@ -70,4 +70,4 @@ def task_of(optimizer="AdamW", tied=False):
 
 def files_of(stages):
     """As workers write them: each stage its own layers."""
-    return {layer: b"".join(encode(state)) for stage in stages for layer, state in stage.layer_states().items()}
+    return {layer: b"".join(encode(state)) for stage in stages for layer, state in stage.values.layer_states().items()}

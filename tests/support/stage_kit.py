@@ -13,7 +13,7 @@ from bamboo.job.training_spec import LossScaleSpec
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.training import TrainingConfig
@@ -59,7 +59,7 @@ def accumulate(task: Task, model: nn.Module, config: TrainingConfig, step: int) 
 
 
 def chain(task: Task, split, config=CONFIG) -> list[Stage]:
-    return [Stage(task, s, split, config) for s in range(len(split))]
+    return [build_stage(task, s, split, config) for s in range(len(split))]
 
 
 def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Parts | None]:
@@ -86,15 +86,15 @@ def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torc
     """The final gradients: each tied parameter's summed over the layers that use it."""
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
-        for segment in stage.tied_segments():
+        for segment in stage.values.final.tied:
             own = [use.layer for use in segment.uses if use.stage == number]
             for layer, place in zip(own, segment.places(number), strict=True):
                 pieces[segment.group, layer] = gradient[place].clone()
     for stage, gradient in zip(stages, gradients, strict=True):
-        for segment in stage.tied_segments():
+        for segment in stage.values.final.tied:
             total = sum(pieces[segment.group, use.layer].float() for use in segment.uses)
             gradient[segment.offset : segment.offset + segment.size] = total
-    return [gradient[: stage.size] for stage, gradient in zip(stages, gradients, strict=True)]
+    return [gradient[: stage.values.final.size] for stage, gradient in zip(stages, gradients, strict=True)]
 
 
 def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
@@ -102,19 +102,20 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
     for index in range(config.microbatches):
         microbatch(stages, works, step, index)
     finals = reduce_tied(stages, [work.gradients.total() for work in works])
-    norm = math.sqrt(math.fsum(n for s, g in zip(stages, finals, strict=True) for n in s.squared_norms(g).tolist()))
+    squares = [stage.values.final.squared_norms(final) for stage, final in zip(stages, finals, strict=True)]
+    norm = math.sqrt(math.fsum(n for one in squares for n in one.tolist()))
     for stage, gradient, work in zip(stages, finals, works, strict=True):
         if config.loss_scale and not math.isfinite(norm):
-            stage.skip(finite=False)
+            stage.values.skip(finite=False)
             continue
-        stage.apply(gradient, norm, *stage.folded(work.contributions))
+        stage.values.apply(gradient, norm, *stage.values.final.folded(work.contributions))
     works[-1].read(works[-1].figures())
     losses = works[-1].losses
     return sum(losses[i] for i in range(config.microbatches)) / config.microbatches
 
 
 def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
-    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    return {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
 
 
 def check_rounds_as_plain_pytorch(task: Task, split: Any, rounding: TrainingConfig, exact: TrainingConfig) -> None:

@@ -19,12 +19,12 @@ def one_step(stages: Any, step: int, config: TrainingConfig) -> Any:
     for work in works:
         work.read(work.figures())
     reports = [
-        step_report(Cell(0, s), stage.squared_norms(final).tolist(), work)
+        step_report(Cell(0, s), stage.values.final.squared_norms(final).tolist(), work)
         for s, (stage, final, work) in enumerate(zip(stages, finals, works, strict=True))
     ]
     result = combined(reports)
     for stage, final in zip(stages, finals, strict=True):
-        stage.apply(final, result.norm, scale=result.scale)
+        stage.values.apply(final, result.norm, scale=result.scale)
     return result
 
 

@@ -14,7 +14,7 @@ from bamboo.planning.schedule import (
     SyncReplicas,
 )
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, Shadow, TakeoverProgress
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import RefusedFrame
 from stage_kit import CONFIG, begin, small_task
@@ -27,7 +27,7 @@ ALL = [Forward(0), Backward(0), Forward(1), Backward(1), Forward(2), Backward(2)
 
 @pytest.fixture(scope="module")
 def stage() -> Stage:
-    return Stage(small_task(), 1, SPLIT, CONFIG)
+    return build_stage(small_task(), 1, SPLIT, CONFIG)
 
 
 def started(stage: Stage, layout: Layout | None = LAYOUT, batches: int = 0, *, only: bool = False) -> CellStep:
@@ -43,7 +43,7 @@ def activation(microbatch: int, step: int = 0, width: int = 3) -> Frame:
 
 def test_a_step_begins_at_the_stages_version_with_nothing_done(stage: Stage) -> None:
     one = started(stage)
-    assert (one.step, one.done, one.program, one.next) == (stage.version, 0, ALL, Forward(0))
+    assert (one.step, one.done, one.program, one.next) == (stage.values.version, 0, ALL, Forward(0))
     assert one.work is not None
     assert one.awaits_gradients
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from bamboo_trainer.compilation.compiled_layers import MOST_FORMS
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task, add_loss, contribute, track_buffers
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import TrainingConfig
@@ -162,14 +162,14 @@ def test_a_layer_that_is_no_one_graph_is_refused_by_name(layer: type[nn.Module])
     with pytest.raises(
         TaskError, match=rf"^layer 1 \({layer.__name__}\) cannot be compiled \(spec\.training\.compile\)"
     ) as caught:
-        Stage(task, 0, [(0, 3)], COMPILED).forward(begin(Stage(task, 0, [(0, 3)], CONFIG)), 0, 0, None)
+        build_stage(task, 0, [(0, 3)], COMPILED).forward(begin(build_stage(task, 0, [(0, 3)], CONFIG)), 0, 0, None)
     assert str(caught.value).endswith("torch.compiler.disable around its forward leaves it as it is")
 
 
 def test_inputs_of_ever_new_forms_are_refused() -> None:
     """Torch itself would run such a layer uncompiled from some call on, and so with other bits on who has run less."""
     task = replace(small_task(), layers=(nn.Tanh, lambda: nn.Linear(2, 2)))
-    stage = Stage(task, 0, [(0, 1), (1, 2)], COMPILED)
+    stage = build_stage(task, 0, [(0, 1), (1, 2)], COMPILED)
     compiled = stage._forwards._compiled
     assert compiled is not None
     for rows in range(3, 2 + MOST_FORMS):
@@ -185,7 +185,7 @@ def test_a_layer_that_cannot_take_zeros_is_compiled_with_its_first_inputs(caplog
 
     task = replace(small_task(), layers=(Divides, lambda: nn.Linear(2, 2)))
     with caplog.at_level("INFO"):
-        stage = Stage(task, 0, [(0, 2)], replace(COMPILED, micro_batch_size=2))
+        stage = build_stage(task, 0, [(0, 2)], replace(COMPILED, micro_batch_size=2))
     assert any("layer 0 is compiled in its first forward" in message for message in caplog.messages)
     before = made()
     stage.forward(stage.begin([0], [0, 1]), 0, 0, None)

@@ -37,14 +37,14 @@ def test_what_first_changes_later_is_refused_before_that_step_is_applied(kind: s
     one_step(stages, 0)
     with pytest.raises(TaskError, match=rf"layer 1 \(Late\) {named} in the forward, (so a repeated|after the)"):
         one_step(stages, 1)
-    assert stages[1].version == 1
+    assert stages[1].values.version == 1
 
 
 def test_a_buffer_that_is_written_with_the_same_bits_stays() -> None:
     stages = chain(between(lambda: Late(lambda layer: layer.table.copy_(torch.ones(3)), 7)), WHOLE)
     for step in range(3):
         one_step(stages, step)
-    assert stages[0].checksums() == stages[0].checksums()
+    assert stages[0].values.checksums() == stages[0].values.checksums()
 
 
 def test_two_stages_that_share_what_is_frozen_are_restored_one_after_the_other() -> None:
@@ -62,11 +62,11 @@ def test_two_stages_that_share_what_is_frozen_are_restored_one_after_the_other()
     stages = chain(between(Adapted), [(0, 2), (2, 3)])
     others = chain(between(Adapted), [(0, 2), (2, 3)])
     for value in (2.0, -0.0, 0.0):
-        parts, meta = stages[0].snapshot()
+        parts, meta = stages[0].values.snapshot()
         frozen = meta["names"].index("constant:1.base")
         parts = (*parts[:frozen], torch.full((3,), value), *parts[frozen + 1 :])
         for stage in (stages[0], others[0]):
-            stage.restore(parts, meta)
+            stage.values.restore(parts, meta)
         assert torch.equal(base.view(torch.int32), torch.full((3,), value).view(torch.int32))
-        one_step(stages, stages[0].version)
-        one_step(others, others[0].version)
+        one_step(stages, stages[0].values.version)
+        one_step(others, others[0].values.version)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.user_code import TaskError
@@ -234,20 +234,20 @@ def test_tied_layers_are_not_as_they_were_built_and_that_is_right(tmp_path, chec
 def test_only_the_owner_of_a_first_state_looks() -> None:
     """A replica rehearses what the owner has looked at; who takes over later has no time for it."""
     task = between(Counting)
-    stage = Stage(task, 0, WHOLE, CONFIG)
+    stage = build_stage(task, 0, WHOLE, CONFIG)
     stage.rehearse(0, 0, None)
-    stage = Stage(task, 0, WHOLE, CONFIG)
-    stage.version = 7
+    stage = build_stage(task, 0, WHOLE, CONFIG)
+    stage.values.version = 7
     stage.forward(begin(stage), 7, 0, None)
 
 
 def test_a_write_behind_torchs_back_is_seen_when_states_are_compared() -> None:
     stages = chain(between(lambda: Late(lambda layer: layer.table.data.add_(1), 7)), WHOLE)
     one_step(stages, 0)
-    stages[0].checksums()
+    stages[0].values.checksums()
     one_step(stages, 1)
     with pytest.raises(TaskError, match=r"layer 1 \(Late\) changes its buffer 'table'"):
-        stages[0].checksums()
+        stages[0].values.checksums()
 
 
 def restless(config: Mapping[str, Any]) -> Task:

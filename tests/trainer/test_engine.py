@@ -64,7 +64,7 @@ def owned_weights(job: Job) -> dict[str, torch.Tensor]:
     for node in job.nodes.values():
         for holding in node.states.values():
             if holding.stage and holding.owned:  # a replica may still be one step behind
-                held |= holding.stage.state_tensors()
+                held |= holding.stage.values.state_tensors()
     return held
 
 

@@ -16,7 +16,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, quotient
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Evaluation, Parts, Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -97,7 +97,7 @@ def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
 
 def weights_of(job: Job) -> dict[str, Tensor]:
     stages = [s.stage for node in job.nodes.values() for s in node.states.values() if s.stage and s.owned]
-    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    return {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
 
 
 def test_the_metrics_are_those_of_plain_pytorch_and_do_not_depend_on_the_grid() -> None:
@@ -185,15 +185,15 @@ def test_bf16_evaluates_as_it_trains_and_leaves_no_casts_behind() -> None:
 
 
 def test_modules_are_again_in_the_mode_in_which_they_were() -> None:
-    stage = Stage(build({}), 0, [(0, 3)], CONFIG)
-    before = [module.training for layer in stage._layers.values() for module in layer.modules()]
+    stage = build_stage(build({}), 0, [(0, 3)], CONFIG)
+    before = [module.training for layer in stage.values.layers.values() for module in layer.modules()]
     assert {True, False} == set(before)
     work = begin(stage)
     assert stage.evaluate(work, 4, None) == ()
     assert work.evaluated[4]["loss"][1] == 1.0, "the last batch has one sample"
     assert work.evaluated[4]["close"][1] == 2.0
-    assert [module.training for layer in stage._layers.values() for module in layer.modules()] == before
-    assert all(p.grad is None or not p.grad.any() for layer in stage._layers.values() for p in layer.parameters())
+    assert [module.training for layer in stage.values.layers.values() for module in layer.modules()] == before
+    assert all(p.grad is None or not p.grad.any() for layer in stage.values.layers.values() for p in layer.parameters())
 
 
 def test_only_so_many_batches_as_wanted() -> None:
@@ -234,7 +234,7 @@ def test_what_cannot_be_evaluated_is_told_when_the_task_is_loaded(task: Task, me
     ],
 )
 def test_a_wrong_metric_is_told_by_name(metric: Any, message: str) -> None:
-    stage = Stage(evaluated(metrics={"it": metric}), 0, [(0, 3)], CONFIG)
+    stage = build_stage(evaluated(metrics={"it": metric}), 0, [(0, 3)], CONFIG)
     with pytest.raises(TaskError, match=message):
         stage.evaluate(begin(stage), 0, None)
 

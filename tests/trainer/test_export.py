@@ -23,7 +23,7 @@ from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.checkpoint.state_dict import read_layer
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from checkpoint_kit import make_manifest
 from export_kit import quiet, write
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
@@ -186,7 +186,7 @@ def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
             self.register_buffer("turns", torch.ones(2, dtype=torch.complex128))
 
     store = CheckpointStore(str(tmp_path / "run"))
-    stage = Stage(small_task(layers=(Precise,)), 0, [(0, 1)], CONFIG)
+    stage = build_stage(small_task(layers=(Precise,)), 0, [(0, 1)], CONFIG)
     manifest = write(store, [stage], 0)
     with pytest.raises(ExportError, match=r"layers.0.turns is of torch.complex128, .*use --format torch"):
         export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
@@ -197,7 +197,9 @@ def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
 def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
     store = CheckpointStore(str(tmp_path))
     stages = chain(TASK, [(0, 5)])
-    parts = [store.write_part(Attempt(7, "a"), n, encode(state)) for n, state in stages[0].layer_states().items()]
+    parts = [
+        store.write_part(Attempt(7, "a"), n, encode(state)) for n, state in stages[0].values.layer_states().items()
+    ]
     manifest = make_manifest(Attempt(7, "a"), parts)
     store.commit(manifest)
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: it is layer 0 of step 0"):

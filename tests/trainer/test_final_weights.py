@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.worker.final_weights import FinalWeights, SaveError
 from stage_kit import CONFIG, small_task
 
@@ -26,8 +26,8 @@ def request(folder: Path, stage: int = 0, number: int = 5) -> Save:
     return Save(stage=stage, stages=2, path=str(folder), number=number)
 
 
-def stage(index: int) -> tuple[Stage]:
-    return (Stage(small_task(), index, [(0, 1), (1, 3)], CONFIG),)
+def stage(index: int) -> tuple[StageValues]:
+    return (StageValues(small_task(), index, [(0, 1), (1, 3)], CONFIG),)
 
 
 def test_only_what_is_trained_is_written_and_only_once(

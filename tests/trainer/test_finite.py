@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bamboo.planning.plan import Cell
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from manifest_kit import bamboojob, training
@@ -122,9 +122,9 @@ def test_after_the_last_step_what_the_optimizer_remembers_is_looked_at_too() -> 
 
 
 def test_so_is_what_a_checkpoint_would_keep() -> None:
-    stage = Stage(build({"at": 0, "number": "nan", "place": "exp_avg_sq"}), 0, [(0, 3)], CONFIG)
+    stage = build_stage(build({"at": 0, "number": "nan", "place": "exp_avg_sq"}), 0, [(0, 3)], CONFIG)
     one_step([stage], 0)
-    for keep in (stage.layer_states, lambda: stage.late_copies([2])):
+    for keep in (stage.values.layer_states, lambda: stage.values.late_copies([2])):
         with pytest.raises(TaskError, match="remembers NaN as 'exp_avg_sq'"):
             keep()
 
@@ -137,9 +137,9 @@ def test_a_worker_that_takes_over_in_that_step_says_the_same() -> None:
 
 
 def test_large_numbers_are_finite_although_their_norm_is_not() -> None:
-    stage = Stage(build({"at": 0, "number": "3e38", "place": "parameter"}), 0, [(0, 3)], CONFIG)
+    stage = build_stage(build({"at": 0, "number": "3e38", "place": "parameter"}), 0, [(0, 3)], CONFIG)
     one_step([stage], 0)
-    assert stage.version == 1
+    assert stage.values.version == 1
 
 
 def test_a_parameter_that_begins_with_infinite_values_may_keep_them() -> None:
@@ -151,10 +151,10 @@ def test_a_parameter_that_begins_with_infinite_values_may_keep_them() -> None:
         def forward(self, given: torch.Tensor) -> torch.Tensor:
             return super().forward(given) * torch.exp(self.mask.detach() * 0).nan_to_num(1.0)
 
-    stage = Stage(replace(small_task(), layers=(Masked,)), 0, [(0, 1)], CONFIG)
+    stage = build_stage(replace(small_task(), layers=(Masked,)), 0, [(0, 1)], CONFIG)
     one_step([stage], 0)
-    stage.digest()
-    assert stage.version == 1
+    stage.values.digest()
+    assert stage.values.version == 1
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])

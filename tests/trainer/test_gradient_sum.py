@@ -16,7 +16,7 @@ from bamboo.planning.gradient_groups import SumNode, tree_sum
 from bamboo.planning.grid import make_layout
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_gpt, small_task, state_of
 
 CPU = torch.device("cpu")
@@ -100,7 +100,7 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
         layers=(lambda: Reached().requires_grad_(True), lambda: nn.Linear(4, 2).requires_grad_(used)),
         dataset=TensorDataset((10 ** torch.randn(12, 4),), (torch.randn(12, 2),)),
     )
-    stage = Stage(task, 0, [(0, 2)], replace(CONFIG, microbatches=4, micro_batch_size=1, deterministic=False))
+    stage = build_stage(task, 0, [(0, 2)], replace(CONFIG, microbatches=4, micro_batch_size=1, deterministic=False))
 
     def summed(microbatches: range) -> dict[SumNode, torch.Tensor]:
         work = stage.begin(microbatches, range(5))
@@ -111,7 +111,7 @@ def test_each_microbatch_counts_as_a_whole_however_its_gradients_come(used: bool
 
     alone = tree_sum(summed(range(4)), 4)
     assert torch.equal(tree_sum({n: t for m in range(4) for n, t in summed(range(m, m + 1)).items()}, 4), alone)
-    assert stage._parameters.used(alone) == [True] * 3 + [used] * 2 * used
+    assert stage.values.parameters.used(alone) == [True] * 3 + [used] * 2 * used
 
 
 @pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,))])
@@ -140,7 +140,7 @@ def test_tied_parameters_train_to_the_same_bits_on_any_number_of_stages(tmp_path
         stages = chain(small_gpt(tmp_path, tieEmbeddings=True, learningRate=1e-2, warmupSteps=0), split)
         for step in range(4):
             one_step(stages, step)
-        ends.append((state_of(stages), add_digests(stage.share_of_digest() for stage in stages)))
+        ends.append((state_of(stages), add_digests(stage.values.share_of_digest() for stage in stages)))
     (first, digest), *others = ends
     for state, other in others:
         assert all(torch.equal(state[name], first[name]) for name in first)

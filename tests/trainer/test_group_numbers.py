@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bamboo_trainer.checkpoint.layer_file import decode
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.task_errors import TaskError
 from counting_optimizers import Averaging, Listing, OfWhole
 from split_state_kit import LAYERS, SPLITS, files_of
@@ -18,20 +18,20 @@ def counting(kind):
 def test_a_stage_that_is_ahead_goes_back_with_the_numbers_of_its_groups():
     """Also to before the first step, when some of them were not there."""
     task = counting(Averaging)
-    stage = Stage(task, 0, SPLITS[0], CONFIG)
-    kept = [stage.snapshot()]
+    stage = build_stage(task, 0, SPLITS[0], CONFIG)
+    kept = [stage.values.snapshot()]
     for step in range(3):
         one_step([stage], step)
-        kept.append(stage.snapshot())
+        kept.append(stage.values.snapshot())
     digests = []
     for version in (1, 0, 3):
-        other = Stage(task, 0, SPLITS[0], CONFIG)
-        other.restore(*kept[version])
-        stage.restore(*kept[version])
+        other = build_stage(task, 0, SPLITS[0], CONFIG)
+        other.values.restore(*kept[version])
+        stage.values.restore(*kept[version])
         for step in range(version, 5):
             one_step([stage], step)
             one_step([other], step)
-        digests += [stage.digest(), other.digest()]
+        digests += [stage.values.digest(), other.values.digest()]
     assert len(set(digests)) == 1
 
 
@@ -41,17 +41,17 @@ def test_numbers_that_depend_on_the_split_are_refused_on_another_one_only():
     one_step(stages, 0)
     states = {layer: decode(data) for layer, data in files_of(stages).items()}
     for index, same in enumerate(chain(task, SPLITS[1])):
-        same.restore_layers(states)
-        assert same.digest() == stages[index].digest()
-    whole = Stage(task, 0, SPLITS[0], CONFIG)
-    digest = whole.digest()
+        same.values.restore_layers(states)
+        assert same.values.digest() == stages[index].values.digest()
+    whole = build_stage(task, 0, SPLITS[0], CONFIG)
+    digest = whole.values.digest()
     with pytest.raises(ValueError, match=r"'size' of the optimizer's parameter group differs between .*how the layers"):
-        whole.restore_layers(states)
-    assert (whole.digest(), whole.version) == (digest, 0)
+        whole.values.restore_layers(states)
+    assert (whole.values.digest(), whole.values.version) == (digest, 0)
 
 
 def test_an_optimizer_whose_groups_change_in_what_is_no_number_is_refused_by_name():
-    stage = Stage(counting(Listing), 0, SPLITS[0], CONFIG)
+    stage = build_stage(counting(Listing), 0, SPLITS[0], CONFIG)
     with pytest.raises(TaskError, match="the optimizer changes 'rates' of its parameter groups, which is list"):
         one_step([stage], 0)
 
@@ -59,4 +59,4 @@ def test_an_optimizer_whose_groups_change_in_what_is_no_number_is_refused_by_nam
 def test_an_optimizer_that_mixes_parameters_is_refused_as_ever():
     task = small_task(optimizer=lambda named: torch.optim.LBFGS([p for _, p in named], lr=0.1))
     with pytest.raises(TaskError):
-        one_step([Stage(task, 0, [(0, 3)], CONFIG)], 0)
+        one_step([build_stage(task, 0, [(0, 3)], CONFIG)], 0)

@@ -195,7 +195,7 @@ def test_a_config_names_the_data_to_evaluate() -> None:
     assert done.finish is not None
     assert done.finish.message == "all 1 steps are done"
     stages = [s.stage for node in done.nodes.values() for s in node.states.values() if s.stage and s.owned]
-    tensors = {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    tensors = {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
     task = load_task(ENTRYPOINT, config)
     layers = layers_of(task)
     for n, layer in enumerate(layers):

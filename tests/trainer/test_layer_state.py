@@ -8,7 +8,7 @@ from torch import nn
 
 from bamboo.control.digests import add_digests
 from bamboo_trainer.checkpoint.layer_file import decode
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from split_state_kit import OPTIMIZERS, SPLITS, files_of, task_of
 from stage_kit import CONFIG, chain, one_step, small_gpt, small_task
 
@@ -17,9 +17,9 @@ def restored(task, split, files):
     """As workers read them: each stage only what it needs."""
     stages = chain(task, split)
     for stage, (first, end) in zip(stages, split, strict=True):
-        wanted = stage.layers_needed()
+        wanted = stage.values.layers_needed()
         assert {*range(first, end)} <= {*wanted}
-        stage.restore_layers({layer: decode(files[layer]) for layer in wanted})
+        stage.values.restore_layers({layer: decode(files[layer]) for layer in wanted})
     return stages
 
 
@@ -34,7 +34,7 @@ def test_a_training_goes_on_at_another_split_as_if_it_had_never_stopped(optimize
     others = [restored(task, split, files) for split in SPLITS]
     for stages in others:
         assert files_of(stages) == files
-        assert {stage.version for stage in stages} == {steps}
+        assert {stage.values.version for stage in stages} == {steps}
     for k in range(steps, steps + 2):
         losses = {one_step(stages, k) for stages in (undisturbed, *others)}
         assert len(losses) == 1
@@ -59,7 +59,7 @@ def test_tied_parameters_are_restored_on_every_stage_that_has_them(optimizer):
         for other in SPLITS:
             assert files_of(restored(task, other, files)) == files
         again = restored(task, split, files)
-        assert [one.digest() for one in again] == [one.digest() for one in undisturbed]
+        assert [one.values.digest() for one in again] == [one.values.digest() for one in undisturbed]
         assert one_step(again, 2) == one_step(undisturbed, 2)
         assert files_of(again) == files_of(undisturbed) != files
 
@@ -88,7 +88,7 @@ def test_what_is_frozen_and_shared_is_a_part_of_each_layer_that_has_it():
         }
         others = [restored(task, other, files) for other in splits]
         assert all(files_of(stages) == files for stages in others)
-        assert len({add_digests(stage.share_of_digest() for stage in stages) for stages in others}) == 1
+        assert len({add_digests(stage.values.share_of_digest() for stage in stages) for stages in others}) == 1
 
 
 def test_the_model_that_comes_with_bamboo_is_restored_too(tmp_path):
@@ -102,9 +102,9 @@ def test_the_model_that_comes_with_bamboo_is_restored_too(tmp_path):
 
 
 def test_only_the_layers_that_a_worker_writes_are_copied():
-    stage = Stage(task_of(), 0, SPLITS[0], CONFIG)
-    assert stage.layer_states(only=[4, 1]).keys() == {1, 4}
-    state = stage.layer_states(only=[1])[1]
+    stage = build_stage(task_of(), 0, SPLITS[0], CONFIG)
+    assert stage.values.layer_states(only=[4, 1]).keys() == {1, 4}
+    state = stage.values.layer_states(only=[1])[1]
     before = {name: tensor.clone() for name, tensor in state.tensors.items()}
     one_step([stage], 0)
     assert all(torch.equal(before[name], tensor) for name, tensor in state.tensors.items())
@@ -127,7 +127,7 @@ class Renamed(nn.Linear):
 
 def test_what_only_the_state_dict_has_is_kept_for_its_readers():
     task = small_task(layers=(Renamed,))
-    stage = Stage(task, 0, [(0, 1)], CONFIG)
+    stage = build_stage(task, 0, [(0, 1)], CONFIG)
     one_step([stage], 0)
     files = files_of([stage])
     state = decode(files[0])
@@ -148,13 +148,13 @@ def test_what_only_the_state_dict_has_is_kept_for_its_readers():
     ],
 )
 def test_states_that_do_not_fit_are_refused_whole(change, message):
-    stage = Stage(task_of(), 0, SPLITS[0], CONFIG)
+    stage = build_stage(task_of(), 0, SPLITS[0], CONFIG)
     for k in range(2):
         one_step([stage], k)
     states = {layer: decode(data) for layer, data in files_of([stage]).items()}
     change(states)
-    other = Stage(task_of(), 0, SPLITS[0], CONFIG)
-    digest = other.digest()
+    other = build_stage(task_of(), 0, SPLITS[0], CONFIG)
+    digest = other.values.digest()
     with pytest.raises(ValueError, match=message):
-        other.restore_layers(states)
-    assert (other.digest(), other.version) == (digest, 0)
+        other.values.restore_layers(states)
+    assert (other.values.digest(), other.values.version) == (digest, 0)

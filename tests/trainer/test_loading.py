@@ -9,7 +9,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import shown_to_build
 from manifest_kit import bamboojob, training
@@ -48,7 +48,7 @@ class Unequal(nn.Module):
 def test_a_faulty_task_is_told_by_name(changes, message):
     task = small_task(**changes)
     with pytest.raises(TaskError, match=message):
-        one_step([Stage(task, 0, [(0, len(task.layers))], CONFIG)], 0)
+        one_step([build_stage(task, 0, [(0, len(task.layers))], CONFIG)], 0)
 
 
 @pytest.mark.parametrize(

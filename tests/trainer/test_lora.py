@@ -56,7 +56,7 @@ def test_only_adapters_are_trained_and_merged_they_are_the_model() -> None:
     after = state_of(stages)
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert changed == {name for name in after if ".lora_a" in name or ".lora_b" in name or ".norm." in name}
-    slots = [slot.name for stage in stages for slot in stage._parameters.slots]
+    slots = [slot.name for stage in stages for slot in stage.values.parameters.slots]
     assert sorted(f"layers.{name}" for name in slots) == sorted(changed), "the optimizer knows no others"
     torch.testing.assert_close(after, reference.train(task, CONFIG, 3)[1], rtol=1e-4, atol=1e-6)
     whole, tokens = merged(after), torch.arange(16).reshape(2, 8)
@@ -73,7 +73,7 @@ def test_the_base_has_the_values_that_it_has_without_adapters() -> None:
 def test_a_layer_that_is_a_linear_itself_gets_an_adapter() -> None:
     task = with_lora(small_task(), rank=1)
     (stage,) = chain(task, [(0, 3)])
-    assert [type(layer) for layer in stage._layers.values()] == [LoraLinear, nn.Tanh, LoraLinear]
+    assert [type(layer) for layer in stage.values.layers.values()] == [LoraLinear, nn.Tanh, LoraLinear]
     for step in range(2):
         one_step([stage], step)
     names = {name.removeprefix("layers.") for name in merged(state_of([stage]))}
@@ -143,5 +143,5 @@ def test_a_frozen_tied_matrix_counts_once_in_the_digest_of_any_split(targets: tu
     With "*" the head has an adapter, and stays tied to the embedding.
     """
     task = with_lora(tiny(tieEmbeddings=True), rank=2, targets=targets)
-    digests = [add_digests(stage.share_of_digest() for stage in chain(task, split)) for split in SPLITS.values()]
+    digests = [add_digests(stage.values.share_of_digest() for stage in chain(task, split)) for split in SPLITS.values()]
     assert digests == digests[:1] * len(digests)

@@ -16,7 +16,7 @@ from bamboo.control.digests import add_digests
 from bamboo.control.protocol import MOST_METRICS
 from bamboo.job.training_spec import LossScaleSpec
 from bamboo.planning.plan import Cell
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
@@ -106,7 +106,7 @@ def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
 
 def weights(job: Job) -> dict[str, Tensor]:
     stages = [s.stage for node in job.nodes.values() for s in node.states.values() if s.stage and s.owned]
-    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    return {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
 
 
 class Watched(Job):
@@ -198,7 +198,7 @@ def test_the_scale_is_in_checkpoints_and_goes_on_after_all_workers_are_lost() ->
 
 
 def states(stages: list[Stage]) -> dict[int, LayerState]:
-    return {index: state for stage in stages for index, state in stage.layer_states().items()}
+    return {index: state for stage in stages for index, state in stage.values.layer_states().items()}
 
 
 def test_the_scale_is_taken_over_by_any_split_and_by_replicas() -> None:
@@ -206,19 +206,19 @@ def test_the_scale_is_taken_over_by_any_split_and_by_replicas() -> None:
     stages = chain(task, [(0, 2), (2, 4)], config)
     for step in range(5):
         one_step(stages, step, config)
-    (number,) = {stage._optimizer_state.loss_scale for stage in stages}
+    (number,) = {stage.values.optimizer.loss_scale for stage in stages}
     assert number is not None
     assert number.scale < 2.0**20
     others = chain(task, [(0, 1), (1, 4)], config)
     for stage in others:
-        stage.restore_layers(states(stages))
-        assert stage._optimizer_state.loss_scale == number
-    assert add_digests([stage.share_of_digest() for stage in others]) == add_digests(
-        [stage.share_of_digest() for stage in stages]
+        stage.values.restore_layers(states(stages))
+        assert stage.values.optimizer.loss_scale == number
+    assert add_digests([stage.values.share_of_digest() for stage in others]) == add_digests(
+        [stage.values.share_of_digest() for stage in stages]
     )
-    replica = Stage(task, 0, [(0, 2), (2, 4)], config)
-    replica.restore(*stages[0].snapshot())
-    assert replica.digest() == stages[0].digest()
+    replica = build_stage(task, 0, [(0, 2), (2, 4)], config)
+    replica.values.restore(*stages[0].values.snapshot())
+    assert replica.values.digest() == stages[0].values.digest()
     assert one_step(others, 5, config) == one_step(stages, 5, config)
 
 
@@ -233,12 +233,12 @@ def test_the_scale_is_taken_over_by_any_split_and_by_replicas() -> None:
     ],
 )
 def test_a_scale_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
-    stage = Stage(build({}), 0, [(0, 2), (2, 4)], at("fp16"))
-    parts, meta = stage.snapshot()
-    before = stage.digest()
+    stage = build_stage(build({}), 0, [(0, 2), (2, 4)], at("fp16"))
+    parts, meta = stage.values.snapshot()
+    before = stage.values.digest()
     with pytest.raises(ValueError, match=message):
-        stage.restore(parts, {**meta, "scalars": {**meta["scalars"], **changes}})
-    assert stage.digest() == before
+        stage.values.restore(parts, {**meta, "scalars": {**meta["scalars"], **changes}})
+    assert stage.values.digest() == before
 
 
 def infinite(config: Mapping[str, Any]) -> Task:

@@ -21,7 +21,7 @@ from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.memory.estimate import measure, worker_memory
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from manifest_kit import bamboojob, training
 from memory_account_kit import storages
@@ -248,7 +248,7 @@ def test_casts_of_parameters_count_once(tmp_path) -> None:
     config = replace(CONFIG, precision="bf16")
     sizes = []
     for tied in (False, True):
-        stage = Stage(small_gpt(tmp_path, tieEmbeddings=tied), 0, [(0, 4)], config)
+        stage = build_stage(small_gpt(tmp_path, tieEmbeddings=tied), 0, [(0, 4)], config)
         assert stage.context is None
         stage.forward(begin(stage), 0, 0, None)
         assert stage.context is not None
@@ -266,7 +266,7 @@ class Functional(nn.Linear):
 
 
 def test_a_layer_that_cannot_be_measured_still_runs() -> None:
-    stage = Stage(small_task(layers=(lambda: nn.Linear(2, 2), lambda: Functional(2, 2))), 0, [(0, 2)], CONFIG)
+    stage = build_stage(small_task(layers=(lambda: nn.Linear(2, 2), lambda: Functional(2, 2))), 0, [(0, 2)], CONFIG)
     work = begin(stage)
     stage.forward(work, 0, 0, None)
     stage.backward(work, 0, 0, None)
@@ -277,12 +277,12 @@ def test_a_layer_that_cannot_be_measured_still_runs() -> None:
 
 def test_an_optimizer_that_starts_late_is_counted_once_it_has_started() -> None:
     late = small_task(optimizer=lambda named: torch.optim.SGD([p for _, p in named], momentum=0.9, dampening=0.5))
-    stage, other = (Stage(late, 0, [(0, 3)], CONFIG) for _ in range(2))
-    assert stage.state_bytes()[1] == other.state_bytes()[1] == 0
-    stage.apply(torch.ones(stage.size), 1.0)
-    assert stage.state_bytes()[1] == 4 * (2 * 3 + 3 + 3 * 2 + 2)
-    other.restore(*stage.snapshot())
-    assert other.state_bytes() == stage.state_bytes()
+    stage, other = (build_stage(late, 0, [(0, 3)], CONFIG) for _ in range(2))
+    assert stage.values.state_bytes()[1] == other.values.state_bytes()[1] == 0
+    stage.values.apply(torch.ones(stage.values.final.size), 1.0)
+    assert stage.values.state_bytes()[1] == 4 * (2 * 3 + 3 + 3 * 2 + 2)
+    other.values.restore(*stage.values.snapshot())
+    assert other.values.state_bytes() == stage.values.state_bytes()
 
 
 def test_memory_travels_with_the_heartbeat() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bamboo.job.manifest import parse_manifest
 from bamboo_trainer.memory.estimate import measure
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from manifest_kit import bamboojob, training
 from precision_kit import build
 from stage_kit import ROUNDED, one_step
@@ -20,8 +20,8 @@ def test_the_estimate_counts_what_a_stage_holds() -> None:
     )
     task = build({})
     sizes = measure(task, parse_manifest(document))
-    stage = Stage(task, 0, [(0, 4)], UNCLIPPED)
+    stage = build_stage(task, 0, [(0, 4)], UNCLIPPED)
     one_step([stage], 0, UNCLIPPED)
-    assert sum(size.held for size in sizes) == sum(tensor.nbytes for _, tensor in stage._parameters.named())
-    assert sum(size.remembered for size in sizes) == stage.state_bytes()[1]
-    assert sum(size.gradients for size in sizes) == 4 * sum(p.numel() for p in stage._parameters.trained())
+    assert sum(size.held for size in sizes) == sum(tensor.nbytes for _, tensor in stage.values.parameters.named())
+    assert sum(size.remembered for size in sizes) == stage.values.state_bytes()[1]
+    assert sum(size.gradients for size in sizes) == 4 * sum(p.numel() for p in stage.values.parameters.trained())

@@ -30,8 +30,8 @@ def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
             gradients = stages[1].backward(works[1], step, m, None)
             stages[0].backward(works[0], step, m, gradients)
         for s, work in zip(stages, works, strict=True):
-            s.apply(work.gradients.total()[: s.size], 1.0)
-    return [s.digest() for s in stages]
+            s.values.apply(work.gradients.total()[: s.values.final.size], 1.0)
+    return [s.values.digest() for s in stages]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -59,7 +59,7 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
             before = len(seen)
             stage.forward(work, 0, m, (inputs,))
             counts.append(len(seen) - before)
-    weights = sum(p.dim() == 2 for layer in stage._layers.values() for p in layer.parameters())
+    weights = sum(p.dim() == 2 for layer in stage.values.layers.values() for p in layer.parameters())
     assert counts[0] - counts[1] >= weights - 1
     assert counts[1] == counts[2]
 
@@ -93,11 +93,11 @@ def test_stages_keep_their_own(tmp_path) -> None:
     works = [begin(s) for s in stages]
     microbatch(stages, works, 0, 0)
     for s, work in zip(stages, works, strict=True):
-        s.apply(work.gradients.target[: s.size], 1.0)
+        s.values.apply(work.gradients.target[: s.values.final.size], 1.0)
     microbatch(others, [begin(s) for s in others], 0, 0)
     alone = chain(task, SPLIT, BF16)
     for s, fresh in zip(stages, alone, strict=True):
-        fresh.restore(*s.snapshot())
+        fresh.values.restore(*s.values.snapshot())
     forget_casts()
     mixed = microbatch(stages, [begin(s) for s in stages], 1, 0)
     forget_casts()
@@ -132,5 +132,5 @@ def test_the_gradient_of_an_input_of_several_products_does_not_depend_on_the_spl
         stages = chain(task, split, at(precision))
         for step in range(8):
             one_step(stages, step, at(precision))
-        digests.add(add_digests(stage.share_of_digest() for stage in stages))
+        digests.add(add_digests(stage.values.share_of_digest() for stage in stages))
     assert len(digests) == 1

@@ -326,7 +326,7 @@ def test_a_config_names_the_data_to_evaluate(model: str) -> None:
     done = Job(document).run()
     stages = [s.stage for node in done.nodes.values() for s in node.states.values() if s.stage and s.owned]
     layers = layers_of(task)
-    tensors = {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    tensors = {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
     for n, layer in enumerate(layers):
         layer.load_state_dict({k: tensors[f"layers.{n}.{k}"] for k in layer.state_dict()})
     assert done.state.progress.evaluations[1] == pytest.approx(measured(layers, task), rel=1e-4)

@@ -50,11 +50,11 @@ def test_averages_are_torchs(optimizer: str, split: list[tuple[int, int]]) -> No
     for step in range(4):
         assert one_step(stages, step, AVERAGED) == one_step(without, step, CONFIG), "training does not depend on it"
     torch.testing.assert_close(averages(stages), plainly(task_with(optimizer), 4), rtol=1e-5, atol=1e-7)
-    held, remembered = stages[0].state_bytes()
-    assert remembered - without[0].state_bytes()[1] == sum(p.nbytes for p in stages[0]._parameters.trained()), (
-        "it is accounted for"
-    )
-    assert held == without[0].state_bytes()[0]
+    held, remembered = stages[0].values.state_bytes()
+    assert remembered - without[0].values.state_bytes()[1] == sum(
+        p.nbytes for p in stages[0].values.parameters.trained()
+    ), "it is accounted for"
+    assert held == without[0].values.state_bytes()[0]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -63,17 +63,17 @@ def test_a_replica_and_another_split_go_on_with_the_same_averages(optimizer: str
     for step in range(2):
         one_step([stage], step, AVERAGED)
     (replica,), parts = (chain(task_with(optimizer), split, AVERAGED) for split in ([(0, 3)], [(0, 1), (1, 3)]))
-    replica.park(True)
-    replica.restore(*stage.snapshot())
+    replica.values.park(True)
+    replica.values.restore(*stage.values.snapshot())
     for part in parts:
-        part.restore_layers(stage.layer_states())
+        part.values.restore_layers(stage.values.layer_states())
     for one in (stage, replica, *parts):
-        one.skip(finite=True)  # a skipped step moves nothing
+        one.values.skip(finite=True)  # a skipped step moves nothing
     for step in range(3, 5):
         one_step([stage], step, AVERAGED)
         one_step([replica], step, AVERAGED)
         one_step(parts, step, AVERAGED)
-    assert stage.digest() == replica.digest() == add_digests(part.digest() for part in parts)
+    assert stage.values.digest() == replica.values.digest() == add_digests(part.values.digest() for part in parts)
     (without,) = chain(task_with(optimizer), [(0, 3)], CONFIG)
     with pytest.raises(ValueError, match=AVERAGE):
-        without.restore(*stage.snapshot())
+        without.values.restore(*stage.values.snapshot())

@@ -11,7 +11,7 @@ from torch import nn
 from bamboo.coordinator.events import Outcome
 from bamboo_trainer import reference
 from bamboo_trainer.optimizers import Combined
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from stage_kit import CONFIG, ROUNDED, at, begin, microbatch, small_task
 from training_job import Job
@@ -120,17 +120,17 @@ def test_a_trial_leaves_the_step_as_it_is(name, config) -> None:
     """In every precision, and of every layer."""
     digests = []
     for tries in (False, True):
-        stage = Stage(small_task(optimizer=SOUND[name]), 0, [(0, 3)], config)
+        stage = build_stage(small_task(optimizer=SOUND[name]), 0, [(0, 3)], config)
         applied = 0
         while applied < 4:
-            work, step = begin(stage), stage.version
+            work, step = begin(stage), stage.values.version
             for m in range(config.microbatches):
                 microbatch([stage], [work], step, m)
             gradient = work.gradients.total()
             if torch.isfinite(gradient).all():
-                stage.apply(gradient, 0.1, tries=tries)
+                stage.values.apply(gradient, 0.1, tries=tries)
                 applied += 1
             else:
-                stage.skip(finite=False)  # in fp16, until the scale fits
-        digests.append(stage.digest())
+                stage.values.skip(finite=False)  # in fp16, until the scale fits
+        digests.append(stage.values.digest())
     assert digests[0] == digests[1]

@@ -11,7 +11,7 @@ from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.checkpoint.layer_file import decode, encode
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from manifest_kit import bamboojob, training
 from precision_kit import build
 from stage_kit import ROUNDED, SPLITS, chain, one_step, small_gpt, state_of
@@ -63,28 +63,28 @@ def test_a_job_has_the_same_bits_on_any_grid_and_after_losses(fused: bool) -> No
 
 def test_the_state_is_half_as_large_and_moves_to_other_splits_in_checkpoints() -> None:
     task = build({})
-    whole = Stage(task, 0, [(0, 4)], replace(UNCLIPPED, precision="fp32", parameter_precision="fp32"))
+    whole = build_stage(task, 0, [(0, 4)], replace(UNCLIPPED, precision="fp32", parameter_precision="fp32"))
     stages = chain(task, [(0, 2), (2, 4)], UNCLIPPED)
     for step in range(2):
         one_step(stages, step, UNCLIPPED)
-    counts = 4 * sum(len(stage._parameters.slots) for stage in stages)  # of steps, one number for each parameter
-    halves = [stage.state_bytes() for stage in stages]
-    assert 2 * sum(held for held, _ in halves) == whole.state_bytes()[0]
-    assert 2 * (sum(state for _, state in halves) - counts) == whole.state_bytes()[1] - counts
-    files = {i: b"".join(encode(state)) for stage in stages for i, state in stage.layer_states().items()}
+    counts = 4 * sum(len(stage.values.parameters.slots) for stage in stages)  # of steps, one number for each parameter
+    halves = [stage.values.state_bytes() for stage in stages]
+    assert 2 * sum(held for held, _ in halves) == whole.values.state_bytes()[0]
+    assert 2 * (sum(state for _, state in halves) - counts) == whole.values.state_bytes()[1] - counts
+    files = {i: b"".join(encode(state)) for stage in stages for i, state in stage.values.layer_states().items()}
     assert {t.dtype for t in decode(files[1]).tensors.values() if t.dim()} == {torch.bfloat16}
-    other = Stage(task, 0, [(0, 4)], UNCLIPPED)
-    other.restore_layers({i: decode(data) for i, data in files.items()})
-    assert other.digest() == add_digests(stage.share_of_digest() for stage in stages)
+    other = build_stage(task, 0, [(0, 4)], UNCLIPPED)
+    other.values.restore_layers({i: decode(data) for i, data in files.items()})
+    assert other.values.digest() == add_digests(stage.values.share_of_digest() for stage in stages)
     assert one_step([other], 2, UNCLIPPED) == one_step(stages, 2, UNCLIPPED)
     with pytest.raises(ValueError, match=r"is torch\.bfloat16 .*expected torch\.float32"):
-        whole.restore(*other.snapshot())
+        whole.values.restore(*other.values.snapshot())
 
 
 def test_averages_are_kept_in_fp32() -> None:
     """In bf16 a thousandth of a difference would be rounded away."""
     config = replace(UNCLIPPED, ema=0.999)
-    stage = Stage(build({}), 0, [(0, 4)], config)
+    stage = build_stage(build({}), 0, [(0, 4)], config)
     before = averages(stage)
     for step in range(3):
         one_step([stage], step, config)
@@ -94,4 +94,4 @@ def test_averages_are_kept_in_fp32() -> None:
 
 
 def averages(stage: Stage) -> dict[str, Tensor]:
-    return {n: t.clone() for n, t in stage._optimizer_state.named() if n.endswith("weights_ema")}
+    return {n: t.clone() for n, t in stage.values.optimizer.named() if n.endswith("weights_ema")}

@@ -330,11 +330,11 @@ def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog
     told = job(until=1)
     holding = told.nodes["w0"].states[1]
     assert holding.stage is not None
-    digest = holding.stage.digest()
+    digest = holding.stage.values.digest()
     with caplog.at_level(logging.WARNING):
-        told.nodes["w0"].engine.handle(Arrived("w1", wrong(told, holding.stage.size)))
+        told.nodes["w0"].engine.handle(Arrived("w1", wrong(told, holding.stage.values.final.size)))
     assert re.search(message, caplog.records[0].getMessage())
-    assert holding.stage.digest() == digest
+    assert holding.stage.values.digest() == digest
     told.run()
     assert told.digests == job(until=-1).digests
 
@@ -362,10 +362,10 @@ def normed(until: int) -> Job:
 def misfits(node: Any, step: int) -> list[Frame]:
     """Frames in the right form that do not fit the stage that w0 runs, or the step's layout."""
     (cell,) = node.inside.executor.cells
-    stage = node.states[cell.stage].stage
-    half = stage.gradient_size // 2
+    size = node.states[cell.stage].stage.values.final.gradient_size
+    half = size // 2
     share = (torch.zeros(half),)
-    flat = (torch.zeros(stage.gradient_size - half),) if cell.pipeline else share
+    flat = (torch.zeros(size - half),) if cell.pipeline else share
     norm = [["f32", [4]], ["f32", [4]]]
 
     def made(kind: FrameKind, payload: Any = None, tensors: Any = (), part: int = 1 - cell.pipeline) -> Frame:

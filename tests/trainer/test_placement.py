@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host, use
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -18,33 +18,33 @@ DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_parked_stage_makes_the_same_steps(tmp_path, device: str) -> None:
     task = small_gpt(tmp_path)
-    one, other = (Stage(task, 0, [(0, len(task.layers))], CONFIG, device) for _ in range(2))
-    other.park(True)
+    one, other = (build_stage(task, 0, [(0, len(task.layers))], CONFIG, device) for _ in range(2))
+    other.values.park(True)
     for step in range(3):
         work = begin(one)
         microbatch([one], [work], step, 0)
-        norm = sum(one.squared_norms(work.gradients.target).tolist()) ** 0.5
-        one.apply(work.gradients.target, norm)
-        other.apply(work.gradients.target.cpu(), norm)
-        assert one.digest() == other.digest()
+        norm = sum(one.values.final.squared_norms(work.gradients.target).tolist()) ** 0.5
+        one.values.apply(work.gradients.target, norm)
+        other.values.apply(work.gradients.target.cpu(), norm)
+        assert one.values.digest() == other.values.digest()
         assert all(t.device.type == "cpu" for t in _state(other) if t.dim())
-    other.park(False)
+    other.values.park(False)
     assert all(t.device.type == device for t in _state(other) if t.dim())
-    assert one.digest() == other.digest()
+    assert one.values.digest() == other.values.digest()
 
 
 def _state(stage: Stage) -> list[torch.Tensor]:
-    return [tensor for _, tensor in stage._optimizer_state.named()]
+    return [tensor for _, tensor in stage.values.optimizer.named()]
 
 
 def test_a_state_is_taken_over_by_a_parked_stage() -> None:
-    one, other = (Stage(small_task(), 0, [(0, 3)], CONFIG) for _ in range(2))
+    one, other = (build_stage(small_task(), 0, [(0, 3)], CONFIG) for _ in range(2))
     work = begin(one)
     microbatch([one], [work], 0, 0)
-    one.apply(work.gradients.target, 1.0)
-    other.park(True)
-    other.restore(*one.snapshot())
-    assert one.digest() == other.digest()
+    one.values.apply(work.gradients.target, 1.0)
+    other.values.park(True)
+    other.values.restore(*one.values.snapshot())
+    assert one.values.digest() == other.values.digest()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -52,8 +52,8 @@ def test_a_state_is_taken_over_by_a_parked_stage() -> None:
 def test_a_context_in_host_memory_gives_the_same_gradients(tmp_path, device: str, precision: str) -> None:
     task = small_gpt(tmp_path, dropout=0.2)
     config = CONFIG.__class__(seed=3, precision=precision, max_gradient_norm=None, microbatches=2, micro_batch_size=2)
-    stage = Stage(task, 1, [(0, 2), (2, len(task.layers))], config, device)
-    first = Stage(task, 0, [(0, 2), (2, len(task.layers))], config, device)
+    stage = build_stage(task, 1, [(0, 2), (2, len(task.layers))], config, device)
+    first = build_stage(task, 0, [(0, 2), (2, len(task.layers))], config, device)
     inputs = first.forward(begin(first), 0, 1, None)
     works = []
     for on_host in (False, True):

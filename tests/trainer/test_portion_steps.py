@@ -11,7 +11,7 @@ from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Cell, CheckpointId, Layout, Peer, Plan, Portion
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.payloads import Commit
 from stage_kit import CONFIG, small_task
@@ -37,7 +37,7 @@ class One:
         self.plan, self.layout = PlanState(worker, plan), ALONE.target
 
         def build(index: int, stages: Any, restore: CheckpointId | None) -> Stage:
-            return Stage(small_task(), index, stages, CONFIG)
+            return build_stage(small_task(), index, stages, CONFIG)
 
         self.states = StageStates(build, False, {})
         self.states.take_roles(plan, worker, first=True)
@@ -64,7 +64,7 @@ def test_what_is_begun_is_gone_on_with_until_the_step_or_the_portion_is_another_
     begun = one.portions.steps[key]
     assert one.refresh() == [key]
     assert one.portions.steps[key] is begun
-    one.states.keep_final(0, 0, (torch.zeros(one.states[0].size),))
+    one.states.keep_final(0, 0, (torch.zeros(one.states[0].final.size),))
     one.states.apply(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
     assert one.refresh() == [key]
     assert one.portions.steps[key] is not begun

@@ -32,10 +32,10 @@ def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None
     """Of two stages, as they write it."""
     store, place, parts = CheckpointStore(str(folder)), Attempt(0, "a"), {}
     for stage in chain(task, [(0, 3), (3, 5)]):
-        for number, layer in stage._layers.items():
+        for number, layer in stage.values.layers.items():
             prefix = f"layers.{number}."
             layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
-        for number, layer_state in stage.layer_states().items():
+        for number, layer_state in stage.values.layer_states().items():
             parts[number] = store.write_part(place, number, encode(layer_state))
     store.commit(make_manifest(place, [parts[number] for number in sorted(parts)]))
 

@@ -12,7 +12,7 @@ from torch import nn
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
@@ -68,14 +68,14 @@ def test_every_layer_may_be_marked(tmp_path: Path, stages: int, tied: bool, conf
     digests = []
     for marked in ((), (1, 2), (0, 1, 2, 3)):
         parts = chain(replace(task, checkpointed=marked), SPLITS[stages], config)
-        digests.append([*(one_step(parts, step, config) for step in range(3)), *(s.digest() for s in parts)])
+        digests.append([*(one_step(parts, step, config) for step in range(3)), *(s.values.digest() for s in parts)])
     assert digests[0] == digests[1] == digests[2]
 
 
 def test_a_marked_layer_keeps_nothing_but_its_inputs(tmp_path: Path) -> None:
     sizes = []
     for checkpoint in (False, True):
-        stage = Stage(small_gpt(tmp_path, checkpoint=checkpoint), 1, [(0, 1), (1, 3), (3, 4)], CONFIG)
+        stage = build_stage(small_gpt(tmp_path, checkpoint=checkpoint), 1, [(0, 1), (1, 3), (3, 4)], CONFIG)
         stage.forward(begin(stage), 0, 0, (torch.zeros(2, 8, 16),))
         assert stage.context is not None
         sizes.append(stage.context.here)
@@ -108,14 +108,14 @@ def test_layers_may_pass_tuples_and_are_called_twice() -> None:
         stages = chain(task, [(0, 1), (1, 3)])
         works = [begin(s) for s in stages]
         crossed.append([*microbatch(stages, works, 0, 0), tuple(w.gradients.target for w in works)])
-        calls.append([layer.calls for s in stages for layer in s._layers.values() if isinstance(layer, Pair)])
+        calls.append([layer.calls for s in stages for layer in s.values.layers.values() if isinstance(layer, Pair)])
     assert calls == [[3, 3], [4, 4]], "two more to compare, without a checkpoint"
     for one, other in zip(*crossed, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one or (), other or (), strict=True))
 
 
 def test_a_context_in_host_memory_has_the_same_bits(tmp_path: Path) -> None:
-    stage = Stage(small_gpt(tmp_path, dropout=0.2, checkpoint=True), 0, SPLITS[1], BF16)
+    stage = build_stage(small_gpt(tmp_path, dropout=0.2, checkpoint=True), 0, SPLITS[1], BF16)
     works: list[Work] = []
     for on_host in (False, True):
         work = begin(stage)
@@ -129,9 +129,9 @@ def test_a_context_in_host_memory_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_casts_outlive_a_backward_that_runs_layers_again(tmp_path: Path) -> None:
-    stage = Stage(small_gpt(tmp_path, checkpoint=True), 0, SPLITS[1], BF16)
+    stage = build_stage(small_gpt(tmp_path, checkpoint=True), 0, SPLITS[1], BF16)
     work = begin(stage)
-    weight, x = stage._layers[3].head.weight, torch.zeros(1, 16, requires_grad=True)
+    weight, x = stage.values.layers[3].head.weight, torch.zeros(1, 16, requires_grad=True)
     casts = []
     for microbatch_index in range(2):
         stage.forward(work, 0, microbatch_index, None)
@@ -140,7 +140,7 @@ def test_casts_outlive_a_backward_that_runs_layers_again(tmp_path: Path) -> None
             made_by = nn.functional.linear(x, weight).grad_fn
         casts.append(made_by._saved_mat2.data_ptr() if made_by is not None else made_by)
     assert casts[0] == casts[1]
-    stage.apply(work.gradients.target, 1.0)
+    stage.values.apply(work.gradients.target, 1.0)
 
 
 class Fickle(Pair):

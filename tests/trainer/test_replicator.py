@@ -12,7 +12,7 @@ from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Announce, Commit, RefusedFrame
@@ -38,7 +38,7 @@ class One:
         outbox = Outbox(plan, self.net, lambda frame: None)
 
         def build(index: int, stages: Any, restore: CheckpointId | None) -> Stage:
-            return Stage(small_task(), index, stages, CONFIG)
+            return build_stage(small_task(), index, stages, CONFIG)
 
         self.states = StageStates(build, False, {})
         self.states.take_roles(of, worker, first=True)
@@ -60,9 +60,9 @@ class One:
         self.replicator.announced(CELL, REPLICA, epoch, said)
 
     def step(self) -> None:
-        stage = self.states[2]
-        step = stage.version
-        self.replicator.finalize(2, step, (torch.full((stage.size,), float(step + 1)),))
+        held = self.states[2]
+        step = held.version
+        self.replicator.finalize(2, step, (torch.full((held.final.size,), float(step + 1)),))
         while self.replicator.owes_gradients:
             self.replicator.send_next()
         self.states.apply(2, COMMIT)
@@ -114,10 +114,10 @@ def test_what_a_replica_said_before_it_obeyed_the_plan_does_not_count() -> None:
 def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
     owner = One(OWNER)
     owner.announce(0, digest=owner.states[2].digest())
-    stage = owner.states[2]
-    owner.replicator.finalize(2, 0, (torch.zeros(stage.size),))
+    held = owner.states[2]
+    owner.replicator.finalize(2, 0, (torch.zeros(held.final.size),))
     assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
-    owner.replicator.finalize(2, 0, (torch.zeros(stage.size),))
+    owner.replicator.finalize(2, 0, (torch.zeros(held.final.size),))
     assert owner.sent() == [], "it is known"
     owner.replicator.relinked("somebody else")
     assert owner.sent() == []
@@ -129,7 +129,7 @@ def test_gradients_of_another_size_are_refused() -> None:
     replica = One(REPLICA)
     owner = One(OWNER)
     tensors, facts = owner.states[2].snapshot()
-    size = owner.states[2].size
+    size = owner.states[2].final.size
     with pytest.raises(RefusedFrame, match=f"a gradient of {size + 1} elements, torch.float32, expected {size}"):
         replica.replicator.received(Address(FrameKind.SYNC, *CELL, 0), (torch.zeros(size + 1),))
     owner.step()
@@ -177,8 +177,8 @@ def test_a_replica_is_in_step_when_all_parts_are_at_the_owners_newest_version() 
     announce(0, 0)
     assert owner.said == [], "nothing is known of the other part"
     for part in range(2):
-        stage = owner.states[part]
-        owner.replicator.finalize(part, 0, (torch.ones(stage.size),))
+        held = owner.states[part]
+        owner.replicator.finalize(part, 0, (torch.ones(held.final.size),))
         owner.states.apply(part, COMMIT)
     announce(1, 1)
     assert owner.said == [], "the first part's gradients may be lost on their way"
@@ -191,14 +191,14 @@ def test_a_replica_takes_a_state_over_when_all_parts_can_come_to_its_version() -
     owner, replica = One("w0", DIVIDED, devices=2), One("w1", DIVIDED, devices=2)
     states = {}
     for part in range(2):
-        owner.replicator.finalize(part, 0, (torch.ones(owner.states[part].size),))
+        owner.replicator.finalize(part, 0, (torch.ones(owner.states[part].final.size),))
         owner.states.apply(part, COMMIT)
         owner.replicator.send_state(Cell(0, part), "w1")
         ((_, states[part]),) = owner.sent()
     inbox = replica.replicator
     inbox.state_arrived(states[1])
     assert inbox.next_state() is None, "if the owner is lost now, both parts repeat the step"
-    inbox.finalize(0, 0, (torch.ones(replica.states[0].size),))
+    inbox.finalize(0, 0, (torch.ones(replica.states[0].final.size),))
     assert inbox.next_state() is states[1], "the other part can go on by itself"
     assert inbox.next_state() is None
     later = One("w1", DIVIDED, devices=2).replicator
@@ -211,12 +211,12 @@ def test_a_replica_takes_a_state_over_when_all_parts_can_come_to_its_version() -
 
 def test_a_state_that_waits_for_the_other_parts_is_given_up_with_the_plan() -> None:
     owner, replica = One("w0", DIVIDED, devices=2), One("w1", DIVIDED, devices=2)
-    owner.replicator.finalize(0, 0, (torch.ones(owner.states[0].size),))
+    owner.replicator.finalize(0, 0, (torch.ones(owner.states[0].final.size),))
     owner.states.apply(0, COMMIT)
     owner.replicator.send_state(Cell(0, 0), "w1")
     ((_, state),) = owner.sent()
     replica.replicator.state_arrived(state)
     assert list(replica.replicator.waiting_frames()) == [state]
     replica.replicator.take_roles(DIVIDED)
-    replica.replicator.finalize(1, 0, (torch.ones(replica.states[1].size),))
+    replica.replicator.finalize(1, 0, (torch.ones(replica.states[1].final.size),))
     assert replica.replicator.next_state() is None

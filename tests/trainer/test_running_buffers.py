@@ -100,26 +100,25 @@ def test_a_forward_leaves_buffers_as_they_are_however_often_it_is_run(precision:
     """First look, rehearsal, repetition, backward of checkpointed layers, eval mode."""
     task, config = build({"checkpointed": (1,)}), replace(CONFIG, precision=precision)
     stages = chain(task, SPLITS[1], config)
-    digests = [stage.digest() for stage in stages]
+    sums = [stage.values.state_sum() for stage in stages]
     works = [begin(stage, *range(MICROBATCHES)) for stage in stages]
     for number in range(MICROBATCHES):
         microbatch(stages, works, 0, number)
-    once = [stage.folded(work.contributions) for stage, work in zip(stages, works, strict=True)]
+    once = [stage.values.final.folded(work.contributions) for stage, work in zip(stages, works, strict=True)]
     again = [begin(stage, *range(MICROBATCHES)) for stage in stages]
     for number in (2, 0, 1, 3, 1):
         stages[1].forward(again[1], 0, number, stages[0].forward(again[0], 0, number, None))
     stages[0].rehearse(0, 1, None)
-    with evaluating([layer for stage in stages for layer in stage._layers.values()]):
+    with evaluating([layer for stage in stages for layer in stage.values.layers.values()]):
         works = [begin(stage, *range(MICROBATCHES)) for stage in stages]
         stages[1].forward(works[1], 0, 0, stages[0].forward(works[0], 0, 0, None))
         assert [work.contributions[0].contributions for work in works] == [(), ()]
-    assert not stages[0]._layers[0].frozen.training
-    assert stages[0]._layers[0].even.training
+    assert not stages[0].values.layers[0].frozen.training
+    assert stages[0].values.layers[0].even.training
     for stage, expected, work in zip(stages, once, again, strict=True):
-        assert torch.equal(stage.folded(work.contributions)[0], expected[0])
-        stage._digest = None
-        stage.checksums()
-    assert [stage.digest() for stage in stages] == digests
+        assert torch.equal(stage.values.final.folded(work.contributions)[0], expected[0])
+        stage.values.checksums()
+    assert [stage.values.state_sum() for stage in stages] == sums
 
 
 # jobs
@@ -340,9 +339,9 @@ def test_a_norm_that_a_factory_hands_out_again_is_copied_for_each_stage() -> Non
     task = settled(small_task(layers=(lambda: nn.Linear(2, 2), lambda: norm, lambda: nn.Linear(2, 2))), 0)
     one, other = (chain(task, [(0, 3)])[0] for _ in range(2))
     one_step([one], 0, SMALL)
-    assert one.digest() != other.digest()
+    assert one.values.digest() != other.values.digest()
     one_step([other], 0, SMALL)
-    assert one.digest() == other.digest()
+    assert one.values.digest() == other.values.digest()
     assert norm.num_batches_tracked == 0
 
 

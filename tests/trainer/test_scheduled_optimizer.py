@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -125,9 +125,9 @@ def test_a_hook_that_clips_gradients_does_not_write_to_the_final_gradient(hook: 
         return optimizer
 
     (stage,) = chain(small_task(optimizer=build), [(0, 3)], UNCLIPPED)
-    gradient = torch.ones(stage.size)
-    stage.apply(gradient, 1.0)
-    assert torch.equal(gradient, torch.ones(stage.size))
+    gradient = torch.ones(stage.values.final.size)
+    stage.values.apply(gradient, 1.0)
+    assert torch.equal(gradient, torch.ones(stage.values.final.size))
 
 
 def test_a_hook_for_all_optimizers_may_write_to_gradients() -> None:
@@ -205,13 +205,13 @@ def test_a_group_keeps_its_multiple_of_the_learning_rate(default, own, moved):
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_restored_stage_keeps_its_groups(name):
     task = grouped_task(GROUPED[name])
-    one = Stage(task, 0, SPLITS[0], CONFIG)
+    one = build_stage(task, 0, SPLITS[0], CONFIG)
     one_step([one], 0)
-    two = Stage(task, 0, SPLITS[0], CONFIG)
-    two.restore(*one.snapshot())
+    two = build_stage(task, 0, SPLITS[0], CONFIG)
+    two.values.restore(*one.values.snapshot())
     for stage in (one, two):
         one_step([stage], 1)
-    assert one.digest() == two.digest()
+    assert one.values.digest() == two.values.digest()
 
 
 def pairs_in_groups(named: Named) -> torch.optim.Optimizer:
@@ -238,20 +238,24 @@ def test_owners_and_replicas_of_any_split_have_the_same_bits_with_fused_kernels(
     """An owner steps all parameters of its stage in one call, and who replicates it, or holds other layers, others."""
     task = grouped_task(GROUPED[name])
     chains = [chain(task, split) for split in SPLITS]
-    replicas = [Stage(task, 0, SPLITS[1], CONFIG)]
-    replicas[0].restore(*chains[1][0].snapshot())
+    replicas = [build_stage(task, 0, SPLITS[1], CONFIG)]
+    replicas[0].values.restore(*chains[1][0].values.snapshot())
     for step in range(3):
         for stages in chains:
             one_step(stages, step)
-        replicas[0].restore(*chains[1][0].snapshot())
-    whole, *others = [add_digests(stage.share_of_digest() for stage in stages) for stages in chains]
+        replicas[0].values.restore(*chains[1][0].values.snapshot())
+    whole, *others = [add_digests(stage.values.share_of_digest() for stage in stages) for stages in chains]
     assert others == [whole] * len(others)
-    assert replicas[0].digest() == chains[1][0].digest()
-    again = Stage(task, 0, SPLITS[0], CONFIG)
-    again.restore_layers({i: s for stage in chains[2] for i, s in stage.layer_states().items()})
+    assert replicas[0].values.digest() == chains[1][0].values.digest()
+    again = build_stage(task, 0, SPLITS[0], CONFIG)
+    again.values.restore_layers({i: s for stage in chains[2] for i, s in stage.values.layer_states().items()})
     for stages in ([again], *chains):
         one_step(stages, 3)
-    assert again.digest() == chains[0][0].digest() == add_digests(s.share_of_digest() for s in chains[2])
+    assert (
+        again.values.digest()
+        == chains[0][0].values.digest()
+        == add_digests(s.values.share_of_digest() for s in chains[2])
+    )
 
 
 def fused(config: Mapping[str, Any]) -> Task:

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference, schedules
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
@@ -148,13 +148,13 @@ def test_a_replica_goes_on_from_any_step_with_the_same_bits(kind: str, when: int
     for step in range(when):
         one_step([stage], step)
     (replica,) = chain(scheduled(kind), [(0, 3)])
-    replica.restore(*stage.snapshot())
+    replica.values.restore(*stage.values.snapshot())
     by_layer = chain(scheduled(kind), [(0, 1), (1, 3)])
     for part in by_layer:
-        part.restore_layers(stage.layer_states())
+        part.values.restore_layers(stage.values.layer_states())
     for step in range(when, 6):
         assert one_step([stage], step) == one_step([replica], step) == one_step(by_layer, step)
-    assert stage.digest() == replica.digest() == add_digests(part.digest() for part in by_layer)
+    assert stage.values.digest() == replica.values.digest() == add_digests(part.values.digest() for part in by_layer)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_replica_goes_on_from_any_step_with_the_same_bits(kind: str, when: int
 )
 def test_a_wrong_schedule_is_told_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError, match=message):
-        one_step([Stage(small_task(**changes), 0, [(0, 3)], CONFIG)], 0)
+        one_step([build_stage(small_task(**changes), 0, [(0, 3)], CONFIG)], 0)
 
 
 def build(config: dict[str, Any]) -> Task:

@@ -15,7 +15,8 @@ from bamboo.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.engine.memory_account import account
 from bamboo_trainer.memory.estimate import measure, worker_memory
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.whole_model import WholeModel
 from bamboo_trainer.task import Evaluation, Task
 from bamboo_trainer.tasks.inspection.costs import trained_sizes
@@ -242,22 +243,22 @@ def test_sizes_of_layers_count_a_tied_parameter_once() -> None:
     job = Job(manifest(3, shards=True, task=gpt_task(dModel=16, context=8, tieEmbeddings=True)))
     sizes = trained_sizes(job.task)
     assert len(sizes) == len(job.task.layers)
-    stage = Stage(job.task, 0, ((0, len(sizes)),), TrainingConfig.of(job.spec.training))
-    assert sum(sizes) == sum(tensor.numel() for tensor in stage.values((0, len(sizes))))
+    stage = build_stage(job.task, 0, ((0, len(sizes)),), TrainingConfig.of(job.spec.training))
+    assert sum(sizes) == sum(tensor.numel() for tensor in stage.values.of_layers((0, len(sizes))))
 
 
 # the whole model
 
 
-def shards_of(config: TrainingConfig) -> tuple[WholeModel, dict[int, Stage]]:
+def shards_of(config: TrainingConfig) -> tuple[WholeModel, dict[int, StageValues]]:
     ranges = ((0, 1), (1, 2), (2, 3))
     task = small_task()
-    model = WholeModel(Stage(task, 0, ((0, 3),), config, remembers=False), ranges)
-    return model, {number: Stage(task, number, ranges, config) for number in range(3)}
+    model = WholeModel(build_stage(task, 0, ((0, 3),), config, remembers=False), ranges)
+    return model, {number: StageValues(task, number, ranges, config) for number in range(3)}
 
 
-def sent(shards: dict[int, Stage], model: WholeModel, number: int, *, fixed: bool) -> None:
-    values = shards[number].values((number, number + 1), fixed=fixed)
+def sent(shards: dict[int, StageValues], model: WholeModel, number: int, *, fixed: bool) -> None:
+    values = shards[number].of_layers((number, number + 1), fixed=fixed)
     model.take(shards[number].version, number, tuple(t.detach().clone() for t in values), fixed=fixed)
 
 
@@ -284,7 +285,7 @@ def test_the_whole_model_waits_for_every_shard_and_for_what_never_changes() -> N
 @pytest.mark.parametrize(("shard", "number"), [(1, 2), (0, 2), (7, 0)])
 def test_values_of_another_shard_are_refused(shard: int, number: int) -> None:
     model, shards = shards_of(config())
-    values = tuple(t[:-1] if t.dim() else t for t in shards[number].values((number, number + 1)))
+    values = tuple(t[:-1] if t.dim() else t for t in shards[number].of_layers((number, number + 1)))
     with pytest.raises(ValueError, match="shard"):
         model.take(0, shard, values, fixed=False)
 
@@ -294,10 +295,10 @@ def test_a_state_that_replaces_a_shards_leaves_the_whole_model_alone() -> None:
     assert model.follow(0, shards)
     before = [t.clone() for t in _parameters(model)]
     shards[0].share(None)
-    shards[0].apply(torch.ones(shards[0].size), 1.0)
+    shards[0].apply(torch.ones(shards[0].final.size), 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, _parameters(model), strict=True))
 
 
 def _parameters(model: WholeModel) -> Iterator[Tensor]:
     assert model.stage is not None
-    yield from model.stage.values((0, 3))
+    yield from model.stage.values.of_layers((0, 3))

@@ -13,7 +13,7 @@ from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer.check import check
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.sharing import merged, settled
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -50,7 +50,7 @@ def plainly(task: Task) -> dict[str, torch.Tensor]:
 def test_stages_train_what_plain_pytorch_trains(sharing: str, split: list[tuple[int, int]]) -> None:
     expected = plainly(build({"sharing": sharing}))
     task = settled(build({"sharing": sharing}), CONFIG.seed)
-    made = {s: Stage(task, s, split, CONFIG) for s in reversed(range(len(split)))}  # the last one first
+    made = {s: build_stage(task, s, split, CONFIG) for s in reversed(range(len(split)))}  # the last one first
     stages = [made[s] for s in range(len(split))]
     for step in range(STEPS):
         one_step(stages, step, CONFIG)
@@ -74,7 +74,7 @@ def test_jobs_train_what_plain_pytorch_trains(sharing: str, stages: int, pipelin
     for node in calm.nodes.values():
         for holding in node.states.values():
             if holding.stage and holding.owned:
-                for name, tensor in holding.stage.state_tensors().items():
+                for name, tensor in holding.stage.values.state_tensors().items():
                     torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
     if stages > 1:
         struck = Job(manifest(sharing, stages, pipelines), (Fault("Backward", Cell(0, stages - 1), 2, 1),)).run()
@@ -200,7 +200,7 @@ def test_a_parameter_that_a_layer_uses_and_does_not_have_is_refused(where: str) 
         task = replace(task, layers=(*task.layers, Borrows))
     split = [(0, len(task.layers))]
     with pytest.raises(TaskError, match=r"use a parameter \[10, 6\] that none of these layers has"):
-        one_step([Stage(settled(task, 0), 0, split, CONFIG)], 0, CONFIG)
+        one_step([build_stage(settled(task, 0), 0, split, CONFIG)], 0, CONFIG)
 
 
 class Sometimes(nn.Module):
@@ -221,7 +221,7 @@ def test_a_finished_module_that_is_first_used_late_by_another_layer_is_refused_b
     embedding = nn.Embedding(WORDS, WIDTH)
     layers = (lambda: embedding, lambda: nn.Linear(WIDTH, WIDTH), lambda: Sometimes(lambda: embedding.weight))
     task = settled(replace(build({"sharing": "cached"}), layers=layers), 0)
-    stages = [Stage(task, s, split, CONFIG) for s in range(len(split))]
+    stages = [build_stage(task, s, split, CONFIG) for s in range(len(split))]
     with pytest.raises(TaskError, match=r"uses parameter 'weight' of layer 0 \(Embedding\) without having it"):
         one_step(stages, 0, CONFIG)
     assert stages[-1].context is not None, "the first forward was right"
@@ -237,7 +237,7 @@ def test_so_is_one_that_a_factory_has_left_behind() -> None:
     layers = (first, lambda: nn.Linear(WIDTH, WIDTH), lambda: Sometimes(lambda: box[-1].weight))
     task = settled(replace(build({"sharing": "cached"}), layers=layers), 0)
     with pytest.raises(TaskError, match=r"uses parameter 'weight' of layer 0 \(Embedding\) without having it"):
-        one_step([Stage(task, 0, [(0, 3)], CONFIG)], 0, CONFIG)
+        one_step([build_stage(task, 0, [(0, 3)], CONFIG)], 0, CONFIG)
 
 
 def test_a_layer_that_cannot_be_copied_is_told() -> None:

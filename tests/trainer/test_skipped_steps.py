@@ -11,7 +11,7 @@ from torch import Tensor
 from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import CommitLog
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
@@ -65,7 +65,7 @@ def manifest(stages: int, pipelines: int, kind: str, **more: Any) -> dict[str, A
 
 def weights(job: Job) -> dict[str, Tensor]:
     stages = [s.stage for node in job.nodes.values() for s in node.states.values() if s.stage and s.owned]
-    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    return {name: tensor for stage in stages for name, tensor in stage.values.state_tensors().items()}
 
 
 def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
@@ -153,10 +153,10 @@ def test_too_many_in_a_row_end_the_job() -> None:
 
 
 def test_a_skipped_step_leaves_the_state_and_moves_the_version() -> None:
-    stage = Stage(build({"kind": "loss"}), 0, [(0, 3)], CONFIG)
-    before = stage.digest()
-    stage.skip(finite=True)
-    assert (stage.version, stage.digest()) == (1, before)
+    stage = build_stage(build({"kind": "loss"}), 0, [(0, 3)], CONFIG)
+    before = stage.values.digest()
+    stage.values.skip(finite=True)
+    assert (stage.values.version, stage.values.digest()) == (1, before)
 
 
 def test_infinities_of_both_signs_are_a_mean_like_any_other_that_is_not_finite() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.stage.state import snapshot
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.transport import wire
@@ -31,30 +31,32 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_restored_stage_goes_on_with_the_same_bits(name, version):
     task = small_task(optimizer=OPTIMIZERS[name])
-    one, two = (Stage(task, 0, [(0, 3)], replace(CONFIG, seed=s)) for s in (3, 4))
+    one, two = (build_stage(task, 0, [(0, 3)], replace(CONFIG, seed=s)) for s in (3, 4))
     one_step([two], 0)
     for k in range(version):
         one_step([one], k)
-    parts, meta = one.snapshot()
-    digest = one.digest()
-    restored = Stage(task, 0, [(0, 3)], CONFIG)
+    parts, meta = one.values.snapshot()
+    digest = one.values.digest()
+    restored = build_stage(task, 0, [(0, 3)], CONFIG)
     for target in (restored, two):
-        target.restore(parts, meta)
-        assert (target.version, target.digest()) == (version, digest)
+        target.values.restore(parts, meta)
+        assert (target.values.version, target.values.digest()) == (version, digest)
     assert one_step([one], version) == one_step([restored], version)
-    assert one.digest() == restored.digest() != digest
-    untouched = Stage(task, 0, [(0, 3)], CONFIG)
-    untouched.restore(parts, meta)
-    assert untouched.digest() == digest
-    assert reference.train(task, CONFIG, version + 1)[1].keys() == one.state_tensors().keys()
-    torch.testing.assert_close(one.state_tensors(), reference.train(task, CONFIG, version + 1)[1], rtol=1e-5, atol=1e-6)
+    assert one.values.digest() == restored.values.digest() != digest
+    untouched = build_stage(task, 0, [(0, 3)], CONFIG)
+    untouched.values.restore(parts, meta)
+    assert untouched.values.digest() == digest
+    assert reference.train(task, CONFIG, version + 1)[1].keys() == one.values.state_tensors().keys()
+    torch.testing.assert_close(
+        one.values.state_tensors(), reference.train(task, CONFIG, version + 1)[1], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_snapshots_have_the_same_parts_at_every_version(tmp_path):
-    stage = Stage(small_gpt(tmp_path), 0, [(0, 4)], CONFIG)
-    before = stage.snapshot()
+    stage = build_stage(small_gpt(tmp_path), 0, [(0, 4)], CONFIG)
+    before = stage.values.snapshot()
     one_step([stage], 0)
-    after = stage.snapshot()
+    after = stage.values.snapshot()
     assert before[1]["names"] == after[1]["names"]
     assert not any(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
 
@@ -76,26 +78,26 @@ def test_snapshots_have_the_same_parts_at_every_version(tmp_path):
     ],
 )
 def test_a_foreign_snapshot_is_refused_whole(change, message):
-    stage = Stage(small_task(), 0, [(0, 3)], CONFIG)
-    digest = stage.digest()
+    stage = build_stage(small_task(), 0, [(0, 3)], CONFIG)
+    digest = stage.values.digest()
     with pytest.raises(ValueError, match=message):
-        stage.restore(*change(*stage.snapshot()))
-    assert stage.digest() == digest
+        stage.values.restore(*change(*stage.values.snapshot()))
+    assert stage.values.digest() == digest
 
 
 def test_a_digest_is_computed_once_for_each_state(monkeypatch):
-    one, other = (Stage(small_task(), 0, [(0, 3)], replace(CONFIG, seed=s)) for s in (3, 4))
+    one, other = (build_stage(small_task(), 0, [(0, 3)], replace(CONFIG, seed=s)) for s in (3, 4))
     computed = []
     digest = snapshot.digest
     monkeypatch.setattr(snapshot, "digest", lambda *state: computed.append(1) or digest(*state))
-    first = one.digest()
-    assert one.digest() == first
+    first = one.values.digest()
+    assert one.values.digest() == first
     assert len(computed) == 1
     one_step([one], 0)
-    second = one.digest()
+    second = one.values.digest()
     assert second != first
-    one.restore(*other.snapshot())
-    assert one.digest() == other.digest() not in (first, second)
+    one.values.restore(*other.values.snapshot())
+    assert one.values.digest() == other.values.digest() not in (first, second)
     assert len(computed) == 4
 
 
@@ -108,20 +110,20 @@ class Rotary(nn.Linear):
 
 
 def test_a_complex_table_is_part_of_the_state():
-    stage = Stage(small_task(layers=(Rotary,)), 0, [(0, 1)], CONFIG)
-    parts, meta = stage.snapshot()
+    stage = build_stage(small_task(layers=(Rotary,)), 0, [(0, 1)], CONFIG)
+    parts, meta = stage.values.snapshot()
     raw, *body = wire.encode_frame(make_frame(*parts, kind=FrameKind.STATE))
     header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
     specs, _ = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
     assert [spec.dtype for spec in specs] == [torch.float32, torch.float32, torch.complex64]
     assert bytes(body[-1]) == parts[-1].numpy().tobytes()
-    stage.restore(parts, meta)
+    stage.values.restore(parts, meta)
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real:UserWarning")
 def test_a_state_that_cannot_be_sent_is_refused_at_once():
     with pytest.raises(TaskError, match=r"^constant:0.turns is a tensor of torch.float8_e5m2, expected one of"):
-        Stage(small_task(layers=(partial(Rotary, torch.float8_e5m2),)), 0, [(0, 1)], CONFIG)
+        build_stage(small_task(layers=(partial(Rotary, torch.float8_e5m2),)), 0, [(0, 1)], CONFIG)
 
     class Graph(nn.Linear):
         def __init__(self):
@@ -129,7 +131,7 @@ def test_a_state_that_cannot_be_sent_is_refused_at_once():
             self.register_buffer("edges", torch.eye(2).to_sparse())
 
     with pytest.raises(TaskError, match=r"^constant:0.edges is a tensor of layout torch.sparse_coo, expected"):
-        Stage(small_task(layers=(Graph,)), 0, [(0, 1)], CONFIG)
+        build_stage(small_task(layers=(Graph,)), 0, [(0, 1)], CONFIG)
 
 
 class Small(torch.optim.SGD):
@@ -143,6 +145,6 @@ class Small(torch.optim.SGD):
 
 
 def test_an_optimizer_whose_state_cannot_be_sent_is_refused_after_its_first_step():
-    stage = Stage(small_task(optimizer=lambda named: Small(named, lr=0.1)), 0, [(0, 3)], CONFIG)
+    stage = build_stage(small_task(optimizer=lambda named: Small(named, lr=0.1)), 0, [(0, 3)], CONFIG)
     with pytest.raises(TaskError, match=r"^state:0.weight:last is a tensor of torch.float8_e5m2, expected one of"):
         one_step([stage], 0)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bamboo_trainer import reference
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
 from stage_task_kit import Any, Counting, Defaults, One, Pairs, Several
@@ -59,11 +59,11 @@ def test_a_tuple_is_unpacked_for_a_layer_that_takes_several_arguments(split, che
 
 def test_tied_stages_stay_equal_and_count_once(tmp_path):
     stages = chain(small_gpt(tmp_path, tieEmbeddings=True), SPLITS[4])
-    assert [len(s.tied_segments()) for s in stages] == [1, 0, 0, 1]
-    assert stages[0].tied_segments()[0].stages == {0, 3}
-    ones = [torch.ones(s.size) for s in stages]
+    assert [len(s.values.final.tied) for s in stages] == [1, 0, 0, 1]
+    assert stages[0].values.final.tied[0].stages == {0, 3}
+    ones = [torch.ones(s.values.final.size) for s in stages]
     assert (
-        sum(n for s, g in zip(stages, ones, strict=True) for n in s.squared_norms(g).tolist())
+        sum(n for s, g in zip(stages, ones, strict=True) for n in s.values.final.squared_norms(g).tolist())
         == sum(t.numel() for t in state_of(stages).values()) - 256 * 16
     )
     for k in range(3):
@@ -101,7 +101,7 @@ class Reads(TorchDispatchMode):
 
 
 def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
-    stage = Stage(small_task(), 0, [(0, 3)], CONFIG)
+    stage = build_stage(small_task(), 0, [(0, 3)], CONFIG)
     work = begin(stage, 0, 1)
     stage.forward(work, 0, 0, None)  # the first one of all is looked at
     with Reads() as reads:
@@ -116,10 +116,10 @@ def test_a_loss_is_read_when_it_is_asked_for_and_not_before():
 
 
 def test_the_gradient_given_to_apply_is_not_modified():
-    stage = Stage(small_task(), 0, [(0, 3)], CONFIG)
-    gradient = torch.ones(stage.size)
-    stage.apply(gradient, 100.0)
-    assert torch.equal(gradient, torch.ones(stage.size))
+    stage = build_stage(small_task(), 0, [(0, 3)], CONFIG)
+    gradient = torch.ones(stage.values.final.size)
+    stage.values.apply(gradient, 100.0)
+    assert torch.equal(gradient, torch.ones(stage.values.final.size))
 
 
 class Sharing(nn.Linear):
@@ -145,7 +145,7 @@ def test_what_was_sent_stays_as_it_was_when_it_was_a_parameter():
     before = [p.clone() for p in sent]
     one_step(stages, 0)
     assert all(torch.equal(a, b) for a, b in zip(sent, before, strict=True))
-    assert not torch.equal(stages[0].state_tensors()["layers.0.weight"], before[1])
+    assert not torch.equal(stages[0].values.state_tensors()["layers.0.weight"], before[1])
     losses, state = reference.train(small_task(layers=(Sharing, Shared)), CONFIG, 4)
     stages = chain(small_task(layers=(Sharing, Shared)), [(0, 1), (1, 2)])
     assert [one_step(stages, k) for k in range(4)] == pytest.approx(losses, rel=1e-5)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from precision_kit import build
 from running_tasks import build as running_task
 from stage_kit import ROUNDED, begin, chain, microbatch, one_step, state_of
@@ -13,7 +13,7 @@ UNCLIPPED = replace(ROUNDED, max_gradient_norm=None)
 
 
 def test_gradients_are_summed_in_fp32_and_updates_are_rounded() -> None:
-    stage = Stage(build({}), 0, [(0, 4)], UNCLIPPED)
+    stage = build_stage(build({}), 0, [(0, 4)], UNCLIPPED)
     work = begin(stage, 0, 1, 2)
     for index in range(3):
         microbatch([stage], [work], 0, index)
@@ -24,7 +24,7 @@ def test_gradients_are_summed_in_fp32_and_updates_are_rounded() -> None:
         one = stage.begin([index], [index, index + 1])
         microbatch([stage], [one], 0, index)
         each.append(one.gradients.total().clone())
-    marks = [slot.mark for slot in stage._parameters.slots]
+    marks = [slot.mark for slot in stage.values.parameters.slots]
     for sums in (total, *each):
         sums[marks] = 0
     assert torch.equal(total, each[0] + each[1] + each[2])

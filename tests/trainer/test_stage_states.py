@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from bamboo.planning.plan import Assignment, Cell, CheckpointId, Plan
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.transport.payloads import Commit
 from replica_kit import planned
 from stage_kit import CONFIG, small_task
@@ -19,7 +20,7 @@ COMMIT = Commit(norm=1.0, loss=1.0, microbatches=3, generation=0, epoch=1)
 
 
 def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
-    return Stage(small_task(), index, stages, CONFIG)
+    return build_stage(small_task(), index, stages, CONFIG)
 
 
 def states(worker: str, plan: Plan = PLAN) -> StageStates:
@@ -28,8 +29,8 @@ def states(worker: str, plan: Plan = PLAN) -> StageStates:
     return made
 
 
-def gradient(stage: Stage) -> tuple[torch.Tensor]:
-    return (torch.zeros(stage.size),)
+def gradient(values: StageValues) -> tuple[torch.Tensor]:
+    return (torch.zeros(values.final.size),)
 
 
 def test_a_worker_has_what_it_runs_and_what_it_keeps_for_others() -> None:
@@ -85,7 +86,7 @@ def test_a_step_is_applied_if_it_is_committed_and_was_run_here_or_all_of_its_sta
 def test_a_skipped_step_moves_the_version_and_not_the_state() -> None:
     here = states(OWNER[0])
     before = here[0].state_tensors()
-    here.keep_final(0, 0, (torch.ones(here[0].size),))
+    here.keep_final(0, 0, (torch.ones(here[0].final.size),))
     here.apply(0, msgspec.structs.replace(COMMIT, skipped=True))
     assert here.version(0) == 1
     assert all(torch.equal(value, before[name]) for name, value in here[0].state_tensors().items())

@@ -15,6 +15,7 @@ from bamboo.planning.schedule import Backward, BackwardRest, Forward, ReportRead
 from bamboo_trainer.engine.stage_times import IGNORED, KEPT, PERIOD, StageTimer
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.training import TrainingConfig
@@ -130,7 +131,7 @@ class Timed(Stage):
     spend: Callable[[int, float], None]
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        for layer in range(self.first, self.first + self.layers):
+        for layer in self.values.layers:
             self.spend(layer, 1.0)
         return super().forward(work, step, microbatch, inputs)
 
@@ -141,7 +142,7 @@ class Timed(Stage):
     def backward(
         self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
     ) -> Parts:
-        for layer in range(self.first, self.first + self.layers):
+        for layer in self.values.layers:
             self.spend(layer, BACKWARD)
         return super().backward(work, step, microbatch, gradients, postpone=postpone)
 
@@ -157,7 +158,7 @@ class TimedJob(Job):
         def spend(layer: int, share: float) -> None:
             self.now += LAYER * share * self.work.get(layer, 1.0) * self.slow.get(worker, 1.0)
 
-        made = Timed(self.task, stage, stages, config, self.computes_on[0])
+        made = Timed(StageValues(self.task, stage, stages, config, self.computes_on[0]))
         made.spend = spend
         return made
 

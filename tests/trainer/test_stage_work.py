@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.stage.work import is_gradient
 from stage_kit import CONFIG, begin, chain, microbatch, small_gpt, small_task
 
 
 def test_backwards_of_two_works_do_not_mix(tmp_path):
-    stage = Stage(small_gpt(tmp_path), 0, [(0, 4)], CONFIG)
+    stage = build_stage(small_gpt(tmp_path), 0, [(0, 4)], CONFIG)
     alone, other, mixed = begin(stage), begin(stage), begin(stage)
     for index in (0, 1):
         microbatch([stage], [alone], 0, index)

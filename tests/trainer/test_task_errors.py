@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks import task_errors
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
@@ -91,7 +91,7 @@ PARTS: dict[str, tuple[Task, str]] = {
 
 
 def train(task: Task) -> None:
-    one_step([Stage(task, 0, [(0, 3)], CONFIG)], 0)
+    one_step([build_stage(task, 0, [(0, 3)], CONFIG)], 0)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -149,7 +149,7 @@ def test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs() -> None
 def test_whose_an_error_is_depends_on_whose_code_was_the_last_to_act() -> None:
     """Wherever it surfaces, such as a hook's in the midst of the engine."""
     with pytest.raises(AssertionError) as bug:
-        Stage(small_task(), 0, [(0, 3)], CONFIG).backward(None, 0, 0, (torch.ones(1),))  # type: ignore[arg-type]
+        build_stage(small_task(), 0, [(0, 3)], CONFIG).backward(None, 0, 0, (torch.ones(1),))  # type: ignore[arg-type]
     assert not is_tasks(bug.value)
     assert failure_reason(bug.value) == "WorkerError"
     RAISED.append(IndexError("in a hook"))
@@ -188,7 +188,7 @@ def test_parameters_that_a_forward_makes_are_refused() -> None:
     with pytest.raises(TaskError, match=message):
         train(task)
     with pytest.raises(TaskError, match=message):
-        Stage(task, 0, [(0, 3)], CONFIG).rehearse(0, 0, None)
+        build_stage(task, 0, [(0, 3)], CONFIG).rehearse(0, 0, None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from branching_job import kill_at_each
@@ -71,20 +71,20 @@ def test_stages_train_what_plain_pytorch_trains(optimizer: str) -> None:
 def test_a_state_in_which_some_parameters_were_never_used_is_handed_over(optimizer: str) -> None:
     """After each step, also over a state that remembers more, in host memory, and with other parameters used next."""
     task = build({"optimizer": optimizer})
-    one, other, later = (Stage(task, 0, SPLITS[0], CONFIG) for _ in range(3))
-    other.park(True)
+    one, other, later = (build_stage(task, 0, SPLITS[0], CONFIG) for _ in range(3))
+    other.values.park(True)
     for step in range(STEPS):
         one_step([later], step, CONFIG)
     for step in range(STEPS):
         one_step([one], step, CONFIG)
         for holder in (other, later):
-            holder.restore(*one.snapshot())
-            assert holder.digest() == one.digest()
-            assert holder.state_bytes() == one.state_bytes()
+            holder.values.restore(*one.values.snapshot())
+            assert holder.values.digest() == one.values.digest()
+            assert holder.values.state_bytes() == one.values.state_bytes()
         if step + 1 < STEPS:
             for holder in (other, later):
                 one_step([holder], step + 1, CONFIG)
-            assert other.digest() == later.digest() != one.digest()
+            assert other.values.digest() == later.values.digest() != one.values.digest()
 
 
 def test_bf16_trains_the_same_parameters() -> None:
@@ -121,7 +121,7 @@ def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optim
     for node in job.nodes.values():
         for holding in node.states.values():
             if holding.stage and holding.owned:
-                for name, tensor in holding.stage.state_tensors().items():
+                for name, tensor in holding.stage.values.state_tensors().items():
                     torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
@@ -166,7 +166,7 @@ def test_owners_and_replicas_end_with_the_same_bits() -> None:
     for node in job.nodes.values():
         for index, holding in node.states.items():
             assert holding.stage is not None
-            versions.setdefault((index, holding.version), set()).add(holding.stage.digest())
+            versions.setdefault((index, holding.version), set()).add(holding.stage.values.digest())
     assert all(len(digests) == 1 for digests in versions.values())
 
 

@@ -93,7 +93,7 @@ def test_a_layer_that_first_writes_later_is_refused_then(split):
     stages = chain(small_task(layers=(partial(nn.Linear, 2, 2), Sometimes)), split)
     one_step(stages, 0)
     with torch.no_grad():
-        for parameter in stages[0]._layers[0].parameters():
+        for parameter in stages[0].values.layers[0].parameters():
             parameter.fill_(1000.0)
     with pytest.raises(TaskError, match=r"^layer 1 \(Sometimes\) writes to its inputs"):
         one_step(stages, 1)

@@ -85,7 +85,7 @@ def test_metrics_are_over_the_whole_batch() -> None:
         parts: Any = tokens
         for i, stage in enumerate(stages):
             torch.manual_seed(forward_seed(0, 0, m, i))
-            parts = stage._layers[i](parts)
+            parts = stage.values.layers[i](parts)
         outputs.append(parts)
         targets.append(wanted[0])
     metrics = one_step(stages, 0, CONFIG).metrics

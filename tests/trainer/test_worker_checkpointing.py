@@ -54,8 +54,8 @@ class Worker:
     def save(self, stages: list[Stage], checkpoint: CheckpointId) -> None:
         parts = []
         for stage in stages:
-            self.part.keep(checkpoint, stage.layer_states(), 0.25)
-            for _ in range(stage.layers):
+            self.part.keep(checkpoint, stage.values.layer_states(), 0.25)
+            for _ in stage.values.layers:
                 told = self.hear()
                 assert isinstance(told, protocol.PartsWritten)
                 parts += told.parts
@@ -110,8 +110,8 @@ def test_what_one_split_keeps_another_goes_on_from(tmp_path: Path, folder: Path,
     assert reader.find() == protocol.CheckpointFound(number=1, checkpoint=at(2))
     others = chain(small_gpt(tmp_path), SPLITS[restored])
     for stage in others:
-        reader.part.restore(stage, at(2), {})
-    assert [stage.version for stage in others] == [2] * restored
+        reader.part.restore(stage.values, at(2), {})
+    assert [stage.values.version for stage in others] == [2] * restored
     losses = [(one_step(stages, step), one_step(others, step)) for step in (2, 3)]
     assert all(a == b for a, b in losses)
     here, there = state_of(stages), state_of(others)
@@ -195,11 +195,11 @@ def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:
     part.write_bytes(data)
     (fresh,) = chain(small_gpt(tmp_path), SPLITS[1])
     with pytest.raises(RestoreError) as caught:
-        worker.part.restore(fresh, at(1), {})
+        worker.part.restore(fresh.values, at(1), {})
     assert (caught.value.checkpoint, caught.value.damaged) == (at(1), True)
     assert str(caught.value) == f"{part} has other contents than were written (its sha256 differs)"
     with pytest.raises(RestoreError):
-        worker.part.restore(fresh, at(7), {})
+        worker.part.restore(fresh.values, at(7), {})
     worker.part.close()
 
 
@@ -208,7 +208,7 @@ def test_one_of_another_task_is_no_use_ever(tmp_path: Path, folder: Path) -> Non
     worker.save(trained(tmp_path, 1, 1), at(1))
     (other,) = chain(small_gpt(tmp_path, dModel=32), SPLITS[1])
     with pytest.raises(RestoreError, match="does not fit the task \\(was its code changed") as caught:
-        worker.part.restore(other, at(1), {})
+        worker.part.restore(other.values, at(1), {})
     assert caught.value.damaged
     worker.part.close()
 
@@ -217,7 +217,7 @@ def test_a_store_that_cannot_be_written_fails_the_checkpoint_only(tmp_path: Path
     folder.write_text("a file, where a folder should be")
     stages = trained(tmp_path, 1, 1)
     worker = Worker(folder)
-    worker.part.keep(at(1), stages[0].layer_states(), 0.25)
+    worker.part.keep(at(1), stages[0].values.layer_states(), 0.25)
     told = worker.hear()
     assert isinstance(told, protocol.CheckpointFailed)
     assert told.checkpoint == at(1)
@@ -272,15 +272,15 @@ def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, f
     size = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
     ours, others = stages
     worker.part._store = CheckpointStore(str(folder), files=Full(folder, size * 5 // 4))
-    other.part.keep(at(2), others.layer_states(), 0.0)
-    for _ in range(others.layers):
+    other.part.keep(at(2), others.values.layer_states(), 0.0)
+    for _ in others.values.layers:
         assert isinstance(other.hear(), protocol.PartsWritten)
     old = folder / Attempt(0, "dead").folder
     old.mkdir()
     (old / "layer-00000.safetensors").write_bytes(b"x")
     long_ago = time.time() - 2 * 3600.0
     os.utime(old / "layer-00000.safetensors", (long_ago, long_ago))
-    worker.part.keep(at(2), ours.layer_states(), 0.0)
+    worker.part.keep(at(2), ours.values.layer_states(), 0.0)
     said = worker.hear()
     while not isinstance(said, protocol.CheckpointFailed):
         said = worker.hear()
@@ -298,8 +298,8 @@ def test_who_hears_that_a_checkpoint_is_given_up_writes_no_more_of_it_and_remove
     stages = trained(tmp_path, 2, 1)
     worker = Worker(folder)
     worker.save(stages, at(1))
-    worker.part.keep(at(2), stages[0].layer_states(), 0.0)
-    for _ in range(stages[0].layers):
+    worker.part.keep(at(2), stages[0].values.layer_states(), 0.0)
+    for _ in stages[0].values.layers:
         worker.hear()
     worker.part.drop([at(2)])
     assert worker.find().checkpoint == at(1)

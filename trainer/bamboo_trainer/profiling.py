@@ -23,7 +23,7 @@ from bamboo_trainer.check import found_or_problem
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import LayerSize, measure
 from bamboo_trainer.memory.placement import choose_device, use
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.steadiness import Steadiness, spread
 from bamboo_trainer.task import Parts, Task
@@ -128,7 +128,7 @@ def _measured(
     found, left = [], seconds
     try:
         for index in range(count):
-            stage = Stage(task, index, stages, config, device, reader)
+            stage = build_stage(task, index, stages, config, device, reader)
             forward, backward, work, outputs = _round(clock, stage, config, inputs)
             began, share = time.monotonic(), left / (count - index)
             while not steadiness.enough((forward, backward), share - (time.monotonic() - began)):
@@ -166,14 +166,15 @@ def _timed(clock: WorkClock, stage: Stage, what: Callable[[], Any]) -> tuple[flo
 
 
 def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outputs: Parts) -> float:
-    given = None if stage.last else tuple(torch.ones_like(part) for part in outputs if part.is_floating_point())
+    given = None if stage.values.last else tuple(torch.ones_like(part) for part in outputs if part.is_floating_point())
     return _timed(clock, stage, lambda: stage.backward(work, 0, microbatch, given))[0]
 
 
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
     """Of optimizer steps but the first, which makes what the optimizer remembers."""
-    gradient, running = work.gradients.total()[: stage.size], stage.folded(work.contributions)
-    times = [_timed(clock, stage, lambda: stage.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
+    values = stage.values
+    gradient, running = work.gradients.total()[: values.final.size], values.final.folded(work.contributions)
+    times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
     return times[1:]
 
 

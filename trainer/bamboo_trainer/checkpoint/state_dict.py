@@ -44,7 +44,7 @@ class StateEntry:
 def read_entries(
     store: CheckpointStore, manifest: CheckpointManifest, *, averaged: bool = False
 ) -> tuple[StateEntry, ...]:
-    """In the model's order: "layers.0.weight" and so on, as `Stage.state_tensors` has them.
+    """In the model's order: "layers.0.weight" and so on, as `StageValues.state_tensors` has them.
 
     averaged: the averages of trained parameters instead of them. Raises ExportError if there are none,
     CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever

@@ -90,16 +90,16 @@ class Replicator:
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, said: Announce) -> None:
         """A replica says which version it holds. epoch: of the plan that it obeys."""
-        progress, stage = self.progress[cell, replica], self._states.of(cell)
+        progress, held = self.progress[cell, replica], self._states.of(cell)
         if epoch < progress.epoch:
             return  # it will say so again when it obeys that plan
-        if stage is None:
+        if held is None:
             progress.secured = said.secured
             return
-        same = not (said.version == 0 and stage.version == 0) or said.digest == stage.digest()
-        owed = progress.announced(said.version, said.secured, stage.version, same)
+        same = not (said.version == 0 and held.version == 0) or said.digest == held.digest()
+        owed = progress.announced(said.version, said.secured, held.version, same)
         self._send_owed(cell, replica, owed)
-        progress.caught_up(stage.version)
+        progress.caught_up(held.version)
         if not progress.level and self._come_level(cell, replica):
             self._tell(ReplicaSynced(cell=cell, replica=replica))
 
@@ -131,8 +131,7 @@ class Replicator:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
 
     def _send_owed(self, cell: Cell, replica: WorkerId, owed: Owed) -> None:
-        stage = self._states.of(cell)
-        if stage is None or owed is Owed.NOTHING:
+        if self._states.of(cell) is None or owed is Owed.NOTHING:
             return
         if owed is Owed.STATE:
             self.send_state(cell, replica)
@@ -141,11 +140,11 @@ class Replicator:
             self.send_final(replica, cell, step)
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
-        stage = self._states[self._states.number(cell)]
-        tensors, facts = stage.snapshot()
-        generation = self._committer.generation(stage.version)
+        held = self._states[self._states.number(cell)]
+        tensors, facts = held.snapshot()
+        generation = self._committer.generation(held.version)
         payload = StatePayload(state=facts, generation=generation, commits=self._committer.log.latest())
-        self._outbox.send(worker, self._outbox.frame(Address(FrameKind.STATE, *cell, stage.version), tensors, payload))
+        self._outbox.send(worker, self._outbox.frame(Address(FrameKind.STATE, *cell, held.version), tensors, payload))
 
     def holds_back(self, cell: Cell, step: int, strict: bool) -> bool:
         """Must that step not be reported yet, for the sake of a replica? strict: see ReplicaProgress."""
@@ -170,12 +169,12 @@ class Replicator:
 
     def received(self, address: Address, final: Parts) -> None:
         """The final gradients of a stage that is held here, and its running buffers. Raises RefusedFrame."""
-        number, stage = self._states.number(address.cell), self._states.of(address.cell)
-        if stage and not stage.takes(final):
+        number, held = self._states.number(address.cell), self._states.of(address.cell)
+        if held and not held.final.takes(final):
             running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
             raise RefusedFrame(
-                f"a gradient of {final[0].numel()} elements, {final[0].dtype}{running}, expected {stage.size}, "
-                f"{stage.gradient_dtype}" + (f" and {stage.running_size} bytes" if stage.running_size else "")
+                f"a gradient of {final[0].numel()} elements, {final[0].dtype}{running}, expected {held.final.size}, "
+                f"{held.final.dtype}" + (f" and {held.final.running_size} bytes" if held.final.running_size else "")
             )
         self.finalize(number, address.step, final)
         self.announce(number)

@@ -50,12 +50,12 @@ class StateComparison:
         Raises NotDeterministic.
         """
         self._told.look(index)
-        stage, sums = self._states.here(index), self._sums[index]
-        if stage is None or not is_due(stage.version) or stage.version in sums.own or self._plan.current.mixed:
+        held, sums = self._states.here(index), self._sums[index]
+        if held is None or not is_due(held.version) or held.version in sums.own or self._plan.current.mixed:
             return
-        if self._told.verifies and stage.version > PROVEN:
+        if self._told.verifies and held.version > PROVEN:
             return
-        version, own = stage.version, stage.checksums()
+        version, own = held.version, held.checksums()
         sums.own = dict(sorted({**sums.own, version: own}.items())[-KEPT:])
         comparing = self._plan.owner(self._plan.current.cell_of(index))
         if comparing != self._plan.worker:

@@ -46,12 +46,12 @@ class StateSums:
 
     def look(self, index: int) -> None:
         """The state of a stage may be new here: tell its sum, if all holders do of that version."""
-        stage = self._states.here(index)
-        if stage is None or not self.verifies or self._plan.current.mixed or not self._is_due(stage.version):
+        held = self._states.here(index)
+        if held is None or not self.verifies or self._plan.current.mixed or not self._is_due(held.version):
             return
-        if index in self._said and self._said[index].version == stage.version:
+        if index in self._said and self._said[index].version == held.version:
             return
-        said = StateSum(stage=index, version=stage.version, sum=in_hexadecimal(stage.state_sum()))
+        said = StateSum(stage=index, version=held.version, sum=in_hexadecimal(held.state_sum()))
         self._said[index] = said
         self._tell(said)
 
@@ -60,12 +60,12 @@ class StateSums:
 
         The coordinator is told if not, before the copies are written.
         """
-        stage, said = self._states.here(index), self._said.get(index)
-        if stage is None or said is None or said.version != stage.version:
+        held, said = self._states.here(index), self._said.get(index)
+        if held is None or said is None or said.version != held.version:
             return
-        found = in_hexadecimal(stage.state_sum())
+        found = in_hexadecimal(held.state_sum())
         if found != said.sum:
-            self._said[index] = StateSum(stage=index, version=stage.version, sum=found)
+            self._said[index] = StateSum(stage=index, version=held.version, sum=found)
             self._tell(self._said[index])
 
     def _is_due(self, version: int) -> bool:

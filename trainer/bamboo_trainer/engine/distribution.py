@@ -11,8 +11,8 @@ from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.transport.frames import FIXED, Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import RefusedFrame
 
@@ -33,30 +33,30 @@ class ParameterDistribution:
         self._sent = {c: version for c, version in self._sent.items() if c in cells and plan.at(c).owner == worker}
         moved = [c for c in cells if old is not None and plan.at(c).owner != old.at(c).owner]
         for cell in plan.owned_by(worker):
-            stage, mine = self._states.of(cell), cell in self._sent
-            if stage is not None and mine and moved:
-                self._send(cell, stage, moved, fixed=True)
-                self._send(cell, stage, moved, fixed=False)
-            elif stage is not None and not mine:
-                self._send(cell, stage, cells, fixed=True)
+            held, mine = self._states.of(cell), cell in self._sent
+            if held is not None and mine and moved:
+                self._send(cell, held, moved, fixed=True)
+                self._send(cell, held, moved, fixed=False)
+            elif held is not None and not mine:
+                self._send(cell, held, cells, fixed=True)
         self.refresh()
 
     def refresh(self) -> bool:
         """A shard's state may be new here. False if there are no shards."""
         plan = self._plan.current
         for cell in plan.owned_by(self._plan.worker) if plan.shards else []:
-            stage = self._states.of(cell)
-            if stage is not None and self._sent.get(cell) != stage.version:
-                self._sent[cell] = stage.version
-                self._send(cell, stage, plan.cells(), fixed=False)
+            held = self._states.of(cell)
+            if held is not None and self._sent.get(cell) != held.version:
+                self._sent[cell] = held.version
+                self._send(cell, held, plan.cells(), fixed=False)
         return bool(plan.shards)
 
-    def _send(self, cell: Cell, stage: Stage, to: Iterable[Cell], *, fixed: bool) -> None:
+    def _send(self, cell: Cell, held: StageValues, to: Iterable[Cell], *, fixed: bool) -> None:
         shard = self._states.number(cell)
         layers = self._plan.current.shards[shard]
-        values = [value.detach().to("cpu", copy=True) for value in stage.values(layers, fixed=fixed)]
+        values = [value.detach().to("cpu", copy=True) for value in held.of_layers(layers, fixed=fixed)]
         for other in to:
-            address = Address(FrameKind.PARAMETERS, *other, stage.version, FIXED if fixed else 0, shard)
+            address = Address(FrameKind.PARAMETERS, *other, held.version, FIXED if fixed else 0, shard)
             self._outbox.emit(address, values)
 
     def take(self, frame: Frame) -> None:

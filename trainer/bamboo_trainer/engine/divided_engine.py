@@ -16,7 +16,7 @@ from bamboo.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.folding import Folding, Writers
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 
 
 def make_engine(ports: Ports, devices: int) -> Engine:
@@ -70,7 +70,7 @@ class DividedEngine(Engine):
 
     # what others ask
 
-    def trained(self, index: int) -> tuple[Stage, ...]:
+    def trained(self, index: int) -> tuple[StageValues, ...]:
         parts = [super(DividedEngine, self).trained(part) for part in parts_of(index, self._devices)]
         return tuple(stage for part in parts for stage in part) if all(parts) else ()
 

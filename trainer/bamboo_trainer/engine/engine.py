@@ -36,6 +36,7 @@ from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.memory.placement import release_cached
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Frame
 from bamboo_trainer.transport.payloads import RefusedFrame, read
@@ -134,7 +135,7 @@ class Engine:
         def build(index: int, stages: Sequence[tuple[int, int]], checkpoint: CheckpointId | None) -> Stage:
             stage = self._ports.build(index, stages)
             if checkpoint:
-                self._restore(stage, checkpoint, kept_share(plan, self._ports.worker))
+                self._restore(stage.values, checkpoint, kept_share(plan, self._ports.worker))
             return stage
 
         def hold(cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
@@ -167,9 +168,9 @@ class Engine:
             self._copies.keep(checkpoint, states)
         self._ports.keep(checkpoint, states, seconds)
 
-    def _restore(self, stage: Stage, checkpoint: CheckpointId, share: Collection[int]) -> None:
+    def _restore(self, values: StageValues, checkpoint: CheckpointId, share: Collection[int]) -> None:
         """Take a checkpoint's state over, from copies where they are here. share: layers to keep copies of."""
-        read = self._ports.restore(stage, checkpoint, self._copies.of(checkpoint))
+        read = self._ports.restore(values, checkpoint, self._copies.of(checkpoint))
         kept = sorted(read.keys() & share) if self._ports.keep_copies else []
         if kept and self._copies.has_room(checkpoint, [read[layer] for layer in kept]):
             for layer in kept:
@@ -184,13 +185,15 @@ class Engine:
         stages = {}
         for index in sorted(mine):
             stages[index] = self._ports.build(index, plan.state_layers)
-            stages[index].park(self._ports.on_host and index not in owned)
+            stages[index].values.park(self._ports.on_host and index not in owned)
         if plan.moved:
             self._copies.begins_with(plan.restore)
         kept = kept_share(plan, worker) | self._copies.of(plan.restore).keys()
         self._beginning = AwaitedLayers(plan, when, stages, frozenset(owned), frozenset(kept))
         self._ports.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != worker})
-        self._exchange.gather(plan, sorted({layer for stage in stages.values() for layer in stage.layers_needed()}))
+        self._exchange.gather(
+            plan, sorted({layer for stage in stages.values() for layer in stage.values.layers_needed()})
+        )
         self._begin_if_gathered()
 
     def _on_layers(self, sender: WorkerId, frame: Frame) -> None:
@@ -210,11 +213,11 @@ class Engine:
             self._copies.report()  # whoever had them may be lost before all have begun
         for index, stage in beginning.stages.items():
             if plan.moved:
-                stage.restore_layers(self._copies.of(plan.restore))
+                stage.values.restore_layers(self._copies.of(plan.restore))
             else:
-                self._restore(stage, plan.restore, beginning.kept)
-            stage.park(False)  # what has been restored may be elsewhere than what was parked
-            stage.park(self._ports.on_host and index not in beginning.owned)
+                self._restore(stage.values, plan.restore, beginning.kept)
+            stage.values.park(False)  # what has been restored may be elsewhere than what was parked
+            stage.values.park(self._ports.on_host and index not in beginning.owned)
         if not plan.moved:
             self._copies.keep_only(plan.restore, beginning.kept)
         self._beginning = None
@@ -278,10 +281,14 @@ class Engine:
             self.components.report()
         self._copies.report()
 
-    def trained(self, index: int) -> tuple[Stage, ...]:
-        """The stage in its final state, if it is here; of a worker with several devices, the part of each."""
+    def trained(self, index: int) -> tuple[StageValues, ...]:
+        """The values of the stage in its final state, if it is here; with several devices, those of each part."""
         stage = self.components.states.run(Cell(0, index)) if self.components else None
-        return (stage,) if self.components and stage and stage.version >= self.components.executor.steps else ()
+        return (
+            (stage.values,)
+            if self.components and stage and stage.values.version >= self.components.executor.steps
+            else ()
+        )
 
     @property
     def plan_told(self) -> Plan | None:

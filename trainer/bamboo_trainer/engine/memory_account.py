@@ -87,7 +87,7 @@ def account(
 ) -> Memory:
     """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward."""
     seen: set[int] = set()
-    held = [(index, s.owned, s.stage.state_bytes()) for index, s in states.by_stage.items() if s.stage]
+    held = [(index, s.owned, s.stage.values.state_bytes()) for index, s in states.by_stage.items() if s.stage]
     run = {0} if states.whole else {index for index, owned, _ in held if owned}
     parameters = sum(size for _, owned, (size, _) in held if owned)
     if states.whole:

@@ -18,10 +18,11 @@ from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import Build, BuildWhole
 from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
 
-Restore = Callable[[Stage, CheckpointId, Mapping[int, LayerState]], Mapping[int, LayerState]]
+Restore = Callable[[StageValues, CheckpointId, Mapping[int, LayerState]], Mapping[int, LayerState]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

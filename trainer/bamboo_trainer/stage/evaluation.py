@@ -1,6 +1,4 @@
-"""A stage's forward for evaluation: nothing is drawn, kept or changed, and layers are in eval mode; and what follows
-from what all of them have come to.
-"""
+"""A stage's forward for evaluation: nothing is drawn, kept or changed, and layers are in eval mode."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -8,9 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from bamboo.control.evaluations import Course
 from bamboo_trainer.data.order import pure_seed
-from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.evaluation import evaluated_samples, measured
 from bamboo_trainer.tasks.losses import Sum
@@ -19,21 +15,6 @@ from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.running_buffers import evaluating
 from bamboo_trainer.tasks.user_code import load_batch, run_layer, seed_forward
 from bamboo_trainer.training import TrainingConfig
-
-
-class EvaluatedState:
-    """Of a stage: its state as a part of the one that is evaluated."""
-
-    version: int
-    _optimizer_state: OptimizerState
-
-    def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
-        """If this state, evaluated so, is the last one as of an early stop: what evaluations have come to."""
-        return self._optimizer_state.ends_with(self.version, metrics)
-
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """This state was, before the step that is to be applied, if there are metrics."""
-        self._optimizer_state.evaluated(self.version, metrics)
 
 
 class Evaluator:

@@ -11,6 +11,7 @@ from typing import Any
 
 from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.whole_model import WholeModel
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.payloads import Commit
@@ -37,7 +38,7 @@ class StageState:
     @property
     def version(self) -> int:
         """The step that it is ready for; -1 while there is none."""
-        return self.stage.version if self.stage else -1
+        return self.stage.values.version if self.stage else -1
 
 
 class StageStates:
@@ -83,7 +84,7 @@ class StageStates:
             self.whole = None
             for state in self.by_stage.values():
                 if plan.shards and state.stage:
-                    state.stage.share(None)
+                    state.stage.values.share(None)
         elif self.whole is None:
             assert self._build_whole is not None
             self.whole = WholeModel(self._build_whole(plan.stages), plan.shards)
@@ -96,7 +97,7 @@ class StageStates:
     def _give(self, state: StageState, owned: bool) -> None:
         state.owned = owned
         if state.stage:
-            state.stage.park(self._on_host and not owned)
+            state.stage.values.park(self._on_host and not owned)
 
     def __contains__(self, index: int) -> bool:
         return index in self.by_stage
@@ -104,22 +105,27 @@ class StageStates:
     def __iter__(self) -> Iterator[int]:
         return iter(list(self.by_stage))
 
-    def here(self, index: int) -> Stage | None:
+    def here(self, index: int) -> StageValues | None:
         """None if this worker has no part in it, or if its state is on the way."""
+        stage = self.stage(index)
+        return stage.values if stage else None
+
+    def __getitem__(self, index: int) -> StageValues:
+        """One that must be here."""
+        values = self.here(index)
+        assert values is not None
+        return values
+
+    def stage(self, index: int) -> Stage | None:
+        """What computes on the state of that number, if it is here."""
         state = self.by_stage.get(index)
         return state.stage if state else None
-
-    def __getitem__(self, index: int) -> Stage:
-        """One that must be here."""
-        stage = self.by_stage[index].stage
-        assert stage is not None
-        return stage
 
     def number(self, cell: Cell) -> int:
         """Of the state that a cell's owner and replicas hold."""
         return cell.pipeline if self._shards else cell.stage
 
-    def of(self, cell: Cell) -> Stage | None:
+    def of(self, cell: Cell) -> StageValues | None:
         """That state, if it is here."""
         return self.here(self.number(cell))
 
@@ -127,7 +133,7 @@ class StageStates:
         """On what a cell's forwards and backwards run, if it is here."""
         if self._shards:
             return self.whole.stage if self.whole else None
-        return self.here(cell.stage)
+        return self.stage(cell.stage)
 
     def may_run(self, step: int) -> bool:
         """With shards: are those that are held here still at that step's version?"""
@@ -154,8 +160,8 @@ class StageStates:
         assert self.whole is not None
         self.whole.follow(self.next_version(), self._held())
 
-    def _held(self) -> dict[int, Stage]:
-        return {number: state.stage for number, state in self.by_stage.items() if state.stage}
+    def _held(self) -> dict[int, StageValues]:
+        return {number: state.stage.values for number, state in self.by_stage.items() if state.stage}
 
     def next_version(self) -> int:
         """With shards: the one that the whole model is to be at."""
@@ -171,7 +177,7 @@ class StageStates:
         if not self._shards:
             return [(cell.stage, final)]
         assert self.whole is not None
-        return [(number, self.whole.part_for(stage, final)) for number, stage in self._held().items()]
+        return [(number, self.whole.part_for(values, final)) for number, values in self._held().items()]
 
     def version(self, index: int) -> int:
         return self.by_stage[index].version
@@ -182,7 +188,7 @@ class StageStates:
 
     def tied_to(self, cell: Cell) -> tuple[int, ...]:
         """The other stages that share parameters with that cell's, in order."""
-        segments = self.running(cell).tied_segments()
+        segments = self.running(cell).values.final.tied
         return tuple(sorted({s for segment in segments for s in segment.stages} - {cell.stage})) if segments else ()
 
     # final gradients
@@ -232,20 +238,20 @@ class StageStates:
         """May the step be committed, as far as the states tell that are run here? Raises TaskError."""
         for state in self.by_stage.values():
             if state.owned and state.stage and state.version == step:
-                state.stage.allow_commit()
+                state.stage.values.allow_commit()
 
     def apply(self, index: int, commit: Commit, *, tries: bool = False) -> None:
         """Go to the next version, as the commit says: by the optimizer's step, or by skipping it.
 
-        tries: as `Stage.apply` does.
+        tries: as `StageValues.apply` does.
         """
-        state, stage = self.by_stage[index], self[index]
+        state, values = self.by_stage[index], self[index]
         gradient, *running = state.final.pop(state.version)
-        stage.evaluated(commit.evaluation)
+        values.evaluated(commit.evaluation)
         if commit.skipped:
-            stage.skip(finite=math.isfinite(commit.norm))
+            values.skip(finite=math.isfinite(commit.norm))
         else:
-            stage.apply(gradient, commit.norm, *running, scale=commit.scale, tries=tries)
+            values.apply(gradient, commit.norm, *running, scale=commit.scale, tries=tries)
 
     # states of others
 
@@ -253,12 +259,13 @@ class StageStates:
         """Go on from another worker's state, which is newer. Raises ValueError, and then nothing has changed."""
         state = self.by_stage[index]
         stage = state.stage or self._build(index, stages, None)
-        if stage.shares:
-            stage.share(None)  # the whole model stays as it is
-        stage.restore(tensors, facts)
+        values = stage.values
+        if values.shares:
+            values.share(None)  # the whole model stays as it is
+        values.restore(tensors, facts)
         state.stage = stage
         self._give(state, state.owned)
-        state.final = {k: f for k, f in state.final.items() if k >= stage.version and stage.takes(f)}
+        state.final = {k: f for k, f in state.final.items() if k >= values.version and values.final.takes(f)}
 
     def begin_rehearsal(self, index: int) -> None:
         self.by_stage[index].rehearsed = True

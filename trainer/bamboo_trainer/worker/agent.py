@@ -60,7 +60,7 @@ from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import device_memory, headroom
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
 from bamboo_trainer.memory.placement import choose_devices, use
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
@@ -321,7 +321,7 @@ class WorkerAgent:
 
         def build(index: int, stages: Sequence[tuple[int, int]], *, remembers: bool = True) -> Stage:
             device = devices[device_of(index, len(devices))]
-            return Stage(task, index, stages, job.config, device, job.reader, copies[device], remembers=remembers)
+            return build_stage(task, index, stages, job.config, device, job.reader, copies[device], remembers=remembers)
 
         return Ports(
             worker=self.worker,

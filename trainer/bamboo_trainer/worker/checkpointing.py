@@ -42,8 +42,8 @@ from bamboo.storage.errors import StorageError
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.state_dict import read_layer
 from bamboo_trainer.checkpoint.versions import versions
-from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.values import StageValues
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Checkpointing:
         self._do(request)
 
     def restore(
-        self, stage: Stage, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+        self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
         """Take over a checkpoint's state, whatever grid has written it; what has been read. Raises RestoreError.
 
@@ -149,19 +149,19 @@ class Checkpointing:
         """
         read: dict[int, LayerState] = {}
         try:
-            for layer in stage.layers_needed():
+            for layer in values.layers_needed():
                 if layer not in here:
                     read[layer] = read_layer(self._open(), self._manifest(checkpoint), layer)
             self.read += len(read)
-            stage.restore_layers({**here, **read})
+            values.restore_layers({**here, **read})
         except StorageError as error:
             raise RestoreError(checkpoint, str(error), isinstance(error, CheckpointDamaged)) from error
         except (ValueError, IndexError) as error:
             raise RestoreError(
                 checkpoint, f"it does not fit the task (was its code changed?): {error}", True
             ) from error
-        if stage.version != checkpoint.step:
-            raise RestoreError(checkpoint, f"its files are of step {stage.version}", True)
+        if values.version != checkpoint.step:
+            raise RestoreError(checkpoint, f"its files are of step {values.version}", True)
         return read
 
     def report(self) -> None:

@@ -8,7 +8,7 @@ from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.storage.url import file_path
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, write_stage
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
 
 
 class SaveError(Exception):
@@ -26,14 +26,14 @@ class FinalWeights:
     def ask(self, request: Save) -> None:
         self._asked.append(request)
 
-    def write(self, trained: Callable[[int], Sequence[Stage]]) -> None:
+    def write(self, trained: Callable[[int], Sequence[StageValues]]) -> None:
         """What was asked for and is in its final state: of that `trained` has all parts. Raises SaveError."""
         for request in list(self._asked):
             if parts := trained(request.stage):
                 self._asked.remove(request)
                 self._write(parts, request)
 
-    def _write(self, parts: Sequence[Stage], request: Save) -> None:
+    def _write(self, parts: Sequence[StageValues], request: Save) -> None:
         folder = _folder(request.path)
         self._folders[request.number] = folder
         tensors = {name: tensor for part in parts for name, tensor in part.state_tensors().items()}

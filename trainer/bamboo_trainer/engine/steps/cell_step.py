@@ -132,9 +132,11 @@ class CellStep:
     def of_portion(cls, cell: Cell, layout: Layout, portion: Range, stage: Stage) -> Self:
         """The step that the stage's version is ready for, of a portion of a cell: beside whoever owns the cell."""
         work, program = stage.begin(range(*portion), layout.bounds), portion_program(portion)
-        inputs = [needs(one, cell, 1, layout, stage.version, ()) for one in program]
+        inputs = [needs(one, cell, 1, layout, stage.values.version, ()) for one in program]
         outer = _outer_backwards(program)
-        return cls(cell, stage.version, layout, program, inputs, work=work, is_portion=True, outer_backwards=outer)
+        return cls(
+            cell, stage.values.version, layout, program, inputs, work=work, is_portion=True, outer_backwards=outer
+        )
 
     def start(
         self,
@@ -149,16 +151,16 @@ class CellStep:
 
         tied_to: the other stages that share parameters with this one. lookahead: see `StageOrder`.
         """
-        self.step, self.layout, self.done = stage.version, layout, 0
+        self.step, self.layout, self.done = stage.values.version, layout, 0
         self.final = self.figures = self.ahead = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program, self.evaluations, self.outer_backwards = [], 0, ()
         resumed, self.in_midstep = self.in_midstep, self.in_midstep and layout is None
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
-            shared, tied = self._ranges(layout), bool(stage.tied_segments())
+            shared, tied = self._ranges(layout), bool(stage.values.final.tied)
             order = StageOrder(layout.schedule, lookahead, late_weights=resumed)
-            training = program(self.cell, stages, layout, tied, order, shared, len(stage.buckets))
+            training = program(self.cell, stages, layout, tied, order, shared, len(stage.values.final.buckets))
             step = last_program() if evaluating.only else training
             self.program, self.evaluations = [*before, *step], len(before)
             self.outer_backwards = _outer_backwards(step)
@@ -177,7 +179,7 @@ class CellStep:
         for address, frame in [(a, f) for a, f in self.inbox.items() if a.step == self.step]:
             try:
                 if self.layout:
-                    check_fit(frame, stage, self.layout)
+                    check_fit(frame, stage.values.final, self.layout)
             except RefusedFrame as error:
                 logger.warning("refused a %s for %s: %s", address.kind.name, self.cell, error)
                 del self.inbox[address]
@@ -209,7 +211,7 @@ class CellStep:
         """
         address = frame.address
         if stage and self.layout and address.step == self.step:
-            check_fit(frame, stage, self.layout)
+            check_fit(frame, stage.values.final, self.layout)
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
 

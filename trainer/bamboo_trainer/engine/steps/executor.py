@@ -154,15 +154,16 @@ class Executor:
             self._complete_takeover(cell_step)
         if cell_step.done < len(cell_step.program):
             cell_step.since = (
-                stage.version
+                stage.values.version
             )  # others ran that step, or a state of after it came: our log does not have it
         self._start(cell_step, stage)
         self._finish_if_over(cell_step)
 
     def _start(self, cell_step: CellStep, stage: Stage) -> None:
-        tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(stage.version)
+        tied_to, layout = self._states.tied_to(cell_step.cell), self._committer.layout(stage.values.version)
         cell_step.portions = self._plan.current.at(cell_step.cell).portions
-        cell_step.start(stage, self._plan.stages, layout, tied_to, self._lookahead, self._evaluating(stage.version))
+        evaluating = self._evaluating(stage.values.version)
+        cell_step.start(stage, self._plan.stages, layout, tied_to, self._lookahead, evaluating)
 
     def _evaluating(self, step: int) -> Evaluating:
         """What of an evaluation the step begins with. Of one that is committed nobody has to know it any more."""
@@ -173,12 +174,12 @@ class Executor:
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
         """Nothing is left to do for the cell, but what others may ask."""
-        stage, step = self._states.of(cell_step.cell), cell_step.step
-        if cell_step.finished or cell_step.work is None or stage is None or step < self.steps:
+        held, step = self._states.of(cell_step.cell), cell_step.step
+        if cell_step.finished or cell_step.work is None or held is None or step < self.steps:
             return
         if self._evaluations is None or step in self._committer.log.commits:
             cell_step.finished = True
-            self._tell(CellFinished(cell=cell_step.cell, digest=stage.share_of_digest()))
+            self._tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
     def ran(self) -> set[int]:
         """The stages whose step in progress is done here, but for its commit."""
@@ -298,7 +299,7 @@ class Executor:
             if cell_step.next is None:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
         if isinstance(instruction, Forward) and stage and timed:
-            self._redundant.budget.ran_forward(ended - begun, stage.layers)
+            self._redundant.budget.ran_forward(ended - begun, stage.values.end - stage.values.first)
 
     def _is_waited_for(self, cell_step: CellStep) -> bool:
         """Must the device be done with an instruction before the next one? Only where it is measured what that takes;
@@ -360,9 +361,9 @@ class Executor:
     def report(self) -> None:
         """To the coordinator, which may have missed it."""
         for cell_step in self.cells.values():
-            stage = self._states.of(cell_step.cell)
-            if cell_step.finished and stage:
-                self._tell(CellFinished(cell=cell_step.cell, digest=stage.share_of_digest()))
+            held = self._states.of(cell_step.cell)
+            if cell_step.finished and held:
+                self._tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""

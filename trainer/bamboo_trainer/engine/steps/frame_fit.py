@@ -10,7 +10,7 @@ import torch
 
 from bamboo.planning.gradient_groups import nodes_of, share_of
 from bamboo.planning.plan import Layout
-from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.final_gradients import FinalGradients
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.payloads import Contributed, RefusedFrame
 
@@ -21,35 +21,35 @@ def chunk(bucket: slice, parts: int, index: int) -> slice:
     return slice(bucket.start + size * index // parts, bucket.start + size * (index + 1) // parts)
 
 
-def check_fit(frame: Frame, stage: Stage, layout: Layout) -> None:
-    """Raises RefusedFrame. frame: for a cell of this stage, of the step that has this layout."""
+def check_fit(frame: Frame, form: FinalGradients, layout: Layout) -> None:
+    """Raises RefusedFrame. frame: for a cell whose stage has gradients of this form, of the step with this layout."""
     match frame.address.kind:
         case FrameKind.CONTRIBUTION:
-            _check_contribution(frame, stage, layout)
+            _check_contribution(frame, form, layout)
         case FrameKind.PARTIAL_SUM:
-            _check_partial_sum(frame, stage, layout)
+            _check_partial_sum(frame, form, layout)
         case FrameKind.RESULT:
             source = _pipeline(frame, layout)
-            length = _length(chunk(_bucket(frame, stage), layout.pipelines, source))
-            _check_sizes(frame.tensors, [length], stage.gradient_dtype)
+            length = _length(chunk(_bucket(frame, form), layout.pipelines, source))
+            _check_sizes(frame.tensors, [length], form.dtype)
         case FrameKind.TIED:
             other = frame.address.part
-            sizes = [segment.size for segment in stage.tied_segments() for use in segment.uses if use.stage == other]
-            _check_sizes(frame.tensors, sizes, stage.gradient_dtype)
+            sizes = [segment.size for segment in form.tied for use in segment.uses if use.stage == other]
+            _check_sizes(frame.tensors, sizes, form.dtype)
 
 
-def _check_contribution(frame: Frame, stage: Stage, layout: Layout) -> None:
+def _check_contribution(frame: Frame, form: FinalGradients, layout: Layout) -> None:
     source, own = _pipeline(frame, layout), frame.address.pipeline
     nodes = nodes_of(layout.shares[source], len(layout.bounds) - 1)
     data = frame.tensors[len(nodes) :]
     if len(data) > 1 or any(tensor.dtype != torch.uint8 for tensor in data):
         raise RefusedFrame(f"{len(frame.tensors)} tensors, expected {len(nodes)} shares of the gradient")
-    length = _length(chunk(_bucket(frame, stage), layout.pipelines, own))
+    length = _length(chunk(_bucket(frame, form), layout.pipelines, own))
     _check_sizes(frame.tensors[: len(nodes)], [length] * len(nodes))
-    _check_contributed(frame.payload, () if frame.address.microbatch else layout.split[source], stage)
+    _check_contributed(frame.payload, () if frame.address.microbatch else layout.split[source], form)
 
 
-def _check_partial_sum(frame: Frame, stage: Stage, layout: Layout) -> None:
+def _check_partial_sum(frame: Frame, form: FinalGradients, layout: Layout) -> None:
     microbatches = range(frame.address.microbatch, frame.address.part)
     if not set(microbatches) <= {m for part in layout.split[frame.address.pipeline :][:1] for m in part}:
         raise RefusedFrame(f"a portion of microbatches {microbatches.start} to {microbatches.stop - 1}")
@@ -59,16 +59,16 @@ def _check_partial_sum(frame: Frame, stage: Stage, layout: Layout) -> None:
         raise RefusedFrame(str(error)) from error
     if len(frame.tensors) > len(nodes) + 1 or sorted(frame.payload.losses) != list(microbatches):
         raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(frame.payload.losses)} microbatches")
-    _check_sizes(frame.tensors[: len(nodes)], [stage.gradient_size] * len(nodes))
-    _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, stage)
+    _check_sizes(frame.tensors[: len(nodes)], [form.gradient_size] * len(nodes))
+    _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, form)
 
 
-def _check_contributed(told: Contributed, microbatches: Sequence[int], stage: Stage) -> None:
+def _check_contributed(told: Contributed, microbatches: Sequence[int], form: FinalGradients) -> None:
     found, expected = sorted(told.microbatches), sorted(microbatches)
     if found != expected:
         raise RefusedFrame(f"contributions of microbatches {found[:8]}, expected {expected[:8]}")
     try:
-        stage.check_contributed(told)
+        form.check_contributed(told)
     except ValueError as error:
         raise RefusedFrame(str(error)) from error
 
@@ -81,12 +81,12 @@ def _pipeline(frame: Frame, layout: Layout) -> int:
     return source
 
 
-def _bucket(frame: Frame, stage: Stage) -> slice:
+def _bucket(frame: Frame, form: FinalGradients) -> slice:
     """Some of whose elements it has."""
     number = frame.address.microbatch
-    if not 0 <= number < len(stage.buckets):
-        raise RefusedFrame(f"a share of bucket {number}, expected one of {len(stage.buckets)}")
-    return stage.buckets[number]
+    if not 0 <= number < len(form.buckets):
+        raise RefusedFrame(f"a share of bucket {number}, expected one of {len(form.buckets)}")
+    return form.buckets[number]
 
 
 def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int], dtype: torch.dtype = torch.float32) -> None:

@@ -217,7 +217,7 @@ class Instructions:
         own = work.gradients.nodes(bucket)
         for e in range(pipelines):
             if e != d:
-                piece = chunk(stage.buckets[bucket], pipelines, e)
+                piece = chunk(stage.values.final.buckets[bucket], pipelines, e)
                 shares = tuple(total[piece] for _, total in own)
                 address = Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, bucket, d)
                 self._outbox.emit(address, (*shares, *data), payload)
@@ -227,7 +227,7 @@ class Instructions:
         assert cell_step.layout is not None
         (d, s), layout, bucket = cell_step.cell, cell_step.layout, instruction.bucket
         pipelines, groups = layout.pipelines, len(layout.bounds) - 1
-        own, piece = work.gradients.nodes(bucket), chunk(stage.buckets[bucket], pipelines, d)
+        own, piece = work.gradients.nodes(bucket), chunk(stage.values.final.buckets[bucket], pipelines, d)
         shares = {node: total[piece] for node, total in own}
         for e in range(pipelines):
             if e != d:
@@ -236,9 +236,9 @@ class Instructions:
                 theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
                 shares |= zip(nodes, stage.bring(theirs), strict=True)
                 cell_step.contributions |= unpacked(frame.payload, data)
-        total = tree_sum(shares, groups).to(stage.gradient_dtype)
+        total = tree_sum(shares, groups).to(stage.values.final.dtype)
         if cell_step.final is None:
-            cell_step.final = torch.empty_like(own[0][1], dtype=stage.gradient_dtype)
+            cell_step.final = torch.empty_like(own[0][1], dtype=stage.values.final.dtype)
         cell_step.final[piece] = total
         for e in range(pipelines):
             if e != d:
@@ -249,7 +249,7 @@ class Instructions:
         assert cell_step.layout is not None
         assert cell_step.final is not None
         (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
-        for bucket, place in enumerate(stage.buckets):
+        for bucket, place in enumerate(stage.values.final.buckets):
             for e in range(pipelines):
                 if e != d:
                     frame = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, bucket, e))
@@ -260,7 +260,7 @@ class Instructions:
         stage, _work = self._parts(cell_step)
         gradient, (d, s) = cell_step.final_gradient(), cell_step.cell
         for other in self._states.tied_to(cell_step.cell):
-            shared = [segment for segment in stage.tied_segments() if other in segment.stages]
+            shared = [segment for segment in stage.values.final.tied if other in segment.stages]
             pieces = tuple(gradient[place].clone() for segment in shared for place in segment.places(s))
             self._outbox.emit(Address(FrameKind.TIED, d, other, cell_step.step, 0, s), pieces)
 
@@ -271,7 +271,7 @@ class Instructions:
             other: iter(stage.bring(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors))
             for other in self._states.tied_to(cell_step.cell)
         }
-        for segment in stage.tied_segments():
+        for segment in stage.values.final.tied:
             own = iter(segment.places(s))
             pieces = (final[next(own)] if use.stage == s else next(received[use.stage]) for use in segment.uses)
             total = next(pieces).to(torch.float32, copy=True)
@@ -281,9 +281,10 @@ class Instructions:
 
     def _sync(self, cell_step: CellStep, _: SyncReplicas) -> None:
         stage, work = self._parts(cell_step)
-        running = stage.folded(work.contributions | cell_step.contributions)
-        final = (cell_step.final_gradient()[: stage.size], *running)
-        cell_step.figures = self._copies.start((stage.squared_norms(final[0]), *work.figures()))
+        form = stage.values.final
+        running = form.folded(work.contributions | cell_step.contributions)
+        final = (cell_step.final_gradient()[: form.size], *running)
+        cell_step.figures = self._copies.start((form.squared_norms(final[0]), *work.figures()))
         for number, part in self._states.finals(cell_step.cell, final):
             self._replicator.finalize(number, cell_step.step, part)
 

@@ -20,7 +20,7 @@ class PortionSteps:
     def refresh(self, before: int) -> None:
         """The plan in force or the version of the stage is new. before: the first step that is none of the job's."""
         plan, stage = self._plan.current, self._states.run(ROOT)
-        layout = self._layout(stage.version) if stage and stage.version < before else None
+        layout = self._layout(stage.values.version) if stage and stage.values.version < before else None
         old, self.steps = self.steps, {}
         if stage is None or layout is None:
             return
@@ -31,6 +31,6 @@ class PortionSteps:
             for worker, microbatches in ranges(layout, cell.pipeline, portions):
                 if worker == self._plan.worker:
                     known = old.get((cell, microbatches))
-                    goes_on = known is not None and (known.step, known.layout) == (stage.version, layout)
+                    goes_on = known is not None and (known.step, known.layout) == (stage.values.version, layout)
                     new = None if goes_on else CellStep.of_portion(cell, layout, microbatches, stage)
                     self.steps[cell, microbatches] = new or old[cell, microbatches]

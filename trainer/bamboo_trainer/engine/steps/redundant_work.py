@@ -95,8 +95,8 @@ class RedundantWork:
     def _again(self, place: ForwardPlace) -> int | None:
         """What that comes to; None if the state or the inputs are gone, or if it takes the whole step."""
         cell, step, microbatch = place.cell, place.step, place.microbatch
-        stage = self._states.here(cell.stage)
-        if stage is None or stage.version != step or not self._inputs_known(cell, step, microbatch):
+        stage = self._states.stage(cell.stage)
+        if stage is None or stage.values.version != step or not self._inputs_known(cell, step, microbatch):
             return None
         gradients, last = self._gradients(cell, step, microbatch), cell.stage == self._plan.stages - 1
         if place.result is Result.GRADIENT or (place.result is Result.BACKWARD and gradients is None and not last):
@@ -115,7 +115,7 @@ class RedundantWork:
         coordinator what it comes to now, with the very inputs that it was computed with, if the state is still there.
         """
         stage = self._states.run(cell)
-        if stage is None or stage.version != step or not self._sums.has_taken(cell, step, microbatch):
+        if stage is None or stage.values.version != step or not self._sums.has_taken(cell, step, microbatch):
             return
         work = stage.begin([microbatch], [microbatch, microbatch + 1])
         work.watch()
@@ -126,7 +126,7 @@ class RedundantWork:
 
     def _sums_of_forward(self, stage: Stage, outputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
         """With what the loss sends back, which can be found out without the rest of the backward."""
-        if stage.last and microbatch in work.answers:
+        if stage.values.last and microbatch in work.answers:
             stage.send_back(work, microbatch)
         return forward_sums(outputs, work, microbatch) | sent_back_sums(work, microbatch)
 
@@ -171,8 +171,8 @@ class RedundantWork:
         cell = Cell(active.cell.pipeline, (active.cell.stage + 1) % len(plan.stages))  # the next one in the ring
         if cell == active.cell or plan.at(cell).shadow != self._plan.worker:
             return None
-        stage = self._states.here(cell.stage)
-        if stage is None or stage.version != active.step or active.layout is None:
+        stage = self._states.stage(cell.stage)
+        if stage is None or stage.values.version != active.step or active.layout is None:
             return None
         if self._states.has_final(cell.stage, active.step) and not self._compares(cell, active.step):
             return None  # the cell has finished the step: nothing of it will be repeated
@@ -220,10 +220,10 @@ class RedundantWork:
         gave to the next one. One stage; False if the next one is not here.
         """
         index, inputs = self._next_rehearsal
-        stage = self._states.here(index) if index < self._plan.stages else None
+        stage = self._states.stage(index) if index < self._plan.stages else None
         if stage is None or self._plan.stages == 1:
             return False
-        outputs = self._run_rehearsal(stage, (Cell(0, index), stage.version, 0), inputs)
+        outputs = self._run_rehearsal(stage, (Cell(0, index), stage.values.version, 0), inputs)
         self._next_rehearsal = (index + 1, tuple(part.cpu() for part in outputs))
         return True
 
@@ -258,7 +258,7 @@ class RedundantWork:
         if microbatch is None or not self._inputs_known(shadow.cell, shadow.step, microbatch):
             return False
         forwarding = shadow.forwardings.get(microbatch)
-        layer = forwarding.layer if forwarding else stage.first
+        layer = forwarding.layer if forwarding else stage.values.first
         now = self._clock()
         if not anyway and not self.budget.fits((active.cell, active.place), self._idle(now), shadow.cell.stage, layer):
             return False
@@ -304,7 +304,7 @@ class RedundantWork:
                 self._advance(shadow, stage, m)
                 return True
             case Backward(m):
-                return self._backward(shadow, stage, m, last=stage.last)
+                return self._backward(shadow, stage, m, last=stage.values.last)
             case _:
                 return False
 

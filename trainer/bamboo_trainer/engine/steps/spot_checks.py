@@ -132,7 +132,7 @@ class SpotChecks:
         self._made = {}
         for cell, (_, frame) in list(self._asked.items()):
             stage = self._stage(cell)
-            if frame.address.step < step or stage is None or stage.version > frame.address.step:
+            if frame.address.step < step or stage is None or stage.values.version > frame.address.step:
                 del self._asked[cell]
 
     def frames(self) -> list[Frame]:
@@ -146,7 +146,7 @@ class SpotChecks:
         """
         for cell, (owner, frame) in self._asked.items():
             stage = self._stage(cell)
-            if stage is not None and stage.version == frame.address.step and may(cell):
+            if stage is not None and stage.values.version == frame.address.step and may(cell):
                 del self._asked[cell]
                 self._check(stage, owner, frame)
                 return True
@@ -162,7 +162,7 @@ class SpotChecks:
     def _stage(self, cell: Cell) -> Stage | None:
         if self._plan.current.shards:
             return self._states.run(cell)
-        return self._states.here(cell.stage)
+        return self._states.stage(cell.stage)
 
     def _check(self, stage: Stage, owner: WorkerId, frame: Frame) -> None:
         place = (frame.address.cell, frame.address.step, frame.address.microbatch)
@@ -228,14 +228,14 @@ def compute_anew(stage: Stage, frame: Frame) -> SpotSums | None:
     noted = stage.as_built.changed() if stage.as_built else ()
     if stage.as_built is None or not noted:
         return compute_again(stage, frame)
-    before = stage.checksums()
+    before = stage.values.checksums()
     try:
         with stage.as_built.lent():
             found = compute_again(stage, frame)
     except TaskError as error:
         logger.info("layers cannot be run with %s as built: %s", " and ".join(noted[:3]), error)
         found = None
-    if stage.checksums() != before:
+    if stage.values.checksums() != before:
         raise NotDeterministic(
             f"a layer writes to its parameters in a forward when {' and '.join(noted[:3])} is as it was built, as on a "
             "worker that takes over"
@@ -247,10 +247,10 @@ def compute_again(stage: Stage, frame: Frame) -> SpotSums:
     """What the frame's forward and backward come to here."""
     step, microbatch, count = frame.address.step, frame.address.microbatch, frame.payload.inputs
     work = stage.begin([microbatch], [microbatch, microbatch + 1])
-    inputs = frame.tensors[:count] if stage.first else None
+    inputs = frame.tensors[:count] if stage.values.first else None
     outputs, layers = forward_by_layer(stage, work, (step, microbatch), inputs)
     summed = checksum_of(outputs)
-    gradients = stage.backward(work, step, microbatch, None if stage.last else frame.tensors[count:])
+    gradients = stage.backward(work, step, microbatch, None if stage.values.last else frame.tensors[count:])
     alone = work.gradients.alone
     assert alone is not None
     return SpotSums(
@@ -265,10 +265,10 @@ def compared_result(one: SpotSums, other: SpotSums) -> Result | None:
 
 def differing(stage: Stage, one: SpotSums, other: SpotSums) -> str:
     """The first result that differs, in words."""
-    layers = range(stage.first, stage.first + stage.layers)
+    layers = range(stage.values.first, stage.values.end)
     for layer, first, second in zip(layers, one.layers, other.layers, strict=False):
         if first != second:
-            loss = ", or the loss of it," if stage.last and layer == layers[-1] else ""
+            loss = ", or the loss of it," if stage.values.last and layer == layers[-1] else ""
             return f"the output of {stage.named_layer(layer)}{loss}"
     whole = f"layers {layers[0]} to {layers[-1]}"
     if one.outputs != other.outputs:

@@ -122,6 +122,15 @@ class OptimizerState:
         slots = tried(self._slots, version) if self._slots else []
         return OptimizerTrial.begun(task, slots, scheduled, self._groups) if slots else None
 
+    @property
+    def unscale(self) -> float:
+        """A power of two, which takes the scale out: it changes no bit, but of numbers that are too small for fp32."""
+        return 1.0 / self.loss_scale.scale if self.loss_scale else 1.0
+
+    def take_scale(self, other: "OptimizerState") -> None:
+        """Have the loss scale of another stage, which is at the same version."""
+        self.loss_scale = other.loss_scale
+
     def scaled(self, *, finite: bool) -> None:
         """A step's gradients were computed with the scale. finite: all of them."""
         if self.loss_scale and self._scaling:

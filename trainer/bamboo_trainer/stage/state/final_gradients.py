@@ -1,0 +1,72 @@
+"""What a step leaves for the optimizer of a stage: its final gradient, and the values of its running buffers.
+
+Frames carry them, replicas take them, and they fit only a stage whose parameters and buffers lie in the same places.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
+from bamboo_trainer.stage.state.optimizer_state import OptimizerState
+from bamboo_trainer.stage.state.parameters import FlatParameters, TiedSegment
+from bamboo_trainer.task import Parts
+from bamboo_trainer.transport.payloads import Contributed
+
+
+class FinalGradients:
+    """The form of a stage's final gradients, and what is computed of them without an optimizer.
+
+    dtype: of the final gradient, which is summed in fp32. size: its elements. gradient_size: elements of a gradient in
+    which each layer's use of a tied parameter still counts by itself. buckets: places in that one, which are final one
+    after the other. tied: the tied groups whose layers' gradients are to be summed, by group.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        running: RunningBuffers,
+        optimizer: OptimizerState,
+        tied: Sequence[TiedSegment],
+        elsewhere: Collection[int],
+        microbatches: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """elsewhere: the tied groups whose norms another stage tells. microbatches: of a step."""
+        self._parameters, self._running, self._optimizer = parameters, running, optimizer
+        self._elsewhere, self._microbatches = frozenset(elsewhere), microbatches
+        self.dtype, self.tied = dtype, tuple(tied)
+        self.size, self.gradient_size = parameters.size, parameters.gradient_size
+        self.buckets = tuple(bucket.place for bucket in parameters.buckets)
+
+    @property
+    def running_size(self) -> int:
+        """Bytes of all buffers that forwards contribute to."""
+        return self._running.size
+
+    def takes(self, final: Parts) -> bool:
+        """Do these have the form of what `StageValues.apply` takes: a gradient, and running buffers if it has any?"""
+        sizes = (self.size, self.running_size) if self._running else (self.size,)
+        return tuple(part.numel() for part in final) == sizes and final[0].dtype is self.dtype
+
+    def check_contributed(self, told: Contributed) -> None:
+        """Of another pipeline's forwards: ValueError if it could not be folded into this stage's running buffers."""
+        self._running.check(told)
+
+    def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
+        """Of all microbatches of a step: the bytes of the running buffers after it; () if the stage has none."""
+        return self._running.folded(contributions, self._microbatches)
+
+    def squared_norms(self, gradient: Tensor) -> Tensor:
+        """Of each parameter's final gradient, unscaled, in fp64. A tied parameter is told by its lowest stage only."""
+        slots = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
+        squares = [slot.of(gradient).double().square_().sum() for slot in slots]
+        unscale = self._optimizer.unscale
+        return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
+
+    def part_for(self, shard: "FinalGradients", final: Parts) -> Parts:
+        """Of this stage's final gradient and running buffers what a stage of some of its layers takes to `apply`."""
+        gradient, *running = final
+        part = self._parameters.part_of(gradient, shard._parameters)
+        return (part, *(self._running.part_of(values, shard._running) for values in running if shard._running))

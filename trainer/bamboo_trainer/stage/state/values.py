@@ -1,0 +1,325 @@
+"""What a stage of the model holds at one version, and how it goes on to another one.
+
+Knows no forward, no backward, no peer and no clock. The next version is a pure function of this one and of the step's
+final gradients, so an owner and its replicas come to the same bits.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bamboo.control.evaluations import Course
+from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
+from bamboo_trainer.memory.placement import apart_from_others, wait_for
+from bamboo_trainer.memory.saved_tensors import new_bytes
+from bamboo_trainer.stage.checksums import checksum
+from bamboo_trainer.stage.constants import Constants
+from bamboo_trainer.stage.contributions import RunningBuffers
+from bamboo_trainer.stage.state import layer_state, snapshot
+from bamboo_trainer.stage.state.final_gradients import FinalGradients
+from bamboo_trainer.stage.state.finite import FiniteState
+from bamboo_trainer.stage.state.late_copies import LateCopies
+from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.optimizer_state import OptimizerState
+from bamboo_trainer.stage.state.parameters import FlatParameters, tied_segments
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.mixed_precision import forget_casts
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.ties import tie, tied_groups
+from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
+
+
+class StageValues:
+    """The parameters, buffers and optimizer state of a stage's layers.
+
+    index: the stage's number. first, end: its layers, a half-open range. last: it is the last stage of the model.
+    version: the step that the values are ready for. layers: the modules, by number. parameters, running, optimizer:
+    what they hold, which buffers forwards contribute to, and what the optimizer remembers. shared: ids of tied
+    parameters. final: the form of the final gradients that `apply` takes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        stage: int,
+        stages: Sequence[tuple[int, int]],
+        config: TrainingConfig,
+        device: torch.device | str = "cpu",
+        copies: HostCopies | None = None,
+        *,
+        remembers: bool = True,
+    ) -> None:
+        """stages: the layers of all stages, half-open ranges. copies: bring what is received to the device.
+
+        remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`).
+        """
+        self.version = 0
+        self.task, self.config, self.index, self.device = task, config, stage, torch.device(device)
+        copies = copies or AtOnce(self.device)
+        self._bring = copies.bring
+        self.first, self.end = stages[stage]
+        self.last = stage == len(stages) - 1
+        built = {i: build_layer(task, config.seed, i) for i in range(self.first, self.end)}
+        self.layers = apart_from_others(built, self.device, rounds=config.parameter_dtype is not torch.float32)
+        groups = tied_groups(task)
+        shared = tie(self.layers, groups, task, config.seed, apart=True)
+        self.shared = frozenset(shared)
+        self.parameters = FlatParameters(self.layers, shared, self.device, config.parameter_dtype)
+        tied = tied_segments(self.parameters, groups, stages)
+        self._elsewhere = frozenset(one.group for one in tied if min(one.stages) != stage)  # told by another stage
+        named = [(slot.name, slot.parameter) for slot in self.parameters.slots] if remembers else []
+        self._scheduled, ema = ScheduledOptimizer(task, named), config.ema if remembers else None
+        self.optimizer = OptimizerState(
+            self.parameters, self._scheduled, ema, config.loss_scale, tuple(self.layers), config.early
+        )
+        self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
+        snapshot.check(self.parameters, self.optimizer)
+        self.running = RunningBuffers(self.layers)
+        self._constants = Constants(self.layers, self.running.places())
+        self.final = FinalGradients(
+            self.parameters,
+            self.running,
+            self.optimizer,
+            tied,
+            self._elsewhere,
+            config.microbatches,
+            config.gradient_dtype,
+        )
+        self._parked, self._in_others_memory = False, frozenset[str]()
+        self._bytes: tuple[int, int] | None = None
+        self._digest: str | None = None
+
+    # from version to version
+
+    def apply(
+        self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
+    ) -> None:
+        """One optimizer step with the final gradient, which is not modified, times scale; `norm` is the global one's.
+
+        running: the bytes of the running buffers after the step, as `FinalGradients.folded` has made them. tries: an
+        optimizer that is built anew has to come to the same bits; raises NotDeterministic if it does not.
+        A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
+        """
+        self._constants.check()
+        self._finite.confirm()
+        used = self.parameters.used(gradient)
+        ready = self._bring([gradient])[0].to(torch.float32)
+        limit = self.config.max_gradient_norm
+        scale *= self.optimizer.unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+        if scale != 1.0 or (ready is gradient and not self._scheduled.only_reads):
+            ready = ready * scale  # a copy: an optimizer may write to its gradients
+        self.parameters.bind_final(ready, used)
+        if self._parked:
+            self.optimizer.fetch(self.device)
+        trial = self.optimizer.trial(self.task, self._scheduled, self.version) if tries else None
+        self._scheduled.step(self.version)
+        if trial:
+            trial.compare(self.version)
+        self.optimizer.average()
+        self.optimizer.scaled(finite=True)
+        if not math.isfinite(norm):
+            self._finite.gradient_was_not()
+        self._finite.look(self.version)
+        if self._parked:
+            self.optimizer.park()
+            wait_for(self.device)
+        self.parameters.unbind()
+        if running is not None:
+            self.running.set(running)
+            self._constants.renew_running()
+        forget_casts()
+        if not self.optimizer.fixed:  # it begins for each parameter with the first step that uses it
+            snapshot.check(self.parameters, self.optimizer)
+            self._bytes = None
+        self._digest = None
+        self.version += 1
+
+    def allow_commit(self) -> None:
+        """To be asked before the step that begins at this version may be committed: are its rates such as an optimizer
+        can use, and did the step before leave finite parameters? Raises TaskError.
+        """
+        self._scheduled.settings(self.version)
+        self._finite.confirm()
+
+    def skip(self, *, finite: bool) -> None:
+        """Go to the next version without applying anything. finite: are its gradients, and only the loss is not?"""
+        self._constants.check()
+        self._finite.confirm()
+        self.parameters.unbind()
+        forget_casts()
+        self.optimizer.scaled(finite=finite)
+        self._digest = None
+        self.version += 1
+
+    def learning_rate(self, step: int) -> float:
+        """The task's, which is the same on every stage."""
+        return self._scheduled.learning_rate(step)
+
+    def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
+        """If this state, evaluated so, is the last one as of an early stop: what evaluations have come to."""
+        return self.optimizer.ends_with(self.version, metrics)
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """This state was, before the step that is to be applied, if there are metrics."""
+        self.optimizer.evaluated(self.version, metrics)
+
+    def park(self, parked: bool) -> None:
+        """Keep the optimizer's state in host memory, but for the steps; or no more."""
+        if parked and not self._parked:
+            self.optimizer.park()
+            wait_for(self.device)  # the copies are under way
+        elif self._parked and not parked:
+            self.optimizer.fetch(self.device)
+        self._parked = parked
+
+    # copies, and from copies
+
+    def snapshot(self) -> tuple[Parts, dict[str, Any]]:
+        """Copies of the whole state: one tensor per parameter, buffer and optimizer tensor; and `snapshot`'s meta.
+
+        Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg"; a tied parameter has its
+        group's first name.
+        """
+        self._finite.confirm()
+        return snapshot.take(self.parameters, self.optimizer, self.version)
+
+    def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
+        """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
+        self.version = snapshot.restore(self.parameters, self.optimizer, parts, meta)
+        self._bytes = self._digest = None
+        self._finite.forget()
+        self._constants.renew()
+        forget_casts()
+        if self._parked:
+            self.optimizer.park()
+
+    def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
+        """Copies of the state of these layers of the stage, by number; of all if None.
+
+        shown: with what the layers' state_dict has beside what they hold, for who reads the state dict.
+        """
+        self._finite.check_all(self.version)
+        layers = {i: layer for i, layer in self.layers.items() if only is None or i in only}
+        return layer_state.take(layers, self.parameters, self.optimizer, self.version, shown=shown)
+
+    def late_copies(self, only: Collection[int]) -> LateCopies:
+        """The same of these layers, made piece by piece; to be done before the state changes."""
+        self._finite.check_all(self.version)
+        layers = {i: layer for i, layer in self.layers.items() if i in only}
+        late = LateCopies.KINDS
+        return LateCopies(layer_state.take(layers, self.parameters, self.optimizer, self.version, late=late))
+
+    def layers_needed(self) -> tuple[int, ...]:
+        """Whose states `restore_layers` needs: the stage's own layers, and those that tied parameters belong to."""
+        return layer_state.needed(self.layers, self.parameters)
+
+    def restore_layers(self, states: Mapping[int, LayerState]) -> None:
+        """Takes these over, from whatever split; ValueError, with nothing changed, if they do not fit this stage."""
+        self.restore(*layer_state.snapshot_of(self.layers, self.parameters, self.optimizer, states))
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
+        return {
+            f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
+            for index, layer in self.layers.items()
+            for name, tensor in layer.state_dict().items()
+        }
+
+    # sums and sizes
+
+    def digest(self) -> str:
+        """Of parameters, buffers and optimizer state; equal digests mean bit-equal state.
+
+        It is computed once for each version: that reads the whole state, and it is asked for at every announcement.
+        """
+        if self._digest is None:
+            self._finite.check_all(self.version)
+            self._digest = snapshot.digest(self.parameters, self.optimizer)
+        return self._digest
+
+    def share_of_digest(self) -> str:
+        """The same without the tied parameters that another stage tells: the model's is the sum of all stages' shares,
+        and does not depend on how the layers are split (`add_digests`). A frozen one is told where its first layer is.
+        """
+        trained = {slot.name for slot in self.parameters.slots if slot.group in self._elsewhere}
+        frozen = {
+            name for name in self.parameters.constants if int(name.partition(".")[0]) not in range(self.first, self.end)
+        }
+        elsewhere = frozenset(trained | frozen)
+        self._finite.check_all(self.version)
+        return snapshot.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
+
+    def checksums(self) -> dict[str, int]:
+        """Of parameters and buffers, by what they are called in a sentence; the same for all who hold the stage.
+
+        Raises TaskError if a buffer has changed. Takes a third of the time of an optimizer step (bench/determinism.py).
+        """
+        self._constants.check(bits=True)
+        return {layer_state.in_words(self.layers, name): checksum(tensor) for name, tensor in self.parameters.named()}
+
+    def state_sum(self) -> int:
+        """64 bits of parameters, buffers and what the optimizer remembers; equal bits give equal sums."""
+        return snapshot.state_sum(self.parameters, self.optimizer)
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of what the layers hold, without what is in another stage's memory, and of what the optimizer remembers."""
+        if self._bytes is None:
+            elsewhere = self._in_others_memory
+            own = (t for n, t in self.parameters.named() if n not in elsewhere or not isinstance(t, nn.Parameter))
+            held = new_bytes(own, set())
+            self._bytes = held, sum(tensor.nbytes for _, tensor in self.optimizer.named())
+        return self._bytes
+
+    # as a shard of the optimizer's state, or as the whole model that follows the shards (`bamboo.planning.shards`)
+
+    def of_layers(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
+        """What these layers hold and steps change, or fixed: what none changes; the tensors themselves, in fixed order.
+
+        A tied parameter is a value of its group's first layer. layers: half-open range.
+        """
+        running = {f"constant:{index}.{name}" for index, name in self.running.places()}
+        return [
+            tensor
+            for name, tensor in self.parameters.named()
+            if layers[0] <= layer_state.layer_of(name) < layers[1]
+            and (name.startswith("constant:") and name not in running) == fixed
+        ]
+
+    def share(self, other: "StageValues | None") -> None:
+        """Have the memory of another stage's parameters, which are at the same version; None: memory of one's own.
+
+        A tied parameter of another layer is updated here as well, and so keeps its memory.
+        """
+        if other is None and not self.shares:
+            return
+        own = (name for name, _ in self.parameters.named() if layer_state.layer_of(name) in self.layers)
+        names = list(own) if other is not None else []
+        self.parameters.share(None if other is None else other.parameters, frozenset(names))
+        self._in_others_memory, self._bytes = frozenset(names), None
+        self._constants.renew()
+
+    @property
+    def shares(self) -> bool:
+        """Does it have another stage's memory for its parameters?"""
+        return bool(self._in_others_memory)
+
+    def follow(self, like: "StageValues", values: Iterable[tuple[Tensor, Tensor]], *, begins: bool) -> None:
+        """Go to another stage's version. values: this one's, and what they are then. begins: for the first time."""
+        if not begins:
+            self._constants.check()
+        with torch.no_grad():
+            for own, value in values:
+                if own.data_ptr() != value.data_ptr():
+                    own.copy_(value)
+        if begins:
+            self._constants.renew()
+        else:
+            self._constants.renew_running()
+        self.parameters.unbind()
+        forget_casts()
+        self.optimizer.take_scale(like.optimizer)
+        self._digest, self.version = None, like.version
