@@ -36,8 +36,8 @@ def _in_stage(node: Node, layer: int, commit: int) -> bool:
 def _copied(node: Node, layer: int, commit: int) -> bool:
     if not node.alive or node.frozen or node.engine is None:
         return False
-    copies = node.engine._copies
-    held = copies.of(copies._cut).get(layer) if copies._cut else None
+    copies = node.engine.copies
+    held = copies.of(copies.cut).get(layer) if copies.cut else None
     return held is not None and held.version > commit
 
 

@@ -16,6 +16,7 @@ from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.control.weights import CommitWeights, Save
 from bamboo.planning.plan import CheckpointId
+from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.state.layer_state import LayerState
 from sim_arithmetic import Oracle
 from sim_clock import Clock
@@ -32,14 +33,6 @@ class Writer(Protocol):
     frozen: bool
 
     def tell(self, message: Message) -> None: ...
-
-
-class StoreRefuses(Exception):
-    """A stage cannot be restored. damaged: it never can."""
-
-    def __init__(self, checkpoint: CheckpointId, damaged: bool) -> None:
-        super().__init__(f"step {checkpoint.step}")
-        self.checkpoint, self.damaged = checkpoint, damaged
 
 
 @dataclass
@@ -102,13 +95,13 @@ class SimStore:
         writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
     def read(self, checkpoint: CheckpointId, layers: Iterable[int]) -> dict[int, LayerState]:
-        """The states of layers. Raises StoreRefuses."""
+        """The states of layers. Raises RestoreError."""
         if checkpoint not in self.committed:
             raise Violation(f"{checkpoint} is read, which was never committed")
         if checkpoint in self.damaged:
-            raise StoreRefuses(checkpoint, damaged=True)
+            raise RestoreError(checkpoint, f"step {checkpoint.step}", damaged=True)
         if self.rng.random() < self.trouble / 4:
-            raise StoreRefuses(checkpoint, damaged=False)
+            raise RestoreError(checkpoint, f"step {checkpoint.step}", damaged=False)
         self.restored += 1
         return {layer: self.parts[checkpoint][layer] for layer in layers}
 

@@ -17,7 +17,7 @@ from bamboo.control.digests import add_digests
 from bamboo.control.protocol import Message
 from bamboo.control.verification import LookAgain
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo.planning.plan import Cell, CheckpointId, Plan
+from bamboo.planning.plan import Cell, CheckpointId
 from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.divided_engine import make_engine
@@ -31,7 +31,7 @@ from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network
 from sim_stage import StandIn, StandInValues, WholeStandInValues
-from sim_store import SimStore, SimWeights, StoreRefuses
+from sim_store import SimStore, SimWeights
 
 SECONDS = {
     "Evaluate": 1e-3,
@@ -232,7 +232,7 @@ class Node:
         """Obey or handle; the seconds that it takes."""
         if not isinstance(item, Message | Late):
             if self.engine:
-                self._restoring(self.engine, self.engine.newest_plan, partial(self.engine.handle, item))
+                self.engine.handle(item)
             return 0.0
         match item:
             case protocol.Welcome():
@@ -246,7 +246,7 @@ class Node:
                     self.engine.report()
             case protocol.SendPlan(plan=plan):
                 if self.engine:
-                    self._restoring(self.engine, plan, partial(self.engine.obey, plan))
+                    self.engine.obey(plan)
             case protocol.TakeCheckpoint():
                 if self.engine:
                     self.engine.take_checkpoint(item)
@@ -277,20 +277,11 @@ class Node:
                 self.exit_code = 4
         return 0.0
 
-    def _restoring(self, engine: Engine, plan: Plan | None, take_in: Callable[[], None]) -> None:
-        try:
-            take_in()
-        except StoreRefuses as error:
-            assert plan is not None
-            engine.forget()
-            told = {"checkpoint": error.checkpoint, "message": str(error), "damaged": error.damaged}
-            self.channel.say(protocol.RestoreFailed(origin=plan.origin, **told))
-
-    def build(self, stage: int, stages: Sequence[tuple[int, int]]) -> StandIn:
+    def stage(self, stage: int, stages: Sequence[tuple[int, int]]) -> StandIn:
         """The engine's stage in its first state."""
         return StandIn(StandInValues(self.around.oracle, stages, stage), self._spend)
 
-    def build_whole(self, stages: Sequence[tuple[int, int]]) -> StandIn:
+    def whole(self, stages: Sequence[tuple[int, int]]) -> StandIn:
         return StandIn(WholeStandInValues(self.around.oracle, stages), self._spend)
 
     def restore(
@@ -309,6 +300,9 @@ class Node:
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         self.around.store.keep(self, checkpoint, states)
+
+    def unwritten(self) -> tuple[Tensor, ...]:
+        return ()
 
     def tell(self, message: Message) -> None:
         """Of checkpoints: it is said again when the channel was cut."""
@@ -334,10 +328,8 @@ class Node:
             Ports(
                 worker=self.name,
                 steps=around.oracle.arithmetic.wanted_steps,
-                build=self.build,  # type: ignore[arg-type]
-                build_whole=self.build_whole,  # type: ignore[arg-type]
-                restore=self.restore,  # type: ignore[arg-type]
-                keep=self.keep,
+                builder=self,  # type: ignore[arg-type]
+                files=self,  # type: ignore[arg-type]
                 new_id=around.store.new_id,
                 transport=self.transport,
                 tell=self.channel.say,

@@ -140,6 +140,40 @@ class MemoryStore:
         return read
 
 
+@dataclass(frozen=True)
+class FilesOfWorker:
+    """See `CheckpointFiles`."""
+
+    store: MemoryStore
+    tell: Callable[[protocol.Message], None]
+
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
+        self.tell(self.store.keep(checkpoint, states))
+
+    def unwritten(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def restore(
+        self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+    ) -> Mapping[int, LayerState]:
+        return self.store.restore(values, checkpoint, here)
+
+
+@dataclass(frozen=True)
+class StagesOfWorker:
+    """See `StageBuilder`."""
+
+    job: "Job"
+    worker: str
+    config: TrainingConfig
+
+    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
+        return self.job.stage(self.worker, index, stages, self.config)
+
+    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
+        return self.job.whole(stages, self.config)
+
+
 class Watch:
     """The observer of one worker: raises where a fault strikes."""
 
@@ -342,10 +376,8 @@ class Job:
             Ports(
                 worker=name,
                 steps=training.steps,
-                build=lambda index, stages: self.stage(name, index, stages, config),
-                build_whole=lambda stages: self.whole(stages, config),
-                restore=self.store.restore,
-                keep=lambda checkpoint, states, seconds: tell(self.store.keep(checkpoint, states)),
+                builder=StagesOfWorker(self, name, config),
+                files=FilesOfWorker(self.store, tell),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
                 copies=self.copies() if on_cpu else together(self._by_device[name]),

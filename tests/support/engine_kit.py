@@ -1,23 +1,24 @@
 """One worker's real engine, made with a plan, whose peers are played by the test."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import torch
 
 from bamboo.control.protocol import Message
-from bamboo.planning.plan import Cell, Plan
+from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
-from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Arrived
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from recording_transport import RecordingTransport
 from replica_kit import TRAINING, planned
-from stage_kit import small_task
+from stage_kit import StagesOfTask, small_task
 
 # Of three layers, a stage each; w0 runs the first one and is the shadow of the second, and so on.
 THREE = planned(3, 1, 1, "a")
@@ -25,6 +26,19 @@ CONFIG = TrainingConfig(
     seed=3, precision="fp32", max_gradient_norm=None, microbatches=TRAINING.global_batch_size, micro_batch_size=1
 )
 STEPS = 9
+
+
+class NoFiles:
+    """The job keeps no checkpoints; see `CheckpointFiles`."""
+
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
+        raise AssertionError("nothing is kept")
+
+    def unwritten(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def restore(self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]) -> NoReturn:
+        raise AssertionError("nothing is kept")
 
 
 class OneEngine:
@@ -40,15 +54,13 @@ class OneEngine:
     ) -> None:
         self.now, self.said, self.net = 0.0, list[Message](), RecordingTransport()
         self.did: list[tuple[str, Cell, int]] = []
-        self.worker, self._task, self._config = worker, task or small_task(), config
+        self.worker = worker
         self.engine = Engine(
             Ports(
                 worker=worker,
                 steps=STEPS,
-                build=self._stage,
-                build_whole=lambda stages: self._stage(0, stages),
-                restore=_nothing_is_kept,
-                keep=_nothing_is_kept,
+                builder=StagesOfTask(task or small_task(), config),
+                files=NoFiles(),
                 new_id=lambda: "a",
                 transport=self.net,
                 tell=self.said.append,
@@ -61,9 +73,6 @@ class OneEngine:
         )
         self.engine.obey(plan)
         self.net.take()
-
-    def _stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
-        return build_stage(self._task, index, stages, self._config)
 
     @property
     def inside(self) -> Components:
@@ -101,7 +110,3 @@ class OneEngine:
 
 def _somebody_else(plan: Plan, worker: str) -> str:
     return min(plan.worker_ids() - {worker}, default=worker)
-
-
-def _nothing_is_kept(*_: object) -> Any:
-    raise AssertionError("nothing is kept")

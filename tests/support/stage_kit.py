@@ -1,8 +1,8 @@
 """What the tests of stages share: two small tasks, and a chain of stages run in one process."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from bamboo.job.training_spec import LossScaleSpec
+from bamboo.planning.plan import Plan
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo_trainer.stage.stage_states import StageStates, first_states
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.training import TrainingConfig
@@ -60,6 +62,29 @@ def accumulate(task: Task, model: nn.Module, config: TrainingConfig, step: int) 
 
 def chain(task: Task, split, config=CONFIG) -> list[Stage]:
     return [build_stage(task, s, split, config) for s in range(len(split))]
+
+
+@dataclass(frozen=True, slots=True)
+class StagesOfTask:
+    """Builds a task's stages; see `StageBuilder`."""
+
+    task: Task
+    config: TrainingConfig = CONFIG
+
+    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
+        return build_stage(self.task, index, stages, self.config)
+
+    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
+        return build_stage(self.task, 0, stages, self.config, remembers=False)
+
+
+def states_of(worker: str, plan: Plan, task: Task | None = None) -> StageStates:
+    """That a worker begins with which obeys the plan."""
+    builder = StagesOfTask(task or small_task())
+    begun = {index: builder.stage(index, plan.state_layers) for index in first_states(plan, worker)}
+    made = StageStates(builder, False, begun)
+    made.take_roles(plan, worker)
+    return made
 
 
 def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Parts | None]:

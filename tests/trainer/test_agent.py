@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.torch import load_file
 
@@ -15,6 +16,7 @@ from bamboo.control.protocol import (
     Message,
     NoticeReceived,
     Refused,
+    RestoreFailed,
     SendPlan,
     Stop,
     Welcome,
@@ -30,7 +32,6 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
-from bamboo_trainer.worker.checkpointing import RestoreError
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
 
@@ -229,16 +230,14 @@ def test_weights_that_cannot_be_written_end_the_worker_with_the_reason(
 
 
 def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(
-    agent: WorkerAgent, said: list[Message]
+    agent: WorkerAgent, said: list[Message], tmp_path: Path
 ) -> None:
-    agent._obey(welcome())
-    assert agent.engine is not None
-    checkpoint = CheckpointId(step=4, id="a")
-
-    def take_in() -> None:
-        raise RestoreError(checkpoint, "layer 0 is damaged", damaged=True)
-
-    agent._restoring(agent.engine, 7, take_in)
+    begin, checkpoint = welcome(), CheckpointId(step=1, id="a")
+    begin.manifest["spec"]["checkpoint"] = {"everySteps": 1, "storage": {"uri": tmp_path.as_uri()}}
+    agent._obey(begin)
+    agent._obey(SendPlan(plan=msgspec.structs.replace(plan(), restore=checkpoint)))
     failed = said[-1]
-    assert (failed.origin, failed.checkpoint, failed.damaged) == (7, checkpoint, True)
+    assert isinstance(failed, RestoreFailed)
+    assert (failed.origin, failed.checkpoint, failed.damaged) == (plan().origin, checkpoint, True)
     assert agent.exit_code is None
+    agent._turn()

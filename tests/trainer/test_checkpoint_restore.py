@@ -183,7 +183,7 @@ def alive(job: Job) -> list[Node]:
 
 def held(job: Job, step: int) -> set[int]:
     """The layers of that step's checkpoint that live workers have copies of."""
-    copies = [node.engine._copies._held for node in alive(job)]
+    copies = [node.engine.copies.held for node in alive(job)]
     return {layer for of in copies for one, layers in of.items() if one.step == step for layer in layers}
 
 
@@ -272,7 +272,7 @@ def test_copies_are_of_the_newest_checkpoint_only_and_each_layer_is_kept_once() 
     kept: dict[int, list[int]] = {}
 
     def decide(job: Job) -> None:
-        copies = [node.engine._copies._held for node in alive(job)]
+        copies = [node.engine.copies.held for node in alive(job)]
         steps = {one.step for of in copies for one in of}
         assert len(steps) <= 2, "the newest one, and the one that is being written"
         if [one.step for one in job.state.checkpoints.kept] == [4] and not job.state.checkpoints.writers:

@@ -17,6 +17,7 @@ from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.payloads import Commit, Ready
 from recording_transport import RecordingTransport
 from replica_kit import planned
+from stage_kit import StagesOfTask, small_task
 
 PLAN = planned(3, 1, 1, "a")
 FIRST = PLAN.at(ROOT).owner
@@ -31,11 +32,7 @@ class One:
         self.now, self.said, self.net = 0.0, list[Message](), RecordingTransport()
         self.plan = PlanState(worker, plan)
         self.outbox = Outbox(self.plan, self.net, lambda frame: None)
-
-        def build(*_: object) -> None:
-            raise AssertionError("nothing is built")
-
-        states = StageStates(build, False, {})  # type: ignore[arg-type]
+        states = StageStates(StagesOfTask(small_task()), False, {})
         self.committer = Committer(
             self.plan,
             self.outbox,

@@ -1,6 +1,8 @@
-"""Copies of layers in host memory: which are held, which are given up, and what is said of them."""
+"""Copies of layers: when they are made, which are held, which are given up, and what is said of them."""
 
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ from bamboo_trainer.engine.layer_exchange import LayerExchange
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import HeldLayer, LayersWanted, read
+from bamboo_trainer.transport.payloads import CheckpointMark, HeldLayer, LayersWanted, read
 
 CUT = CheckpointId(step=7, id="c")
 ONE, TWO, THREE = (CheckpointId(step=step, id="a") for step in (2, 4, 6))
@@ -40,9 +42,25 @@ def plan(epoch: int, restore: CheckpointId | None, *, moved: bool = False, sourc
     )
 
 
-def made() -> tuple[LayerCopies, list[Message]]:
+class Files:
+    """written: what is given to be written, by step, layers and the seconds for which training has waited."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[int, list[int], float]] = []
+
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
+        self.written.append((checkpoint.step, sorted(states), seconds))
+
+    def unwritten(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def restore(self, *_: object) -> NoReturn:
+        raise AssertionError("nothing is read")
+
+
+def made(memory: Callable[[], HostMemory | None] = lambda: None) -> tuple[LayerCopies, list[Message]]:
     said: list[Message] = []
-    return LayerCopies(said.append), said
+    return LayerCopies("w", Files(), said.append, lambda: 0.0, memory), said
 
 
 def test_of_checkpoints_at_most_two_are_held() -> None:
@@ -75,9 +93,8 @@ def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_s
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A copy has 12 bytes. There has to be room for as much again, when the next checkpoint is written."""
-    said: list[Message] = []
     memory = [HostMemory(limit=100, used=70)]
-    copies = LayerCopies(said.append, lambda: memory[0])
+    copies, said = made(lambda: memory[0])
     copies.keep(ONE, states(2, 0))
     assert copies.of(ONE).keys() == {0}
     memory = [HostMemory(limit=100, used=90)]
@@ -188,3 +205,93 @@ def test_only_who_was_asked_can_say_that_it_has_nothing_and_only_of_what_is_want
     exchange.take("b", frame)
     assert not exchange.missing
     assert set(copies.of(ONE)) == {1}
+
+
+# made while the worker waits for others
+
+PIECE_SECONDS = 0.5
+
+
+class Values:
+    """Of so many pieces, of which each takes its time to copy."""
+
+    def __init__(self, clock: list[float], version: int) -> None:
+        self.clock, self.version = clock, version
+
+    def late_copies(self, layers: Collection[int]) -> Any:
+        left = [(layer, piece) for layer in sorted(layers) for piece in range(2)]
+
+        def copy_piece() -> None:
+            left.pop()
+            self.clock[0] += PIECE_SECONDS
+            copying.done = not left
+
+        copying = SimpleNamespace(layers=dict.fromkeys(layers, self.version), done=not left, copy_piece=copy_piece)
+        return copying
+
+
+class Writer:
+    """A worker that runs stage 0 of two layers and keeps a replica of stage 1, of four, half of which it writes."""
+
+    def __init__(self, version: int = 3) -> None:
+        self.clock, self.files = [0.0], Files()
+        self.copies = LayerCopies("w", self.files, lambda message: None, lambda: self.clock[0], keeps=False)
+        self.values: Any = Values(self.clock, version)
+        self.mark = CheckpointMark(number=1, id="a", writers=(("w",), ("w", "x")))
+        self.plan = msgspec.structs.replace(plan(1, None), stages=((0, 2), (2, 6)))
+
+    def reached(self, stage: int) -> None:
+        self.copies.reached(stage, self.values, self.mark, self.plan)
+        self.copies.hand_over()
+
+    def advance(self) -> bool:
+        copied = self.copies.advance()
+        self.copies.hand_over()
+        return copied
+
+    def finish(self, stage: int) -> None:
+        self.copies.finish(stage)
+        self.copies.hand_over()
+
+
+def test_what_is_copied_while_the_worker_waits_costs_no_time_of_the_training() -> None:
+    writer = Writer()
+    for stage in (0, 1):
+        writer.reached(stage)
+    assert not writer.files.written
+    while writer.advance():
+        pass
+    assert writer.files.written == [(3, [0, 1], 0.0), (3, [2, 4], 0.0)]
+    assert not writer.advance()
+
+
+def test_what_is_left_when_the_state_is_about_to_change_is_copied_then() -> None:
+    writer = Writer()
+    for stage in (0, 1):
+        writer.reached(stage)
+    writer.advance()
+    writer.finish(0)
+    assert writer.files.written == [(3, [0, 1], 3 * PIECE_SECONDS)]
+    writer.finish(0)
+    writer.finish(7)
+    assert writer.clock == [4 * PIECE_SECONDS]
+    writer.reached(1)
+    assert writer.files.written[1] == (3, [2, 4], 4 * PIECE_SECONDS), "what was begun is complete before the next one"
+
+
+def test_copies_of_states_that_are_given_up_are_not_written() -> None:
+    writer = Writer()
+    writer.reached(0)
+    writer.copies.forget_states()
+    assert not writer.advance()
+    assert not writer.files.written
+
+
+def test_complete_copies_wait_until_they_are_handed_over() -> None:
+    """Whether the state is what was told of it is looked at in between."""
+    writer = Writer()
+    writer.reached(0)
+    writer.copies.finish(0)
+    assert (writer.copies.complete(), writer.files.written) == ([0], [])
+    writer.copies.hand_over()
+    assert (writer.copies.complete(), len(writer.files.written)) == ([], 1)

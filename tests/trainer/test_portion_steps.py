@@ -1,20 +1,16 @@
 """The portions of cells that a worker runs beside its own: begun, gone on with, and dropped."""
 
-from typing import Any
-
 import msgspec
 import torch
 
 from bamboo.job.spec import RedundancySpec
 from bamboo.job.training_spec import TrainingSpec
 from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Cell, CheckpointId, Layout, Peer, Plan, Portion
+from bamboo.planning.plan import Cell, Layout, Peer, Plan, Portion
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.stage import Stage, build_stage
-from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.payloads import Commit
-from stage_kit import CONFIG, small_task
+from stage_kit import states_of
 
 SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)
 PEERS = [Peer(worker=f"w{i}", host="h", port=1) for i in range(2)]
@@ -35,12 +31,7 @@ class One:
     def __init__(self, plan: Plan) -> None:
         worker = ALONE.at(Cell(0, 0)).owner
         self.plan, self.layout = PlanState(worker, plan), ALONE.target
-
-        def build(index: int, stages: Any, restore: CheckpointId | None) -> Stage:
-            return build_stage(small_task(), index, stages, CONFIG)
-
-        self.states = StageStates(build, False, {})
-        self.states.take_roles(plan, worker, first=True)
+        self.states = states_of(worker, plan)
         self.portions = PortionSteps(self.plan, self.states, self.layout_of)
 
     def layout_of(self, step: int) -> Layout | None:

@@ -13,6 +13,7 @@ from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, FrameKi
 from bamboo_trainer.transport.payloads import Commit
 from recording_transport import RecordingTransport
 from replica_kit import planned
+from stage_kit import StagesOfTask, small_task
 
 PLAN = planned(3, 1, 1, "a")
 CELL = Cell(0, 1)
@@ -30,11 +31,7 @@ class One:
         self.outbox = Outbox(self.plan, self.net, lambda frame: None)
         for step in range(newest + 1):
             self.log.record(step, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
-
-        def build(*_: object) -> None:
-            raise AssertionError("nothing is built")
-
-        states = StageStates(build, False, {})  # type: ignore[arg-type]
+        states = StageStates(StagesOfTask(small_task()), False, {})
         self.steps = RepeatedSteps(self.plan, self.outbox, states, None, self.log, self.said.append)  # type: ignore[arg-type]
 
     def look(self, *lacks: Address) -> None:

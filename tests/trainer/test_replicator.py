@@ -1,26 +1,22 @@
 """Replicas: what the owner of a cell sends them, and when it waits for them."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from bamboo.control.protocol import Message, ReplicaSynced
-from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
+from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.stage import Stage, build_stage
-from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Announce, Commit, RefusedFrame
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from recording_transport import RecordingTransport
 from replica_kit import in_two_parts, planned
-from stage_kit import CONFIG, small_task
+from stage_kit import states_of
 from training_job import Job
 
 PLAN = planned(3, 1, 1, "a")
@@ -36,12 +32,7 @@ class One:
         self.net, self.said = RecordingTransport(), list[Message]()
         plan = PlanState(worker, of, devices)
         outbox = Outbox(plan, self.net, lambda frame: None)
-
-        def build(index: int, stages: Any, restore: CheckpointId | None) -> Stage:
-            return build_stage(small_task(), index, stages, CONFIG)
-
-        self.states = StageStates(build, False, {})
-        self.states.take_roles(of, worker, first=True)
+        self.states = states_of(worker, of)
         committer = Committer(plan, outbox, self.states, lambda _: None, lambda: 0.0, lambda: "a", NoHistory())
         self.replicator = Replicator(plan, outbox, self.states, committer, self.said.append)
         self.replicator.take_roles(None)

@@ -1,32 +1,23 @@
 """The states of stages on a worker: which are kept, and which step may be applied to which."""
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 import torch
 
-from bamboo.planning.plan import Assignment, Cell, CheckpointId, Plan
-from bamboo_trainer.stage.stage import Stage, build_stage
+from bamboo.planning.plan import Assignment, Cell
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.transport.payloads import Commit
 from replica_kit import planned
-from stage_kit import CONFIG, small_task
+from stage_kit import states_of
 
 PLAN = planned(3, 1, 1, "a")
 OWNER = [PLAN.at(Cell(0, s)).owner for s in range(3)]
 COMMIT = Commit(norm=1.0, loss=1.0, microbatches=3, generation=0, epoch=1)
 
 
-def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
-    return build_stage(small_task(), index, stages, CONFIG)
-
-
-def states(worker: str, plan: Plan = PLAN) -> StageStates:
-    made = StageStates(build, False, {})
-    made.take_roles(plan, worker, first=True)
-    return made
+def states(worker: str) -> StageStates:
+    return states_of(worker, PLAN)
 
 
 def gradient(values: StageValues) -> tuple[torch.Tensor]:
@@ -48,7 +39,7 @@ def test_a_part_that_comes_later_is_awaited_and_one_that_goes_is_dropped() -> No
     row = [msgspec.structs.replace(a, replicas=()) for a in PLAN.pipelines[0]]
     row[lacking] = Assignment(owner=row[lacking].owner, replicas=(OWNER[0],))
     after = msgspec.structs.replace(PLAN, epoch=2, pipelines=(tuple(row),))
-    here.take_roles(after, OWNER[0], first=False)
+    here.take_roles(after, OWNER[0])
     assert sorted(here) == sorted({0, lacking})
     assert (here.version(lacking), here.here(lacking), here.version(0)) == (-1, None, 0)
 
@@ -57,7 +48,7 @@ def test_nobody_can_be_made_the_owner_of_a_stage_without_its_state() -> None:
     here = states("w9")
     row = (Assignment(owner="w9"), *PLAN.pipelines[0][1:])
     with pytest.raises(AssertionError, match="w9 is to own stage 0"):
-        here.take_roles(msgspec.structs.replace(PLAN, epoch=2, pipelines=(row,)), "w9", first=False)
+        here.take_roles(msgspec.structs.replace(PLAN, epoch=2, pipelines=(row,)), "w9")
 
 
 def test_final_gradients_are_kept_once_and_not_of_steps_that_are_applied() -> None:

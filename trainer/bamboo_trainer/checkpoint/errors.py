@@ -1,4 +1,14 @@
-"""What an export may end with."""
+"""What keeps a stage from beginning with a checkpoint, and what an export may end with."""
+
+from bamboo.planning.plan import CheckpointId
+
+
+class RestoreError(Exception):
+    """A stage cannot begin with a checkpoint. damaged: it never can."""
+
+    def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
+        super().__init__(message)
+        self.checkpoint, self.damaged = checkpoint, damaged
 
 
 class ExportError(Exception):

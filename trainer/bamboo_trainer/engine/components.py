@@ -10,7 +10,6 @@ from bamboo.control.memory import Memory
 from bamboo.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo.planning.plan import ROOT, Plan, WorkerId
 from bamboo.planning.schedule import Computed, Evaluate, ReportReady
-from bamboo_trainer.commit.checkpoint_shares import CheckpointShares
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
@@ -50,14 +49,13 @@ class Components:
         self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
         self._meter, self._timer, self._copies = meter, timer, states.copies
         self._history = ports.history
-        timer.begin(first.stages)
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
         self.plan = PlanState(ports.worker, first, ports.devices)
         self.outbox = Outbox(
             self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)), ports.copies
         )
-        self.states = StageStates(states.build, ports.on_host, states.begun, ports.build_whole)
+        self.states = StageStates(ports.builder, ports.on_host, states.begun)
         self.distribution = ParameterDistribution(self.plan, self.outbox, self.states)
         self.committer = Committer(
             self.plan,
@@ -70,15 +68,14 @@ class Components:
             policy=ports.policy,
         )
         log, verifies = self.committer.log, ports.verifies
-        told = StateSums(
+        self.sums = StateSums(
             self.plan, self.states, log, ports.tell, asked=states.versions, steps=ports.steps, verifies=verifies
         )
-        self.shares = CheckpointShares(self.plan, self.states, log, states.keep, states.hold, ports.clock, told.copied)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
         )
-        self.comparison = StateComparison(self.plan, self.outbox, self.states, told)
+        self.comparison = StateComparison(self.plan, self.outbox, self.states, self.sums)
         self.forward_sums = ForwardSums(self.plan, self.outbox, ports.tell, states.questions, verifies=verifies)
         self.redundant = RedundantWork(
             self.plan,
@@ -119,14 +116,17 @@ class Components:
 
     # on a plan
 
-    def on_plan(self, plan: Plan, old: Plan | None, arrived: float) -> None:
-        """Obey it from now on. old: the one before. arrived: when it came, seconds of the clock."""
-        begun = self._clock()
+    def on_plan(self, plan: Plan, old: Plan | None, arrived: float, begun: float | None = None) -> None:
+        """Obey it from now on. old: the one before.
+
+        arrived: when it came; begun: since when it is obeyed, if that began before this call. Seconds of the clock.
+        """
+        begun = self._clock() if begun is None else begun
         self.outbox.finish()  # under the plan that it was made under
         self._look_again()
         self.plan.activate(plan)
         self.outbox.connect()
-        self.states.take_roles(plan, self.plan.worker, first=old is None)
+        self.states.take_roles(plan, self.plan.worker)
         self.comparison.take_roles()
         self.executor.hand_over(old)
         self.replicator.take_roles(old)
@@ -246,9 +246,9 @@ class Components:
 
     def _restore(self, frame: Frame) -> None:
         stage = self.states.number(frame.address.cell)
-        self.shares.finish(stage)
+        self._finish_copies(stage)
         if self.replicator.restore(frame.address, frame.tensors, frame.payload):
-            self.shares.reached(stage)
+            self._reached(stage)
             self.redundant.drop(stage)
             self._begin(stage)
             self.replicator.skipped(stage)
@@ -329,7 +329,7 @@ class Components:
         if applicable is not None:
             self._apply(applicable)
             return True
-        return self._decide() or self.shares.advance()
+        return self._decide() or self._copy_piece()
 
     def _execute(self, cell_step: CellStep) -> None:
         if not isinstance(cell_step.next, Evaluate | Computed):
@@ -355,18 +355,42 @@ class Components:
         cell = cell_steps[0].cell if cell_steps else self.plan.current.cell_of(index)
         if state.owned and cell_steps:
             self.redundant.end_wait(cell_steps[0], self._clock())
-        self.shares.finish(index)
+        self._finish_copies(index)
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)
         tries = state.owned and any(map(self.spots.checks, cell_steps))
         self.states.apply(index, self.committer.log.commits[step], tries=tries)
         self._observer.finished(name, cell, step, 0)
-        self.shares.reached(index)
+        self._reached(index)
         self._memory_changed(step)
         self.redundant.drop(index)
         self._begin(index)
         self.replicator.announce(index)
         self.comparison.look(index)
+
+    def _reached(self, index: int) -> None:
+        """A state has come to another version: what is to be kept of it is copied, piece by piece."""
+        values = self.states[index]
+        commit = self.committer.log.commits.get(values.version - 1)
+        self._copies.reached(index, values, commit.checkpoint if commit else None, self.plan.current)
+        self._hand_over_copies()
+
+    def _finish_copies(self, index: int) -> None:
+        """That state is about to change."""
+        self._copies.finish(index)
+        self._hand_over_copies()
+
+    def _copy_piece(self) -> bool:
+        """False if nothing is to be copied."""
+        copied = self._copies.advance()
+        self._hand_over_copies()
+        return copied
+
+    def _hand_over_copies(self) -> None:
+        """Those that are complete. If a state is not what was told of it, the coordinator hears it before."""
+        for index in self._copies.complete():
+            self.sums.copied(index)
+        self._copies.hand_over()
 
     def _begin(self, index: int) -> None:
         """A state is new: its cells start their next step, or, of shards, its values are sent to all cells."""
@@ -406,7 +430,9 @@ class Components:
     def keep_last(self, wanted: KeepLastState) -> bool:
         """The coordinator asks for the state after the last step. False if it is not here any more."""
         self._look_again()
-        return self.shares.keep_last(wanted.checkpoint, wanted.writers)
+        found = self._copies.keep_last(wanted, self.states, self.plan.current)
+        self._hand_over_copies()
+        return found
 
     def report(self) -> None:
         """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
@@ -424,7 +450,8 @@ class Components:
     def memory(self) -> Memory:
         """What is used for what."""
         frames = (*(frame for _, frame in self.early_frames), *self.replicator.waiting_frames(), *self.spots.frames())
-        return account(self.states, self.executor, self.redundant, self.outbox.log, Beside(frames, self._copies()))
+        beside = Beside(frames, self._copies.tensors())
+        return account(self.states, self.executor, self.redundant, self.outbox.log, beside)
 
     def _memory_changed(self, step: int) -> None:
         if not any(cell_step.program for cell_step in self.executor.cells.values()):

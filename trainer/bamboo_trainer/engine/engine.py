@@ -8,17 +8,17 @@ raises because of a peer: the protocol simulator drives the very same class.
 import gc
 import logging
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from bamboo.control.protocol import (
+    MOST_TEXT,
     CheckpointFailed,
     KeepLastState,
     PeerDown,
     PeerUp,
     Report,
+    RestoreFailed,
     TakeCheckpoint,
 )
 from bamboo.control.verification import ForwardPlace, LookAgain
@@ -26,6 +26,7 @@ from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share
 from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.engine.components import Components, Received
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
@@ -35,16 +36,13 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.memory.placement import release_cached
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.stage_states import first_states
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Frame
 from bamboo_trainer.transport.payloads import RefusedFrame, read
 
 logger = logging.getLogger(__name__)
-
-
-EMPTY: Mapping[int, Stage] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,10 @@ class Engine:
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
-        self._copies = LayerCopies(ports.tell, ports.host_memory)
-        self._exchange = LayerExchange(ports.worker, ports.transport, self._copies)
+        self.copies = LayerCopies(
+            ports.worker, ports.files, ports.tell, ports.clock, ports.host_memory, keeps=ports.keep_copies
+        )
+        self._exchange = LayerExchange(ports.worker, ports.transport, self.copies)
         self._questions: set[ForwardPlace] = set()
         self._versions: set[int] = set()
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
@@ -105,9 +105,9 @@ class Engine:
         if plan.origin < before:
             return
         if not (self._beginning and plan.origin == before and plan.owned_by(self._ports.worker)):
-            self._copies.obeyed(plan)
+            self.copies.obeyed(plan)
         if newest is None or plan.origin > before:
-            self._copies.goes_back(plan)
+            self.copies.goes_back(plan)
             self.forget()  # before the new states are made: there may not be memory for both
             if plan.sources:
                 self._gather(plan, when)
@@ -125,56 +125,56 @@ class Engine:
         had = self.components or self._beginning
         self.components = self._beginning = None
         self._exchange.stop()
+        self.copies.forget_states()
         if had:
             gc.collect()  # its parts refer to each other
             release_cached()
 
-    def _begin(self, plan: Plan, when: float, begun: Mapping[int, Stage] = EMPTY) -> None:
-        """With the states that the plan names. begun: stages that have them already."""
+    def _begin(self, plan: Plan, when: float) -> None:
+        """With the states that the plan names: those of a checkpoint in the store, or those before the first step."""
+        begun, stages = self._ports.clock(), dict[int, Stage]()
+        self.timer.begin(plan.stages)
+        self._connect(plan)
+        owned = {plan.state_of(cell) for cell in plan.owned_by(self._ports.worker)}
+        for index in first_states(plan, self._ports.worker):
+            assert not plan.moved, f"stage {index} has none of the layers that were moved"
+            stages[index] = self._ports.builder.stage(index, plan.state_layers)
+            share = kept_share(plan, self._ports.worker)
+            if plan.restore and not self._restore(stages[index].values, plan, share):
+                return
+            stages[index].values.park(self._ports.on_host and index not in owned)
+        self._begin_with(stages, plan, when, begun)
+        self.copies.report()  # what has been read is kept as well
 
-        def build(index: int, stages: Sequence[tuple[int, int]], checkpoint: CheckpointId | None) -> Stage:
-            stage = self._ports.build(index, stages)
-            if checkpoint:
-                self._restore(stage.values, checkpoint, kept_share(plan, self._ports.worker))
-            return stage
-
-        def hold(cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
-            self._copies.hold(plan.origin, cut, states)
-
-        states = StatePorts(
-            build=build,
-            begun=begun,
-            hold=hold,
-            keep=self._keep,
-            copies=self._all_copies,
-            questions=self._questions,
-            versions=self._versions,
-        )
+    def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
+        """stages: in the states that the plan names. begun: when they began to be made, seconds of the clock."""
+        states = StatePorts(begun=stages, copies=self.copies, questions=self._questions, versions=self._versions)
         components = Components(self._ports, plan, self.meter, self.timer, self._received, states)
-        components.on_plan(plan, None, when)
+        components.on_plan(plan, None, when, begun)
         self.components = components
-        if not begun:
-            self._copies.report()  # what has been read is kept as well
         self._received.extend(self._early)
         self._early.clear()
 
-    def _all_copies(self) -> Iterator[Tensor]:
-        yield from self._copies.tensors()
-        yield from self._ports.unwritten()
+    def _connect(self, plan: Plan) -> None:
+        workers = {p.worker: (p.host, p.port) for p in plan.workers if p.worker != self._ports.worker}
+        self._ports.transport.peers(workers)
 
-    def _keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        """Copies that a checkpoint is written from."""
-        if self._ports.keep_copies:
-            self._copies.keep(checkpoint, states)
-        self._ports.keep(checkpoint, states, seconds)
-
-    def _restore(self, values: StageValues, checkpoint: CheckpointId, share: Collection[int]) -> None:
-        """Take a checkpoint's state over, from copies where they are here. share: layers to keep copies of."""
-        read = self._ports.restore(values, checkpoint, self._copies.of(checkpoint))
-        kept = sorted(read.keys() & share) if self._ports.keep_copies else []
-        if kept and self._copies.has_room(checkpoint, [read[layer] for layer in kept]):
-            for layer in kept:
-                self._copies.add(checkpoint, read[layer])
+    def _restore(self, values: StageValues, plan: Plan, share: Collection[int]) -> bool:
+        """Take the state over that the plan names. share: layers to keep copies of. False if it cannot be read: then
+        nothing is held here, and the coordinator knows.
+        """
+        assert plan.restore is not None
+        try:
+            self.copies.restore(values, plan.restore, share)
+        except RestoreError as error:
+            logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
+            self.forget()
+            text = str(error)[:MOST_TEXT]
+            self._ports.tell(
+                RestoreFailed(origin=plan.origin, checkpoint=error.checkpoint, message=text, damaged=error.damaged)
+            )
+            return False
+        return True
 
     def _gather(self, plan: Plan, when: float) -> None:
         """The plan's states are made of layers that workers hold; those that are not here are asked for."""
@@ -184,13 +184,13 @@ class Engine:
         owned = {plan.state_of(c) for c in plan.owned_by(worker)}
         stages = {}
         for index in sorted(mine):
-            stages[index] = self._ports.build(index, plan.state_layers)
+            stages[index] = self._ports.builder.stage(index, plan.state_layers)
             stages[index].values.park(self._ports.on_host and index not in owned)
         if plan.moved:
-            self._copies.begins_with(plan.restore)
-        kept = kept_share(plan, worker) | self._copies.of(plan.restore).keys()
+            self.copies.begins_with(plan.restore)
+        kept = kept_share(plan, worker) | self.copies.of(plan.restore).keys()
         self._beginning = AwaitedLayers(plan, when, stages, frozenset(owned), frozenset(kept))
-        self._ports.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != worker})
+        self._connect(plan)
         self._exchange.gather(
             plan, sorted({layer for stage in stages.values() for layer in stage.values.layers_needed()})
         )
@@ -210,22 +210,25 @@ class Engine:
         plan = beginning.plan
         assert plan.restore is not None
         if plan.moved:
-            self._copies.report()  # whoever had them may be lost before all have begun
+            self.copies.report()  # whoever had them may be lost before all have begun
         for index, stage in beginning.stages.items():
             if plan.moved:
-                stage.values.restore_layers(self._copies.of(plan.restore))
-            else:
-                self._restore(stage.values, plan.restore, beginning.kept)
+                stage.values.restore_layers(self.copies.of(plan.restore))
+            elif not self._restore(stage.values, plan, beginning.kept):
+                return
             stage.values.park(False)  # what has been restored may be elsewhere than what was parked
             stage.values.park(self._ports.on_host and index not in beginning.owned)
         if not plan.moved:
-            self._copies.keep_only(plan.restore, beginning.kept)
+            self.copies.keep_only(plan.restore, beginning.kept)
         self._beginning = None
-        self._begin(beginning.plan, beginning.when, beginning.stages)
+        self.timer.begin(plan.stages)
+        self._begin_with(beginning.stages, plan, beginning.when, self._ports.clock())
+        if not beginning.stages:
+            self.copies.report()
 
     def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
         """The coordinator says that copies of these checkpoints are of no use any more."""
-        self._copies.drop(checkpoints)
+        self.copies.drop(checkpoints)
 
     def look_again(self, wanted: LookAgain) -> None:
         """The coordinator wants to know what some forwards come to, and some states."""
@@ -279,7 +282,7 @@ class Engine:
             self._ports.tell(Report(committed=-1, held={}))  # who asks waits for every answer
         else:
             self.components.report()
-        self._copies.report()
+        self.copies.report()
 
     def trained(self, index: int) -> tuple[StageValues, ...]:
         """The values of the stage in its final state, if it is here; with several devices, those of each part."""

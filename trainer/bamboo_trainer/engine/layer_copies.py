@@ -1,19 +1,28 @@
-"""Copies of layers in host memory: of a cut's state, and of the job's newest checkpoints.
+"""Copies of layers' states in host memory: made for checkpoints and cuts, held, and taken over by stages.
 
-A cut's are those of all that is held here, until the layers are split anew. A checkpoint's are those that this worker
-has written, until a newer one is there; of the one in writing as long as that is not given up.
+**Made** piece by piece while the worker waits for others in the step after; what is not copied when the state is about
+to change is copied then, and only for that training waits. **Held** are a cut's of all that is here, until the layers
+are split anew, and a checkpoint's that this worker has written, until a newer one is there; of the one in writing as
+long as that is not given up. **Taken over** are those that are here; the others are read from the store.
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
-from bamboo.control.protocol import CopiesHeld, Message, StateHeld, WorkerWarning
-from bamboo.planning.plan import CheckpointId, Plan
+from bamboo.control.protocol import CopiesHeld, KeepLastState, Message, StateHeld, WorkerWarning
+from bamboo.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo.planning.shares import share
 from bamboo.text import size as text_of
 from bamboo_trainer.memory.cgroup import HostMemory
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.state.late_copies import Copying
 from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.transport.payloads import CheckpointMark
 
 logger = logging.getLogger(__name__)
 
@@ -21,54 +30,191 @@ MOST_CHECKPOINTS = 2  # the newest one, and the one that is being written
 NOTHING: Mapping[int, LayerState] = {}
 
 
-class LayerCopies:
-    """tell: to the coordinator, which has to know what is held. memory: of the host; None if no limit is known."""
+class CheckpointFiles(Protocol):
+    """The files of checkpoints, written while training goes on."""
 
-    def __init__(self, tell: Callable[[Message], None], memory: Callable[[], HostMemory | None] = lambda: None) -> None:
-        self._tell, self._memory = tell, memory
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
+        """Write these copies; training has waited for so many seconds while they were made."""
+
+    def unwritten(self) -> Iterable[Tensor]:
+        """The copies that wait until they are written."""
+
+    def restore(
+        self, values: StageValues, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+    ) -> Mapping[int, LayerState]:
+        """Have the values take a checkpoint's state over; the layers that were read, as all but those here are.
+
+        Raises RestoreError.
+        """
+
+
+@dataclass(slots=True)
+class _Share:
+    """The layers of a stage that this worker copies. seconds: for which training has waited for it."""
+
+    checkpoint: CheckpointId
+    copying: Copying
+    seconds: float
+
+
+class LayerCopies:
+    """held: by state and layer. cut: the one of which copies are held, or will come from others."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        files: CheckpointFiles,
+        tell: Callable[[Message], None],
+        clock: Callable[[], float],
+        memory: Callable[[], HostMemory | None] = lambda: None,
+        *,
+        keeps: bool = True,
+    ) -> None:
+        """tell: the coordinator, which has to know what is held. clock: seconds. memory: of the host; None if no limit
+        is known. keeps: the copies that a checkpoint is written from stay here.
+        """
+        self._worker, self._files, self._tell, self._clock = worker, files, tell, clock
+        self._memory, self._keeps = memory, keeps
         self._warned = False
-        self._cut: CheckpointId | None = None
+        self.cut: CheckpointId | None = None
         self._origin = 0  # of the plan in which the cut's were copied
-        self._held: dict[CheckpointId, dict[int, LayerState]] = {}
+        self.held: dict[CheckpointId, dict[int, LayerState]] = {}
+        self._shares: dict[int, _Share] = {}  # by stage: those that are being copied
+        self._complete: list[tuple[int, _Share]] = []  # by stage: those that are not handed over yet
+        self._last: CheckpointId | None = None  # that was asked for after the last step
+
+    # making them
+
+    def reached(self, stage: int, values: StageValues, mark: CheckpointMark | None, plan: Plan) -> None:
+        """A stage that is held here has come to another version, by itself or with another worker's state.
+
+        mark: what the commit that leads to the version says of keeping it. plan: the one in force.
+        """
+        if mark is None:
+            return
+        state = CheckpointId(step=values.version, id=mark.id)
+        self.finish(stage)  # of a state that was given up meanwhile: nothing changes it
+        if mark.hold:
+            self.hold(plan.origin, state, values.layer_states(shown=False))
+        if stage < len(mark.writers):
+            self._begin(stage, values, state, share(mark.writers[stage], self._worker, plan.state_layers[stage]))
+
+    def keep_last(self, wanted: KeepLastState, states: StageStates, plan: Plan) -> bool:
+        """The coordinator asks for the last state, perhaps again. False if it is not here as others think it is."""
+        if wanted.checkpoint == self._last:
+            return True
+        mine = [stage for stage, named in enumerate(wanted.writers) if self._worker in named]
+        held = {stage: values for stage in mine if (values := states.here(stage)) is not None}
+        if any(stage not in held or held[stage].version != wanted.checkpoint.step for stage in mine):
+            return False
+        self._last = wanted.checkpoint
+        for stage in mine:
+            self.finish(stage)
+            layers = share(wanted.writers[stage], self._worker, plan.state_layers[stage])
+            self._begin(stage, held[stage], wanted.checkpoint, layers)
+        return True
+
+    def _begin(self, stage: int, values: StageValues, checkpoint: CheckpointId, layers: Collection[int]) -> None:
+        assert stage not in self._shares
+        if layers:
+            began = self._clock()
+            copying = values.late_copies(layers)
+            self._shares[stage] = _Share(checkpoint, copying, self._clock() - began)
+            self._look_whether_complete(stage)
+
+    def advance(self) -> bool:
+        """While there is nothing else to do: copy one piece more. False if there is none."""
+        stage = next(iter(self._shares), None)
+        if stage is None:
+            return False
+        self._shares[stage].copying.copy_piece()
+        self._look_whether_complete(stage)
+        return True
+
+    def finish(self, stage: int) -> None:
+        """That stage's state is about to change: copy what is left of it."""
+        found = self._shares.get(stage)
+        if found is None:
+            return
+        began = self._clock()
+        while not found.copying.done:
+            found.copying.copy_piece()
+        found.seconds += self._clock() - began
+        self._look_whether_complete(stage)
+
+    def _look_whether_complete(self, stage: int) -> None:
+        if self._shares[stage].copying.done:
+            self._complete.append((stage, self._shares.pop(stage)))
+
+    def complete(self) -> list[int]:
+        """The stages whose copies are made, and not handed over yet."""
+        return [stage for stage, _ in self._complete]
+
+    def hand_over(self) -> None:
+        """Have all complete copies written, and keep them if there is room."""
+        complete, self._complete = self._complete, []
+        for _, done in complete:
+            if self._keeps:
+                self.keep(done.checkpoint, done.copying.layers)
+            self._files.keep(done.checkpoint, done.copying.layers, done.seconds)
+
+    def forget_states(self) -> None:
+        """The states of stages here are given up, and so is what was to be copied of them."""
+        self._shares, self._complete, self._last = {}, [], None
+
+    # taking them over
+
+    def restore(self, values: StageValues, checkpoint: CheckpointId, share: Collection[int]) -> None:
+        """Have values take a checkpoint's state over, from copies where they are here. share: layers of which copies of
+        what is read stay here, if there is room. Raises RestoreError.
+        """
+        read = self._files.restore(values, checkpoint, self.of(checkpoint))
+        kept = sorted(read.keys() & share) if self._keeps else []
+        if kept and self.has_room(checkpoint, [read[layer] for layer in kept]):
+            for layer in kept:
+                self.add(checkpoint, read[layer])
+
+    # holding them
 
     def of(self, state: CheckpointId) -> Mapping[int, LayerState]:
-        return self._held.get(state, NOTHING)
+        return self.held.get(state, NOTHING)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Of all copies."""
-        for layers in self._held.values():
+        """All copies that are held, or wait until they are written."""
+        for layers in self.held.values():
             for state in layers.values():
                 yield from state.tensors.values()
+        yield from self._files.unwritten()
 
     def report(self) -> None:
         """To the coordinator, which may have missed it."""
-        for state, layers in self._held.items():
+        for state, layers in self.held.items():
             self._say(state, layers)
 
     def obeyed(self, plan: Plan) -> None:
         """Others have begun with a cut as well, or begin with another state: what is of no use any more is dropped."""
-        if plan.origin > self._origin and (not plan.sources or plan.restore != self._cut):
+        if plan.origin > self._origin and (not plan.sources or plan.restore != self.cut):
             self._forget_cut()
 
     def goes_back(self, plan: Plan) -> None:
         """All begin with the state of that plan: if it is a checkpoint, others are of no use any more."""
         if not plan.moved:
-            self.drop([one for one in self._held if one not in (plan.restore, self._cut)])
+            self.drop([one for one in self.held if one not in (plan.restore, self.cut)])
 
     # of a cut
 
     def hold(self, origin: int, cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
         """Keep copies of what this worker has of a cut's state, and tell the coordinator."""
-        if cut != self._cut:
+        if cut != self.cut:
             self._forget_cut()
-        self._cut, self._origin = cut, origin
-        self._held.setdefault(cut, {}).update(states)
+        self.cut, self._origin = cut, origin
+        self.held.setdefault(cut, {}).update(states)
         self._say(cut, states)
 
     def _forget_cut(self) -> None:
-        if self._cut is not None:
-            self._held.pop(self._cut, None)
-        self._cut, self._origin = None, 0
+        if self.cut is not None:
+            self.held.pop(self.cut, None)
+        self.cut, self._origin = None, 0
 
     # of checkpoints
 
@@ -76,10 +222,10 @@ class LayerCopies:
         """Keep copies of what this worker writes of a checkpoint if there is room, and tell the coordinator."""
         if not self.has_room(checkpoint, states.values()):
             return
-        self._held.setdefault(checkpoint, {}).update(states)
-        others = sorted(one for one in self._held if one not in (self._cut, checkpoint))
+        self.held.setdefault(checkpoint, {}).update(states)
+        others = sorted(one for one in self.held if one not in (self.cut, checkpoint))
         self.drop(others[: 1 - MOST_CHECKPOINTS])  # of one step there may be several attempts, in any order
-        self._say(checkpoint, self._held[checkpoint])
+        self._say(checkpoint, self.held[checkpoint])
 
     def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
         """May these copies stay, and as many be made for the next checkpoint before they go? If not, that is said once.
@@ -90,7 +236,7 @@ class LayerCopies:
         if memory is None:
             return True
         size = _bytes(states) + _bytes(self.of(checkpoint).values())
-        others = sum(_bytes(held.values()) for one, held in self._held.items() if one not in (checkpoint, self._cut))
+        others = sum(_bytes(held.values()) for one, held in self.held.items() if one not in (checkpoint, self.cut))
         enough = memory.has_room(size, others)
         if not enough and not self._warned:
             self._warned = True
@@ -104,31 +250,31 @@ class LayerCopies:
 
     def keep_only(self, checkpoint: CheckpointId, layers: Collection[int]) -> None:
         """Of that checkpoint, these of the layers that are here, and tell the coordinator."""
-        if checkpoint in self._held:
-            left = {layer: state for layer, state in self._held[checkpoint].items() if layer in layers}
-            self._held[checkpoint] = left
+        if checkpoint in self.held:
+            left = {layer: state for layer, state in self.held[checkpoint].items() if layer in layers}
+            self.held[checkpoint] = left
             self._say(checkpoint, left)
 
     def drop(self, checkpoints: Collection[CheckpointId]) -> None:
         """They are of no use any more."""
         for checkpoint in checkpoints:
-            self._held.pop(checkpoint, None)
+            self.held.pop(checkpoint, None)
 
     # layers of others
 
     def add(self, state: CheckpointId, layer: LayerState) -> None:
         """One that has come from another worker, or from the store."""
-        self._held.setdefault(state, {})[layer.layer] = layer
+        self.held.setdefault(state, {})[layer.layer] = layer
 
     def begins_with(self, state: CheckpointId) -> None:
         """Layers of that cut will come: what is here of another one is of no use any more."""
-        if state != self._cut:
+        if state != self.cut:
             self._forget_cut()
-            self._cut = state
+            self.cut = state
 
     def _say(self, state: CheckpointId, layers: Collection[int]) -> None:
         told = tuple(sorted(layers))
-        if state != self._cut:
+        if state != self.cut:
             self._tell(CopiesHeld(checkpoint=state, layers=told))
         elif told:
             self._tell(StateHeld(checkpoint=state, layers=told))

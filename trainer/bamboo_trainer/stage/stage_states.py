@@ -7,17 +7,35 @@ applied, and what is run is the whole model.
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
+from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.whole_model import WholeModel
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.payloads import Commit
 
-Build = Callable[[int, Sequence[tuple[int, int]], CheckpointId | None], Stage]
-BuildWhole = Callable[[Sequence[tuple[int, int]]], Stage]
+
+class StageBuilder(Protocol):
+    """Makes stages in the state before the first step. stages: the layers of all, half-open ranges."""
+
+    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
+        """The one of that number."""
+
+    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
+        """The whole model as one stage, without what an optimizer remembers."""
+
+
+def first_states(plan: Plan, worker: WorkerId) -> list[int]:
+    """The numbers of the states that a worker begins with which has obeyed no plan of this origin before.
+
+    Who owns a cell in the first plan that it hears of owns it since the plan's origin. Of a later plan of that origin
+    what it replicates comes from the owners.
+    """
+    owned = {plan.state_of(cell) for cell in plan.owned_by(worker)}
+    replicated = {plan.state_of(cell) for cell in plan.replicated_by(worker)}
+    return sorted(owned | replicated if plan.epoch == plan.origin else owned)
 
 
 @dataclass(slots=True)
@@ -47,24 +65,15 @@ class StageStates:
     whole: with shards, of a worker that runs a cell.
     """
 
-    def __init__(
-        self, build: Build, on_host: bool, begun: Mapping[int, Stage], build_whole: BuildWhole | None = None
-    ) -> None:
-        """build: makes a stage in its first state: that of a checkpoint, or the one before the first step.
-
-        on_host: what is kept for others only waits in host memory. begun: stages that have their first state.
-        build_whole: the model without what an optimizer remembers.
-        """
-        self._build, self._on_host, self._begun, self._build_whole = build, on_host, dict(begun), build_whole
+    def __init__(self, builder: StageBuilder, on_host: bool, begun: Mapping[int, Stage]) -> None:
+        """on_host: what is kept for others only waits in host memory. begun: stages in their first state, by number."""
+        self._builder, self._on_host, self._begun = builder, on_host, dict(begun)
         self._shards: tuple[tuple[int, int], ...] = ()
         self.by_stage: dict[int, StageState] = {}
         self.whole: WholeModel | None = None
 
-    def take_roles(self, plan: Plan, worker: WorkerId, first: bool) -> None:
-        """Keep the states of the stages that this worker has a part in. first: it has obeyed no plan before.
-
-        Who owns a cell in the first plan that it hears of owns it since the plan's origin, and builds its first state.
-        """
+    def take_roles(self, plan: Plan, worker: WorkerId) -> None:
+        """Keep the states of the stages that this worker has a part in."""
         self._shards = plan.shards
         owned = {plan.state_of(c) for c in plan.owned_by(worker)}
         replicated = {plan.state_of(c) for c in plan.replicated_by(worker)}
@@ -74,9 +83,8 @@ class StageStates:
             del self.by_stage[index]
         for index in sorted(owned | replicated):
             if index not in self.by_stage:
-                begins = first and (plan.epoch == plan.origin or index in owned)
-                assert begins or index not in owned, f"{worker} is to own stage {index} and has no state of it"
-                stage = self._begin(index, plan) if begins else None
+                stage = self._begun.pop(index, None)
+                assert stage or index not in owned, f"{worker} is to own stage {index} and has no state of it"
                 self.by_stage[index] = StageState(stage)
             self._give(self.by_stage[index], index in owned)
             self.by_stage[index].staying = index in staying
@@ -86,13 +94,7 @@ class StageStates:
                 if plan.shards and state.stage:
                     state.stage.values.share(None)
         elif self.whole is None:
-            assert self._build_whole is not None
-            self.whole = WholeModel(self._build_whole(plan.stages), plan.shards)
-
-    def _begin(self, index: int, plan: Plan) -> Stage:
-        begun = self._begun.pop(index, None)
-        assert begun or not plan.moved, f"stage {index} has none of the layers that were moved"
-        return begun or self._build(index, plan.state_layers, plan.restore)
+            self.whole = WholeModel(self._builder.whole(plan.stages), plan.shards)
 
     def _give(self, state: StageState, owned: bool) -> None:
         state.owned = owned
@@ -258,7 +260,7 @@ class StageStates:
     def restore(self, index: int, stages: Sequence[tuple[int, int]], tensors: Parts, facts: Mapping[str, Any]) -> None:
         """Go on from another worker's state, which is newer. Raises ValueError, and then nothing has changed."""
         state = self.by_stage[index]
-        stage = state.stage or self._build(index, stages, None)
+        stage = state.stage or self._builder.stage(index, stages)
         values = stage.values
         if values.shares:
             values.share(None)  # the whole model stays as it is

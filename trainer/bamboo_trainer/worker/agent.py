@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, Protocol
@@ -17,7 +17,6 @@ import torch
 from bamboo.checkpoint.resume import owner_of
 from bamboo.complaints import said_by
 from bamboo.control.protocol import (
-    MOST_TEXT,
     Bye,
     CellFinished,
     CommitCheckpoint,
@@ -32,7 +31,6 @@ from bamboo.control.protocol import (
     ProfileRequest,
     Refused,
     ReportRequest,
-    RestoreFailed,
     SendPlan,
     StepCommitted,
     Stop,
@@ -47,7 +45,6 @@ from bamboo.job.placement_spec import VerifyMode
 from bamboo.job.spec import ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
-from bamboo.planning.splits.devices import device_of
 from bamboo.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
@@ -60,7 +57,6 @@ from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import device_memory, headroom
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
 from bamboo_trainer.memory.placement import choose_devices, use
-from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
@@ -68,7 +64,7 @@ from bamboo_trainer.telemetry.place import place_of
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
-from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
+from bamboo_trainer.worker.checkpointing import Checkpointing
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.control import Control
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
@@ -77,7 +73,7 @@ from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
-from bamboo_trainer.worker.loaded_job import LoadedJob, load_job
+from bamboo_trainer.worker.loaded_job import LoadedJob, StagesOfJob, load_job
 from bamboo_trainer.worker.platform import this_platform
 from bamboo_trainer.worker.traffic import TrafficMeter
 
@@ -214,7 +210,7 @@ class WorkerAgent:
                 if self.checkpoints:
                     self.checkpoints.commit(item.request)
             elif self.engine:
-                self._restoring(self.engine, self.engine.origin, partial(self.engine.handle, item))
+                self.engine.handle(item)
 
     def _heard(self, message: ToWorker) -> None:
         """In the control channel's thread."""
@@ -235,8 +231,7 @@ class WorkerAgent:
                 self.engine.report()
             case SendPlan(plan=plan):
                 if self.engine:
-                    arrived = self.plan_arrived.pop(plan.epoch, None)
-                    self._restoring(self.engine, plan.origin, partial(self.engine.obey, plan, arrived))
+                    self.engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
             case TakeCheckpoint() if self.engine:
                 self.engine.take_checkpoint(message)
             case KeepLastState() if self.engine:
@@ -267,19 +262,6 @@ class WorkerAgent:
             case Refused(reason=reason, message=text):
                 logger.warning("%s is refused and ends: %s: %s", self.worker, reason, text)
                 self.exit_code = EXIT_FENCED
-
-    def _restoring(self, engine: Engine, origin: int, take_in: Callable[[], None]) -> None:
-        """Take something in with which a worker may begin with that plan's checkpoint; say so if it cannot be read."""
-        try:
-            take_in()
-        except RestoreError as error:
-            logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
-            engine.forget()
-            self.control.send(
-                RestoreFailed(
-                    origin=origin, checkpoint=error.checkpoint, message=str(error)[:MOST_TEXT], damaged=error.damaged
-                )
-            )
 
     def _begin(self, welcome: Welcome) -> None:
         if self.engine:  # the channel was cut, or the coordinator restarted
@@ -316,21 +298,13 @@ class WorkerAgent:
         loggers = LoggingThreads(job.loggers, facts_of(job.spec.name, url), url, self.control.send)
         return HistoryKeeper(url, rates, self.control.send, loggers)
 
-    def _ports(self, job: LoadedJob, kept: Checkpointing, copies: Mapping[torch.device, HostCopies]) -> Ports:
-        spec, task, devices = job.spec, job.task, self.devices
-
-        def build(index: int, stages: Sequence[tuple[int, int]], *, remembers: bool = True) -> Stage:
-            device = devices[device_of(index, len(devices))]
-            return build_stage(task, index, stages, job.config, device, job.reader, copies[device], remembers=remembers)
-
+    def _ports(self, job: LoadedJob, files: Checkpointing, copies: Mapping[torch.device, HostCopies]) -> Ports:
+        spec, task = job.spec, job.task
         return Ports(
             worker=self.worker,
             steps=spec.training.steps,
-            build=build,
-            build_whole=partial(build, 0, remembers=False),
-            restore=kept.restore,
-            keep=kept.keep,
-            unwritten=kept.unwritten,
+            builder=StagesOfJob(job, self.devices, copies),
+            files=files,
             new_id=lambda: secrets.token_hex(6),
             transport=self.transport,
             tell=self._tell,

@@ -39,6 +39,7 @@ from bamboo.job.spec import JobSpec, Resume
 from bamboo.names import STORAGE_FOLDER
 from bamboo.planning.plan import CheckpointId
 from bamboo.storage.errors import StorageError
+from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.state_dict import read_layer
 from bamboo_trainer.checkpoint.versions import versions
@@ -50,14 +51,6 @@ logger = logging.getLogger(__name__)
 MOST_WAITING: Final = 64  # pieces of work: a store that cannot keep up fails checkpoints, not the training
 END_SECONDS: Final = 5.0  # for the thread, at the worker's end
 MOST_PASSED: Final = 20  # checkpoints that are told of
-
-
-class RestoreError(Exception):
-    """A stage cannot begin with a checkpoint. damaged: it never can."""
-
-    def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
-        super().__init__(message)
-        self.checkpoint, self.damaged = checkpoint, damaged
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,24 @@
 """A job as a worker has it: what its manifest says, and what the task's code makes of that."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from bamboo.checkpoint.data_record import DataRecord
 from bamboo.control.protocol import Profile, WorkerReady
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
+from bamboo.planning.splits.devices import device_of
 from bamboo.planning.steps.layer_bytes import LayerBytes
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.loggers.interface import MakeLogger
 from bamboo_trainer.memory.estimate import LayerSize, measure
+from bamboo_trainer.memory.host_copies import HostCopies
+from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule, evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import profile, trained_sizes
@@ -46,6 +51,26 @@ class LoadedJob:
     def ready(self) -> WorkerReady:
         samples = self.data.samples if self.data else dataset_length(self.task)
         return WorkerReady(samples=samples, steps=self.spec.training.steps, data=self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class StagesOfJob:
+    """Builds the stages of a job on this worker's devices, in turn. See `StageBuilder`."""
+
+    job: LoadedJob
+    devices: Sequence[torch.device]
+    copies: Mapping[torch.device, HostCopies]
+
+    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
+        return self._built(index, stages, remembers=True)
+
+    def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
+        return self._built(0, stages, remembers=False)
+
+    def _built(self, index: int, stages: Sequence[tuple[int, int]], *, remembers: bool) -> Stage:
+        job, device = self.job, self.devices[device_of(index, len(self.devices))]
+        copies = self.copies[device]
+        return build_stage(job.task, index, stages, job.config, device, job.reader, copies, remembers=remembers)
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:
