@@ -54,7 +54,7 @@ class Channel:
 
     # the worker's end
 
-    def say(self, message: Message) -> None:
+    def tell(self, message: Message) -> None:
         self.outbox.append(message)
         self._write()
 

@@ -238,7 +238,7 @@ class Node:
             case protocol.Welcome():
                 return self._begin()
             case protocol.ProfileRequest():
-                self.channel.say(protocol.Profile(costs=self.costs))
+                self.channel.tell(protocol.Profile(costs=self.costs))
             case protocol.ReportRequest() if self.late > 0:
                 self.around.clock.after(self.late, partial(self.put, Late()))
             case protocol.ReportRequest() | Late():
@@ -267,11 +267,11 @@ class Node:
                 self.to_save.append(item)
             case CommitWeights():
                 self.around.weights.commit(item)
-                self.channel.say(WeightsCommitted(number=item.number))
+                self.channel.tell(WeightsCommitted(number=item.number))
             case protocol.NoticeReceived():
-                self.channel.say(item)
+                self.channel.tell(item)
             case protocol.Stop():
-                self.channel.say(protocol.Bye())
+                self.channel.tell(protocol.Bye())
                 self.exit_code = 0
             case protocol.Refused():
                 self.exit_code = 4
@@ -307,19 +307,19 @@ class Node:
     def tell(self, message: Message) -> None:
         """Of checkpoints: it is said again when the channel was cut."""
         self.told = [*self.told[-3:], message]
-        self.channel.say(message)
+        self.channel.tell(message)
 
     def _begin(self) -> float:
         if self.engine:
-            self.channel.say(protocol.WorkerReady())
+            self.channel.tell(protocol.WorkerReady())
             if self.notified:
-                self.channel.say(NOTICE)
+                self.channel.tell(NOTICE)
             self.engine.report()
             for message in self.told:
-                self.channel.say(message)
+                self.channel.tell(message)
             return 0.0
         self.engine = self._new_engine()
-        self.channel.say(protocol.WorkerReady())
+        self.channel.tell(protocol.WorkerReady())
         return LOAD_SECONDS * self.around.rng.random()
 
     def _new_engine(self) -> Engine:
@@ -332,7 +332,7 @@ class Node:
                 files=self,  # type: ignore[arg-type]
                 new_id=around.store.new_id,
                 transport=self.transport,
-                tell=self.channel.say,
+                coordinator=self.channel,
                 observer=self,
                 clock=lambda: around.clock.now + self.spent,
                 work_clock=lambda: around.clock.now + self.spent,
@@ -357,7 +357,7 @@ class Node:
             if stages := self.engine.trained(request.stage):
                 self.to_save.remove(request)
                 self.around.weights.write(request, add_digests(stage.digest() for stage in stages))
-                self.channel.say(Saved(stage=request.stage, number=request.number))
+                self.channel.tell(Saved(stage=request.stage, number=request.number))
         if self.hangs and self.last in SECONDS:
             hangs, self.hangs, self.stuck_at = self.hangs, 0.0, self.around.clock.now
             return hangs

@@ -141,14 +141,25 @@ class MemoryStore:
 
 
 @dataclass(frozen=True)
+class ToCoordinator:
+    """See `Coordinator`."""
+
+    inbox: "deque[Any]"
+    worker: str
+
+    def tell(self, message: protocol.Message) -> None:
+        self.inbox.append(Received(self.worker, message))
+
+
+@dataclass(frozen=True)
 class FilesOfWorker:
     """See `CheckpointFiles`."""
 
     store: MemoryStore
-    tell: Callable[[protocol.Message], None]
+    coordinator: "ToCoordinator"
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
-        self.tell(self.store.keep(checkpoint, states))
+        self.coordinator.tell(self.store.keep(checkpoint, states))
 
     def unwritten(self) -> tuple[torch.Tensor, ...]:
         return ()
@@ -368,20 +379,18 @@ class Job:
         config = TrainingConfig.of(training)
         events: deque[Any] = deque()
 
-        def tell(message: protocol.Message) -> None:
-            self.inbox.append(Received(name, message))
-
+        coordinator = ToCoordinator(self.inbox, name)
         on_cpu = all(device.type == "cpu" for device in self.computes_on)
         engine = make_engine(
             Ports(
                 worker=name,
                 steps=training.steps,
                 builder=StagesOfWorker(self, name, config),
-                files=FilesOfWorker(self.store, tell),
+                files=FilesOfWorker(self.store, coordinator),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
                 copies=self.copies() if on_cpu else together(self._by_device[name]),
-                tell=tell,
+                coordinator=coordinator,
                 observer=Watch(self, name),
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,

@@ -5,7 +5,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
@@ -16,7 +15,7 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Arrived
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from recording_transport import RecordingTransport
+from recording_transport import RecordingTransport, Told
 from replica_kit import TRAINING, planned
 from stage_kit import StagesOfTask, small_task
 
@@ -52,7 +51,7 @@ class OneEngine:
         config: TrainingConfig = CONFIG,
         devices: int = 1,
     ) -> None:
-        self.now, self.said, self.net = 0.0, list[Message](), RecordingTransport()
+        self.now, self.said, self.net = 0.0, Told(), RecordingTransport()
         self.did: list[tuple[str, Cell, int]] = []
         self.worker = worker
         self.engine = Engine(
@@ -63,7 +62,7 @@ class OneEngine:
                 files=NoFiles(),
                 new_id=lambda: "a",
                 transport=self.net,
-                tell=self.said.append,
+                coordinator=self.said,
                 observer=self,
                 clock=lambda: self.now,
                 work_clock=lambda: self.now,

@@ -1,7 +1,8 @@
-"""A transport that goes nowhere: it keeps what it is given."""
+"""A transport that goes nowhere and a coordinator that answers nothing: they keep what they are given."""
 
 from collections.abc import Mapping
 
+from bamboo.control.protocol import Message
 from bamboo_trainer.transport.frames import Frame
 
 
@@ -25,3 +26,10 @@ class RecordingTransport:
         """What was sent since the last call."""
         found, self.frames = self.frames, []
         return found
+
+
+class Told(list[Message]):
+    """See `Coordinator`."""
+
+    def tell(self, message: Message) -> None:
+        self.append(message)

@@ -1,11 +1,12 @@
 """How a step is committed: what the root decides, whom it tells, and what a new root waits for."""
 
 import math
+from collections import deque
 
 import msgspec
 import pytest
 
-from bamboo.control.protocol import CheckpointBegun, Message, StepCommitted, TakeCheckpoint
+from bamboo.control.protocol import CheckpointBegun, StepCommitted, TakeCheckpoint
 from bamboo.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
@@ -15,7 +16,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.payloads import Commit, Ready
-from recording_transport import RecordingTransport
+from recording_transport import RecordingTransport, Told
 from replica_kit import planned
 from stage_kit import StagesOfTask, small_task
 
@@ -29,15 +30,15 @@ class One:
     """A worker's committer, with no states of its own, and what it says."""
 
     def __init__(self, worker: str, plan: Plan = PLAN, policy: StepPolicy = APPLIES_ALL) -> None:
-        self.now, self.said, self.net = 0.0, list[Message](), RecordingTransport()
+        self.now, self.said, self.net = 0.0, Told(), RecordingTransport()
         self.plan = PlanState(worker, plan)
-        self.outbox = Outbox(self.plan, self.net, lambda frame: None)
+        self.outbox = Outbox(self.plan, self.net, deque())
         states = StageStates(StagesOfTask(small_task()), False, {})
         self.committer = Committer(
             self.plan,
             self.outbox,
             states,
-            self.said.append,
+            self.said,
             lambda: self.now,
             lambda: "attempt",
             NoHistory(),

@@ -9,17 +9,18 @@ from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.worker.final_weights import FinalWeights, SaveError
+from recording_transport import Told
 from stage_kit import CONFIG, small_task
 
 
 @pytest.fixture
-def said() -> list[Message]:
-    return []
+def said() -> Told:
+    return Told()
 
 
 @pytest.fixture
-def weights(said: list[Message]) -> FinalWeights:
-    return FinalWeights("w0", said.append)
+def weights(said: Told) -> FinalWeights:
+    return FinalWeights("w0", said)
 
 
 def request(folder: Path, stage: int = 0, number: int = 5) -> Save:

@@ -5,6 +5,8 @@ On devices that are emulated, in virtual time; what a GPU does with streams and 
 (test_gpu.py).
 """
 
+from collections import deque
+
 import pytest
 import torch
 from test_engine import manifest
@@ -27,7 +29,7 @@ OWNER = PLAN.at(Cell(0, 0)).owner
 
 def box(*questions: int) -> tuple[Outbox, RecordingTransport, LateCopies]:
     sent, copies = RecordingTransport(), LateCopies(questions)
-    return Outbox(PlanState(OWNER, PLAN), sent, lambda frame: None, copies), sent, copies
+    return Outbox(PlanState(OWNER, PLAN), sent, deque(), copies), sent, copies
 
 
 def activation(microbatch: int) -> Address:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from bamboo.control.protocol import CopiesHeld, Message, StateHeld, WorkerWarning
+from bamboo.control.protocol import CopiesHeld, StateHeld, WorkerWarning
 from bamboo.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
@@ -16,6 +16,7 @@ from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import CheckpointMark, HeldLayer, LayersWanted, read
+from recording_transport import Told
 
 CUT = CheckpointId(step=7, id="c")
 ONE, TWO, THREE = (CheckpointId(step=step, id="a") for step in (2, 4, 6))
@@ -58,9 +59,9 @@ class Files:
         raise AssertionError("nothing is read")
 
 
-def made(memory: Callable[[], HostMemory | None] = lambda: None) -> tuple[LayerCopies, list[Message]]:
-    said: list[Message] = []
-    return LayerCopies("w", Files(), said.append, lambda: 0.0, memory), said
+def made(memory: Callable[[], HostMemory | None] = lambda: None) -> tuple[LayerCopies, Told]:
+    said = Told()
+    return LayerCopies("w", Files(), said, lambda: 0.0, memory), said
 
 
 def test_of_checkpoints_at_most_two_are_held() -> None:
@@ -235,7 +236,7 @@ class Writer:
 
     def __init__(self, version: int = 3) -> None:
         self.clock, self.files = [0.0], Files()
-        self.copies = LayerCopies("w", self.files, lambda message: None, lambda: self.clock[0], keeps=False)
+        self.copies = LayerCopies("w", self.files, Told(), lambda: self.clock[0], keeps=False)
         self.values: Any = Values(self.clock, version)
         self.mark = CheckpointMark(number=1, id="a", writers=(("w",), ("w", "x")))
         self.plan = msgspec.structs.replace(plan(1, None), stages=((0, 2), (2, 6)))

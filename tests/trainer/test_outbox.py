@@ -1,13 +1,15 @@
 """To whom a worker sends what, and what it sends again."""
 
+from collections import deque
+
 import msgspec
 import torch
 
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, Plan
-from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.outbox import Outbox, Received
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
+from bamboo_trainer.transport.frames import Address, Again, FrameKind
 from recording_transport import RecordingTransport
 from replica_kit import planned
 
@@ -16,16 +18,16 @@ OWNER = [PLAN.at(Cell(0, s)).owner for s in range(3)]
 SHADOW = [PLAN.at(Cell(0, s)).shadow for s in range(3)]
 
 
-def outbox(worker: str, plan: Plan = PLAN) -> tuple[Outbox, RecordingTransport, list[Frame]]:
-    sent, own = RecordingTransport(), list[Frame]()
-    return Outbox(PlanState(worker, plan), sent, own.append), sent, own
+def outbox(worker: str, plan: Plan = PLAN) -> tuple[Outbox, RecordingTransport, deque[Received]]:
+    sent, own = RecordingTransport(), deque[Received]()
+    return Outbox(PlanState(worker, plan), sent, own), sent, own
 
 
 def test_a_frame_goes_to_the_owner_of_its_cell_and_stays_in_the_log() -> None:
     box, sent, own = outbox(OWNER[0])
     box.emit(Address(FrameKind.ACTIVATION, 0, 1, 4, 2), [torch.ones(2)])
     ((peer, frame),) = sent.frames
-    assert (peer, frame.epoch, frame.origin, own) == (OWNER[1], PLAN.epoch, PLAN.origin, [])
+    assert (peer, frame.epoch, frame.origin, own) == (OWNER[1], PLAN.epoch, PLAN.origin, deque())
     assert box.log.get(frame.address) is frame
 
 
@@ -33,7 +35,7 @@ def test_what_is_for_oneself_does_not_travel() -> None:
     box, sent, own = outbox(OWNER[1])
     box.emit(Address(FrameKind.ACTIVATION, 0, 1, 4, 2))
     assert sent.frames == []
-    assert [frame.address.cell for frame in own] == [Cell(0, 1)]
+    assert [(sender, frame.address.cell) for sender, frame in own] == [(OWNER[1], Cell(0, 1))]
 
 
 def test_gradients_go_to_a_shadow_that_runs_backwards_in_advance() -> None:
@@ -52,7 +54,7 @@ def test_gradients_go_to_a_shadow_that_runs_backwards_in_advance() -> None:
 
 def test_what_is_sent_again_says_so_and_has_the_epoch_of_now() -> None:
     state, sent = PlanState(OWNER[0], PLAN), RecordingTransport()
-    box = Outbox(state, sent, lambda frame: None)
+    box = Outbox(state, sent, deque())
     box.emit(Address(FrameKind.ACTIVATION, 0, 1, 4, 0), [torch.ones(2)])
     box.emit(Address(FrameKind.ACTIVATION, 0, 2, 4, 0))
     state.activate(msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1))

@@ -1,5 +1,7 @@
 """The portions of cells that a worker runs beside its own: begun, gone on with, and dropped."""
 
+from typing import Any
+
 import msgspec
 import torch
 
@@ -30,12 +32,13 @@ class One:
 
     def __init__(self, plan: Plan) -> None:
         worker = ALONE.at(Cell(0, 0)).owner
-        self.plan, self.layout = PlanState(worker, plan), ALONE.target
+        self.plan, self.known = PlanState(worker, plan), ALONE.target
         self.states = states_of(worker, plan)
-        self.portions = PortionSteps(self.plan, self.states, self.layout_of)
+        committer: Any = self  # which knows layouts
+        self.portions = PortionSteps(self.plan, self.states, committer)
 
-    def layout_of(self, step: int) -> Layout | None:
-        return self.layout
+    def layout(self, step: int) -> Layout | None:
+        return self.known
 
     def refresh(self, before: int = 9) -> list[tuple[Cell, tuple[int, int]]]:
         self.portions.refresh(before)
@@ -68,5 +71,5 @@ def test_what_is_begun_is_gone_on_with_until_the_step_or_the_portion_is_another_
 def test_nothing_is_run_after_the_last_step_nor_while_the_layout_is_on_its_way() -> None:
     one = One(shared(1))
     assert one.refresh(before=0) == []
-    one.layout = None  # type: ignore[assignment]
+    one.known = None  # type: ignore[assignment]
     assert one.refresh() == []

@@ -1,8 +1,10 @@
 """Owners that repeat a committed step: whom they ask, and when nobody can help."""
 
+from collections import deque
+
 import pytest
 
-from bamboo.control.protocol import LeftBehind, Message
+from bamboo.control.protocol import LeftBehind
 from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.repeated_steps import Repeated, RepeatedSteps
@@ -11,7 +13,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
-from recording_transport import RecordingTransport
+from recording_transport import RecordingTransport, Told
 from replica_kit import planned
 from stage_kit import StagesOfTask, small_task
 
@@ -26,13 +28,13 @@ class One:
     """The owner of a stage in the middle; it has no states of its own."""
 
     def __init__(self, newest: int = 5) -> None:
-        self.net, self.said, self.log = RecordingTransport(), list[Message](), CommitLog(0)
+        self.net, self.said, self.log = RecordingTransport(), Told(), CommitLog(0)
         self.plan = PlanState(OWNER, PLAN)
-        self.outbox = Outbox(self.plan, self.net, lambda frame: None)
+        self.outbox = Outbox(self.plan, self.net, deque())
         for step in range(newest + 1):
             self.log.record(step, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
         states = StageStates(StagesOfTask(small_task()), False, {})
-        self.steps = RepeatedSteps(self.plan, self.outbox, states, None, self.log, self.said.append)  # type: ignore[arg-type]
+        self.steps = RepeatedSteps(self.plan, self.outbox, states, None, self.log, self.said)  # type: ignore[arg-type]
 
     def look(self, *lacks: Address) -> None:
         self.steps.look([Repeated(CELL, 5, lacks)], {})

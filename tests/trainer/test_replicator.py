@@ -1,9 +1,11 @@
 """Replicas: what the owner of a cell sends them, and when it waits for them."""
 
+from collections import deque
+
 import pytest
 import torch
 
-from bamboo.control.protocol import Message, ReplicaSynced
+from bamboo.control.protocol import ReplicaSynced
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
@@ -14,7 +16,7 @@ from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Announce, Commit, RefusedFrame
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
-from recording_transport import RecordingTransport
+from recording_transport import RecordingTransport, Told
 from replica_kit import in_two_parts, planned
 from stage_kit import states_of
 from training_job import Job
@@ -29,12 +31,12 @@ class One:
     """A worker of the plan with its states of the stages, and what it says."""
 
     def __init__(self, worker: str, of: Plan = PLAN, devices: int = 1) -> None:
-        self.net, self.said = RecordingTransport(), list[Message]()
+        self.net, self.said = RecordingTransport(), Told()
         plan = PlanState(worker, of, devices)
-        outbox = Outbox(plan, self.net, lambda frame: None)
+        outbox = Outbox(plan, self.net, deque())
         self.states = states_of(worker, of)
-        committer = Committer(plan, outbox, self.states, lambda _: None, lambda: 0.0, lambda: "a", NoHistory())
-        self.replicator = Replicator(plan, outbox, self.states, committer, self.said.append)
+        committer = Committer(plan, outbox, self.states, Told(), lambda: 0.0, lambda: "a", NoHistory())
+        self.replicator = Replicator(plan, outbox, self.states, committer, self.said)
         self.replicator.take_roles(None)
 
     def sent(self) -> list[tuple[str, Frame]]:

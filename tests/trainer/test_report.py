@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from bamboo.control.protocol import Message, Report
+from bamboo.control.protocol import Report
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.telemetry.trace import Silent
+from recording_transport import Told
 
 
 def test_a_worker_without_a_plan_answers_too() -> None:
     """Its first plan may have been lost with a channel; who asks waits for everybody."""
-    said: list[Message] = []
+    said = Told()
     nowhere: Any = None
     engine = Engine(
         Ports(
@@ -19,7 +20,7 @@ def test_a_worker_without_a_plan_answers_too() -> None:
             builder=nowhere,
             files=nowhere,
             transport=nowhere,
-            tell=said.append,
+            coordinator=said,
             new_id=nowhere,
             observer=Silent(),
             clock=lambda: 0.0,

@@ -66,12 +66,12 @@ def test_a_step_is_applied_if_it_is_committed_and_was_run_here_or_all_of_its_sta
     here = states(OWNER[0])
     (kept,) = set(here) - {0}
     here.keep_final(0, 0, gradient(here[0]))
-    assert here.applicable({0}, set, owned=False) is None, "the replica's gradient is not here yet"
-    assert here.applicable({0}, lambda: {0}, owned=False) == 0
-    assert here.applicable(set(), lambda: {0}, owned=False) is None
+    assert here.applicable({0}, set(), owned=False) is None, "the replica's gradient is not here yet"
+    assert here.applicable({0}, {0}, owned=False) == 0
+    assert here.applicable(set(), {0}, owned=False) is None
     here.keep_final(kept, 0, gradient(here[kept]))
-    assert here.applicable({0}, set, owned=False) in (0, kept)
-    assert here.applicable({0}, set, owned=True) == 0
+    assert here.applicable({0}, set(), owned=False) in (0, kept)
+    assert here.applicable({0}, set(), owned=True) == 0
 
 
 def test_a_skipped_step_moves_the_version_and_not_the_state() -> None:

@@ -14,13 +14,13 @@ from bamboo.control.protocol import (
     MOST_NUMBER,
     CheckpointBegun,
     Evaluated,
-    Message,
     StepCommitted,
     TakeCheckpoint,
 )
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
 from bamboo_trainer.routing.outbox import Outbox
@@ -42,7 +42,7 @@ class Committer:
         plan: PlanState,
         outbox: Outbox,
         states: StageStates,
-        tell: Callable[[Message], None],
+        coordinator: Coordinator,
         clock: Callable[[], float],
         new_id: Callable[[], str],
         history: History,
@@ -51,7 +51,8 @@ class Committer:
     ) -> None:
         """new_id: of an attempt to write a checkpoint."""
         self._new_id, self._history, self._policy = new_id, history, policy
-        self._plan, self._outbox, self._states, self._tell, self._clock = plan, outbox, states, tell, clock
+        self._plan, self._outbox, self._states, self._clock = plan, outbox, states, clock
+        self._coordinator = coordinator
         self.log = CommitLog(plan.current.first_step, policy.loss_unit)
         self.step_seconds = Histogram(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # of who may know a commit of the root before this one
@@ -127,7 +128,7 @@ class Committer:
         ends a pause.
         """
         if self._marked and self._marked[0] == wanted.number:
-            self._tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
+            self._coordinator.tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
         elif self.is_root:
             self._wanted, self.pauses = wanted, False
 
@@ -205,7 +206,7 @@ class Committer:
         self.pauses = False
         if self.is_root:
             for evaluated in self._evaluated.values():
-                self._tell(evaluated)
+                self._coordinator.tell(evaluated)
             for step, commit in self.log.latest():
                 self._tell_coordinator(step, commit)
 
@@ -237,13 +238,13 @@ class Committer:
 
     def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
         if commit.evaluation:
-            self._tell(self._evaluated[step])
+            self._coordinator.tell(self._evaluated[step])
         if commit.microbatches:
             self._tell_step(step, commit, seconds)
 
     def _tell_step(self, step: int, commit: Commit, seconds: float) -> None:
         mark = commit.checkpoint
-        self._tell(
+        self._coordinator.tell(
             StepCommitted(
                 step=step,
                 generation=self.generation(step),

@@ -1,11 +1,12 @@
 """Owners that repeat a committed step: its result may exist elsewhere, or what it takes may be gone for ever."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bamboo.control.protocol import LeftBehind, Message
+from bamboo.control.protocol import LeftBehind
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -41,10 +42,10 @@ class RepeatedSteps:
         states: StageStates,
         replicator: Replicator,
         log: CommitLog,
-        tell: Callable[[Message], None],
+        coordinator: Coordinator,
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator = plan, outbox, states, replicator
-        self._log, self._tell = log, tell
+        self._log, self._coordinator = log, coordinator
         self._questions: dict[Cell, Question] = {}
 
     def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
@@ -57,7 +58,7 @@ class RepeatedSteps:
                 for worker in sorted(self._plan.others()):
                     self._outbox.send(worker, self._outbox.frame(Address(FrameKind.ASK, *one.cell, one.step)))
             if one.step < self._log.newest or self._lacks_what_is_gone(one, question, since):
-                self._tell(LeftBehind(cell=one.cell))
+                self._coordinator.tell(LeftBehind(cell=one.cell))
 
     def ask_again(self) -> None:
         """A link was broken: a question or an answer may be lost."""

@@ -1,10 +1,11 @@
 """Replicas: what the owner of a cell sends them, what they answer, and when the owner waits for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from bamboo.control.protocol import Message, ReplicaSynced
+from bamboo.control.protocol import ReplicaSynced
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -27,9 +28,10 @@ class Replicator:
         outbox: Outbox,
         states: StageStates,
         committer: Committer,
-        tell: Callable[[Message], None],
+        coordinator: Coordinator,
     ) -> None:
-        self._plan, self._outbox, self._states, self._committer, self._tell = plan, outbox, states, committer, tell
+        self._plan, self._outbox, self._states = plan, outbox, states
+        self._committer, self._coordinator = committer, coordinator
         self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
         self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
         self._arrived: dict[int, Frame] = {}  # states for stages here, by number, that are not taken over yet
@@ -101,7 +103,7 @@ class Replicator:
         self._send_owed(cell, replica, owed)
         progress.caught_up(held.version)
         if not progress.level and self._come_level(cell, replica):
-            self._tell(ReplicaSynced(cell=cell, replica=replica))
+            self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
 
     def _come_level(self, cell: Cell, replica: WorkerId) -> bool:
         """Does a replica hold all that the owner of a stage holds, in all parts? From then on its parts go on together.

@@ -3,12 +3,12 @@
 See docs/design/verify.md. With `redundancy.verify` only; without it, `StateComparison` ends a job whose states differ.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Iterable
 from typing import Final
 
-from bamboo.control.protocol import Message
 from bamboo.control.verification import StateSum
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.checksums import in_hexadecimal
 from bamboo_trainer.stage.stage_states import StageStates
@@ -29,16 +29,18 @@ class StateSums:
         plan: PlanState,
         states: StageStates,
         log: CommitLog,
-        tell: Callable[[Message], None],
+        coordinator: Coordinator,
         *,
-        asked: Container[int],
         steps: int,
         verifies: bool,
     ) -> None:
-        """asked: versions of which the coordinator wants to know the sums; they change."""
-        self._plan, self._states, self._log, self._tell = plan, states, log, tell
-        self._asked, self._steps, self.verifies = asked, steps, verifies
+        self._plan, self._states, self._log, self._coordinator = plan, states, log, coordinator
+        self._asked, self._steps, self.verifies = frozenset[int](), steps, verifies
         self._said: dict[int, StateSum] = {}
+
+    def ask(self, versions: Iterable[int]) -> None:
+        """The versions of which the coordinator wants to know the sums, and no earlier ones."""
+        self._asked = frozenset(versions)
 
     def take_roles(self) -> None:
         """What is not held here any more is not told."""
@@ -53,7 +55,7 @@ class StateSums:
             return
         said = StateSum(stage=index, version=held.version, sum=in_hexadecimal(held.state_sum()))
         self._said[index] = said
-        self._tell(said)
+        self._coordinator.tell(said)
 
     def copied(self, index: int) -> None:
         """Copies of the state of a stage were made, for a checkpoint: is it still what was told?
@@ -66,7 +68,7 @@ class StateSums:
         found = in_hexadecimal(held.state_sum())
         if found != said.sum:
             self._said[index] = StateSum(stage=index, version=held.version, sum=found)
-            self._tell(self._said[index])
+            self._coordinator.tell(self._said[index])
 
     def _is_due(self, version: int) -> bool:
         """Now and then, of the last state, of each that a checkpoint is taken of, and when the coordinator asks."""
@@ -80,4 +82,4 @@ class StateSums:
     def report(self) -> None:
         """To the coordinator, which may have missed it."""
         for said in self._said.values():
-            self._tell(said)
+            self._coordinator.tell(said)

@@ -5,9 +5,11 @@ on a frame, on a link.
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
+from bamboo.control.verification import LookAgain
 from bamboo.planning.plan import ROOT, Plan, WorkerId
 from bamboo.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
@@ -16,21 +18,21 @@ from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
 from bamboo_trainer.commit.state_sums import StateSums
 from bamboo_trainer.engine.distribution import ParameterDistribution
+from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
-from bamboo_trainer.engine.ports import Ports, StatePorts
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
-from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.outbox import Outbox, Received
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.frames import BOUNDARY, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
-
-Received = tuple[WorkerId, Frame]  # sender, frame
 
 
 class Components:
@@ -43,40 +45,46 @@ class Components:
         meter: MemoryMeter,
         timer: StageTimer,
         queue: deque[Received],
-        states: StatePorts,
+        copies: LayerCopies,
+        begun: Mapping[int, Stage],
+        wanted: LookAgain,
     ) -> None:
-        """queue: frames that wait to be taken in; those of this worker to itself are added."""
-        self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
-        self._meter, self._timer, self._copies = meter, timer, states.copies
+        """queue: frames that wait to be taken in; those of this worker to itself are added. copies: of layers.
+
+        begun: stages in the states that the first plan names, by number. wanted: what the coordinator wants to know.
+        """
+        self._coordinator, self._observer, self._clock, self._queue = (
+            ports.coordinator,
+            ports.observer,
+            ports.clock,
+            queue,
+        )
+        self._meter, self._timer, self._copies = meter, timer, copies
         self._history = ports.history
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
         self.plan = PlanState(ports.worker, first, ports.devices)
-        self.outbox = Outbox(
-            self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)), ports.copies
-        )
-        self.states = StageStates(ports.builder, ports.on_host, states.begun)
+        self.outbox = Outbox(self.plan, ports.transport, queue, ports.copies)
+        self.states = StageStates(ports.builder, ports.on_host, begun)
         self.distribution = ParameterDistribution(self.plan, self.outbox, self.states)
         self.committer = Committer(
             self.plan,
             self.outbox,
             self.states,
-            ports.tell,
+            ports.coordinator,
             ports.clock,
             ports.new_id,
             ports.history,
             policy=ports.policy,
         )
         log, verifies = self.committer.log, ports.verifies
-        self.sums = StateSums(
-            self.plan, self.states, log, ports.tell, asked=states.versions, steps=ports.steps, verifies=verifies
-        )
-        self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
+        self.sums = StateSums(self.plan, self.states, log, ports.coordinator, steps=ports.steps, verifies=verifies)
+        self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.coordinator)
         self.repeated = RepeatedSteps(
-            self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
+            self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.coordinator
         )
         self.comparison = StateComparison(self.plan, self.outbox, self.states, self.sums)
-        self.forward_sums = ForwardSums(self.plan, self.outbox, ports.tell, states.questions, verifies=verifies)
+        self.forward_sums = ForwardSums(self.plan, self.outbox, ports.coordinator, verifies=verifies)
         self.redundant = RedundantWork(
             self.plan,
             self.outbox.log,
@@ -103,6 +111,8 @@ class Components:
             timer,
             ports,
         )
+
+        self.answer(wanted)
 
     @property
     def step(self) -> int:
@@ -142,7 +152,7 @@ class Components:
             self.replicator.announce(stage)
             self.comparison.look(stage)
         self._look_at_repeated()
-        self._tell(PlanApplied(epoch=plan.epoch))
+        self._coordinator.tell(PlanApplied(epoch=plan.epoch))
         if old is None:
             self.executor.report()  # what it has finished, after a checkpoint of the last step, counts from now on only
         self._queue.extend(self.early_frames)
@@ -263,7 +273,7 @@ class Components:
     def on_link_down(self, peer: WorkerId) -> None:
         self._look_again()
         if self.plan.link_broke(peer):
-            self._tell(PeerDown(peer=peer))
+            self._coordinator.tell(PeerDown(peer=peer))
             self.executor.link_broke(peer)
 
     def on_link_up(self, peer: WorkerId) -> None:
@@ -303,7 +313,7 @@ class Components:
         if self.committer.ends_before is not None:
             return False
         self.redundant.begin_wait()
-        if self.spots.turn(self.executor.waits_at_end):
+        if self.spots.turn([cell for cell in self.spots.asked_of() if self.executor.waits_at_end(cell)]):
             return True
         if not self.executor.cells:
             return self.redundant.rehearse_on_standby()
@@ -317,7 +327,7 @@ class Components:
         if self.replicator.owes_gradients:
             self._report_or_send()
             return True
-        applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran, owned=True)
+        applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran(), owned=True)
         if applicable is not None:
             self._apply(applicable)
             return True
@@ -325,7 +335,7 @@ class Components:
 
     def _do_last(self) -> bool:
         """What waits until no instruction can run; False if there is none."""
-        applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran, owned=False)
+        applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran(), owned=False)
         if applicable is not None:
             self._apply(applicable)
             return True
@@ -335,7 +345,8 @@ class Components:
         if not isinstance(cell_step.next, Evaluate | Computed):
             self._look_again()
         self.executor.execute(cell_step)
-        self._meter.executed(cell_step, self.memory)
+        if self._meter.wants(cell_step):
+            self._meter.take(self.memory(), over=cell_step.next is None)
 
     def _report_or_send(self) -> None:
         """A step's report goes before its final gradients, which it takes long to copy; if it has to wait for a replica
@@ -427,6 +438,11 @@ class Components:
 
     # what others ask
 
+    def answer(self, wanted: LookAgain) -> None:
+        """What the coordinator wants to know of forwards and states; earlier questions are withdrawn."""
+        self.forward_sums.ask(wanted.places)
+        self.sums.ask(wanted.versions)
+
     def keep_last(self, wanted: KeepLastState) -> bool:
         """The coordinator asks for the state after the last step. False if it is not here any more."""
         self._look_again()
@@ -437,12 +453,12 @@ class Components:
     def report(self) -> None:
         """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
         for peer in sorted(self.plan.links_down):
-            self._tell(PeerDown(peer=peer))
-        self._tell(PlanApplied(epoch=self.plan.current.epoch))
+            self._coordinator.tell(PeerDown(peer=peer))
+        self._coordinator.tell(PlanApplied(epoch=self.plan.current.epoch))
         for cell, replica in self.replicator.synced():
-            self._tell(ReplicaSynced(cell=cell, replica=replica))
+            self._coordinator.tell(ReplicaSynced(cell=cell, replica=replica))
         held = {index: self.states.version(index) for index in self.states}
-        self._tell(Report(committed=self.committer.log.newest, held=held))
+        self._coordinator.tell(Report(committed=self.committer.log.newest, held=held))
         self.committer.report()
         self.executor.report()
         self.comparison.report()
@@ -455,4 +471,4 @@ class Components:
 
     def _memory_changed(self, step: int) -> None:
         if not any(cell_step.program for cell_step in self.executor.cells.values()):
-            self._meter.changed(step, self.memory)
+            self._meter.changed(step, self.memory())

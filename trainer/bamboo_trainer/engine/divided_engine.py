@@ -26,8 +26,8 @@ def make_engine(ports: Ports, devices: int) -> Engine:
 
 class DividedEngine(Engine):
     def __init__(self, ports: Ports, devices: int) -> None:
-        self._devices, self._folding, self._to_coordinator = devices, Folding(devices), ports.tell
-        super().__init__(replace(ports, tell=self._tell, devices=devices))
+        self._devices, self._folding, self._coordinator = devices, Folding(devices), ports.coordinator
+        super().__init__(replace(ports, coordinator=self, devices=devices))
 
     # from the coordinator
 
@@ -56,12 +56,13 @@ class DividedEngine(Engine):
 
     # to the coordinator
 
-    def _tell(self, message: Message) -> None:
+    def tell(self, message: Message) -> None:
+        """What the engine says of device stages; see `Coordinator`."""
         parts = self.components
         if isinstance(message, PlanApplied) and parts:
             self._folding.keep(parts.plan.current.owned_by(parts.plan.worker), list(parts.states))
         if (told := self._folding.fold(message)) is not None:
-            self._to_coordinator(told)
+            self._coordinator.tell(told)
 
     @property
     def plan_told(self) -> Plan | None:

@@ -21,20 +21,21 @@ from bamboo.control.protocol import (
     RestoreFailed,
     TakeCheckpoint,
 )
-from bamboo.control.verification import ForwardPlace, LookAgain
+from bamboo.control.verification import LookAgain
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share
 from bamboo.planning.splits.stage_times import StageTimes
 from bamboo_trainer.checkpoint.errors import RestoreError
-from bamboo_trainer.engine.components import Components, Received
+from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
-from bamboo_trainer.engine.ports import Ports, StatePorts
+from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.memory.placement import release_cached
+from bamboo_trainer.routing.outbox import Received
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import first_states
 from bamboo_trainer.stage.state.values import StageValues
@@ -69,11 +70,10 @@ class Engine:
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
         self.copies = LayerCopies(
-            ports.worker, ports.files, ports.tell, ports.clock, ports.host_memory, keeps=ports.keep_copies
+            ports.worker, ports.files, ports.coordinator, ports.clock, ports.host_memory, keeps=ports.keep_copies
         )
         self._exchange = LayerExchange(ports.worker, ports.transport, self.copies)
-        self._questions: set[ForwardPlace] = set()
-        self._versions: set[int] = set()
+        self._wanted = LookAgain(places=())
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 
     # what happened
@@ -90,9 +90,9 @@ class Engine:
             case LinkDown(peer) if self.components:
                 self.components.on_link_down(peer)
             case LinkDown(peer) if self._beginning and peer in self._beginning.plan.worker_ids():
-                self._ports.tell(PeerDown(peer=peer))
+                self._ports.coordinator.tell(PeerDown(peer=peer))
             case LinkUp(peer):
-                self._ports.tell(PeerUp(peer=peer))
+                self._ports.coordinator.tell(PeerUp(peer=peer))
                 self._exchange.relinked(peer)
                 if self.components:
                     self.components.on_link_up(peer)
@@ -148,8 +148,8 @@ class Engine:
 
     def _begin_with(self, stages: Mapping[int, Stage], plan: Plan, when: float, begun: float) -> None:
         """stages: in the states that the plan names. begun: when they began to be made, seconds of the clock."""
-        states = StatePorts(begun=stages, copies=self.copies, questions=self._questions, versions=self._versions)
-        components = Components(self._ports, plan, self.meter, self.timer, self._received, states)
+        ports, wanted = self._ports, self._wanted
+        components = Components(ports, plan, self.meter, self.timer, self._received, self.copies, stages, wanted)
         components.on_plan(plan, None, when, begun)
         self.components = components
         self._received.extend(self._early)
@@ -170,7 +170,7 @@ class Engine:
             logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
             self.forget()
             text = str(error)[:MOST_TEXT]
-            self._ports.tell(
+            self._ports.coordinator.tell(
                 RestoreFailed(origin=plan.origin, checkpoint=error.checkpoint, message=text, damaged=error.damaged)
             )
             return False
@@ -232,10 +232,9 @@ class Engine:
 
     def look_again(self, wanted: LookAgain) -> None:
         """The coordinator wants to know what some forwards come to, and some states."""
-        self._questions.clear()
-        self._questions.update(wanted.places)
-        self._versions.clear()
-        self._versions.update(wanted.versions)
+        self._wanted = wanted
+        if self.components:
+            self.components.answer(wanted)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """The coordinator wishes that the next state is kept."""
@@ -246,7 +245,7 @@ class Engine:
         """The coordinator asks for the state after the last step, which is still here."""
         if not self.components or not self.components.keep_last(wanted):
             text = f"{self._ports.worker} does not hold the last state of its stages any more"
-            self._ports.tell(CheckpointFailed(checkpoint=wanted.checkpoint, message=text))
+            self._ports.coordinator.tell(CheckpointFailed(checkpoint=wanted.checkpoint, message=text))
 
     def turn(self) -> bool:
         """Do the most urgent piece of work; False if there is none."""
@@ -279,7 +278,7 @@ class Engine:
     def report(self) -> None:
         """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
         if self.components is None:
-            self._ports.tell(Report(committed=-1, held={}))  # who asks waits for every answer
+            self._ports.coordinator.tell(Report(committed=-1, held={}))  # who asks waits for every answer
         else:
             self.components.report()
         self.copies.report()

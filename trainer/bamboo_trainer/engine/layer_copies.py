@@ -13,10 +13,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bamboo.control.protocol import CopiesHeld, KeepLastState, Message, StateHeld, WorkerWarning
+from bamboo.control.protocol import CopiesHeld, KeepLastState, StateHeld, WorkerWarning
 from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import share
 from bamboo.text import size as text_of
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.state.late_copies import Copying
@@ -64,16 +65,16 @@ class LayerCopies:
         self,
         worker: WorkerId,
         files: CheckpointFiles,
-        tell: Callable[[Message], None],
+        coordinator: Coordinator,
         clock: Callable[[], float],
         memory: Callable[[], HostMemory | None] = lambda: None,
         *,
         keeps: bool = True,
     ) -> None:
-        """tell: the coordinator, which has to know what is held. clock: seconds. memory: of the host; None if no limit
+        """coordinator: it has to know what is held. clock: seconds. memory: of the host; None if no limit
         is known. keeps: the copies that a checkpoint is written from stay here.
         """
-        self._worker, self._files, self._tell, self._clock = worker, files, tell, clock
+        self._worker, self._files, self._coordinator, self._clock = worker, files, coordinator, clock
         self._memory, self._keeps = memory, keeps
         self._warned = False
         self.cut: CheckpointId | None = None
@@ -245,7 +246,7 @@ class LayerCopies:
                 f"{text_of(memory.used)} of {text_of(memory.limit)} are used, and the next one takes as much again"
             )
             logger.warning(text)
-            self._tell(WorkerWarning(reason="CopiesNotKept", message=text))
+            self._coordinator.tell(WorkerWarning(reason="CopiesNotKept", message=text))
         return enough
 
     def keep_only(self, checkpoint: CheckpointId, layers: Collection[int]) -> None:
@@ -275,9 +276,9 @@ class LayerCopies:
     def _say(self, state: CheckpointId, layers: Collection[int]) -> None:
         told = tuple(sorted(layers))
         if state != self.cut:
-            self._tell(CopiesHeld(checkpoint=state, layers=told))
+            self._coordinator.tell(CopiesHeld(checkpoint=state, layers=told))
         elif told:
-            self._tell(StateHeld(checkpoint=state, layers=told))
+            self._coordinator.tell(StateHeld(checkpoint=state, layers=told))
 
 
 def _bytes(states: Iterable[LayerState]) -> int:

@@ -41,8 +41,8 @@ class MemoryMeter:
         self._due = now + TOLD_SECONDS
         return self.latest
 
-    def executed(self, cell_step: CellStep, account: Callable[[], Memory]) -> None:
-        """A cell's instruction is done.
+    def wants(self, cell_step: CellStep) -> bool:
+        """Is the account to be taken now that an instruction of a cell is done?
 
         Before its first backward most microbatches are in flight, and most cells have to wait then; before its last one
         most sums of gradients are apart. When its last instruction is done, the log and what was computed in advance
@@ -50,13 +50,15 @@ class MemoryMeter:
         """
         if cell_step.step != self._step:
             self._begin(cell_step.step)
-        if not self._measures:
-            return
-        if cell_step.next is None:
-            self._take(account)
+        if not self._measures or cell_step.next is None:
+            return self._measures
+        return isinstance(cell_step.next, Backward) and cell_step.place in cell_step.outer_backwards
+
+    def take(self, account: Memory, *, over: bool) -> None:
+        """over: the step is."""
+        self._highest = self._highest.highest(account)
+        if over:
             self.latest = self._highest
-        elif isinstance(cell_step.next, Backward) and cell_step.place in cell_step.outer_backwards:
-            self._take(account)
 
     def _begin(self, step: int) -> None:
         now = self._clock()
@@ -64,15 +66,11 @@ class MemoryMeter:
         if self._measures:
             self._next = now + TOLD_SECONDS
 
-    def changed(self, step: int, account: Callable[[], Memory]) -> None:
+    def changed(self, step: int, account: Memory) -> None:
         """A new plan, or an optimizer step, on a worker that runs no cell: it has no other occasion."""
         if step != self._step:
             self._step, self._highest = step, Memory()
-        self._take(account)
-        self.latest = self._highest
-
-    def _take(self, account: Callable[[], Memory]) -> None:
-        self._highest = self._highest.highest(account())
+        self.take(account, over=True)
 
 
 class Beside(NamedTuple):

@@ -1,19 +1,17 @@
 """What an engine is given: its worker's other parts, the network, the clock, and where states come from."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bamboo.control.protocol import Message
-from bamboo.control.verification import ForwardPlace
 from bamboo.planning.plan import WorkerId
 from bamboo.planning.spot_checks import SpotSchedule
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
-from bamboo_trainer.engine.layer_copies import CheckpointFiles, LayerCopies
+from bamboo_trainer.engine.layer_copies import CheckpointFiles
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
-from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageBuilder
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
@@ -21,7 +19,7 @@ from bamboo_trainer.transport.base import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What an engine is given. builder: makes stages. files: of checkpoints. tell: the coordinator.
+    """What an engine is given. builder: makes stages. files: of checkpoints.
 
     new_id: of an attempt to write a checkpoint. keep_copies: of the newest checkpoint, in host memory. host_memory: how
     much of that there is. copies: of what is sent, in host memory; who makes them later has `Copied` handled when one
@@ -38,7 +36,7 @@ class Ports:
     builder: StageBuilder
     files: CheckpointFiles
     transport: Transport
-    tell: Callable[[Message], None]
+    coordinator: Coordinator
     new_id: Callable[[], str]
     observer: Observer
     clock: Callable[[], float]
@@ -54,16 +52,3 @@ class Ports:
     spots: SpotSchedule | None = None
     copies: HostCopies = field(default_factory=AtOnce)
     devices: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatePorts:
-    """What outlives the states of stages here. begun: stages that have their first state. copies: of layers.
-
-    questions: of the coordinator, by which forwards they are about; versions: by which states.
-    """
-
-    begun: Mapping[int, Stage]
-    copies: LayerCopies
-    questions: Collection[ForwardPlace] = ()
-    versions: Collection[int] = ()

@@ -1,7 +1,7 @@
 """What this worker says to others on the data plane, and what it has said and may have to say again."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Contributed, PartialSum
 from bamboo_trainer.transport.wire import Lane, lane_of
+
+Received = tuple[WorkerId, Frame]  # sender and frame
 
 
 class _Leaving(NamedTuple):
@@ -39,11 +41,11 @@ class Outbox:
         self,
         plan: PlanState,
         transport: Transport,
-        to_itself: Callable[[Frame], None],
+        received: deque[Received],
         copies: HostCopies | None = None,
     ) -> None:
-        """to_itself: takes the frames of this worker to itself, as when it owns two cells in a row."""
-        self._plan, self._transport, self._to_itself = plan, transport, to_itself
+        """received: gets the frames of this worker to itself, as when it owns two cells in a row."""
+        self._plan, self._transport, self._received = plan, transport, received
         self._copies = copies or AtOnce()
         self._leaving: dict[Lane, deque[_Leaving]] = {lane: deque() for lane in Lane}
         self.log = MessageLog()
@@ -107,7 +109,7 @@ class Outbox:
 
     def send(self, worker: WorkerId, frame: Frame) -> None:
         if worker == self._plan.worker:
-            self._to_itself(frame)
+            self._received.append((worker, frame))
         else:
             self._transport.send(worker, frame)
 

@@ -5,7 +5,7 @@ applied, and what is run is the whole model.
 """
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -218,7 +218,7 @@ class StageStates:
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
-    def applicable(self, committed: Container[int], ran: Callable[[], Container[int]], owned: bool) -> int | None:
+    def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
         """A stage whose step is committed and whose final gradient is here. owned: of those that are run here.
 
         ran: those whose step was run here, so that what it sent is in the log. All others of a version wait for each
@@ -227,7 +227,7 @@ class StageStates:
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)
-            alone = not self._shards and index in ran()  # shards go on together, as the whole model can go back to none
+            alone = not self._shards and index in ran  # shards go on together, as the whole model can go back to none
             if ready and (alone or self._all_have_final(state.version)):
                 return index
         return None

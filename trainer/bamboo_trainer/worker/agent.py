@@ -151,7 +151,7 @@ class WorkerAgent:
         self.began: float | None = None  # to load the task
         self.devices: tuple[torch.device, ...] = ()
         self.platform = this_platform(worker)
-        self.weights = FinalWeights(worker, self._tell)
+        self.weights = FinalWeights(worker, self)
         self.late: float | None = None  # since when the control channel has something that is not sent yet
         self.exit_code: int | None = None
         self.last = ""  # line of the log: why it ends
@@ -307,7 +307,7 @@ class WorkerAgent:
             files=files,
             new_id=lambda: secrets.token_hex(6),
             transport=self.transport,
-            tell=self._tell,
+            coordinator=self,
             history=self.history or NoHistory(),
             observer=self.inside,
             clock=time.monotonic,
@@ -331,8 +331,8 @@ class WorkerAgent:
         else:
             self.inbox.put(written)
 
-    def _tell(self, message: Message) -> None:
-        """The coordinator may end the job once the root's cell has finished; its history has to be written by then.
+    def tell(self, message: Message) -> None:
+        """To the coordinator, which may end the job once the root's cell has finished: its history is written by then.
 
         That a step is committed is told when the next instruction has been run, or there is none.
         """

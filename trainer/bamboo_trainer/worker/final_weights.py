@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bamboo.complaints import said_by
-from bamboo.control.message import Message
 from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo.storage.url import file_path
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, write_stage
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.stage.state.values import StageValues
 
 
@@ -16,10 +16,10 @@ class SaveError(Exception):
 
 
 class FinalWeights:
-    """worker: its name. tell: to the coordinator."""
+    """worker: its name."""
 
-    def __init__(self, worker: str, tell: Callable[[Message], None]) -> None:
-        self._worker, self._tell = worker, tell
+    def __init__(self, worker: str, coordinator: Coordinator) -> None:
+        self._worker, self._coordinator = worker, coordinator
         self._asked: list[Save] = []
         self._folders: dict[int, Path] = {}  # of the savings that this worker has written stages for
 
@@ -41,7 +41,7 @@ class FinalWeights:
             write_stage(folder, request.number, request.stage, request.stages, tensors, self._worker)
         except (OSError, ValueError) as error:
             raise SaveError(f"cannot write stage {request.stage} for {folder}: {said_by(error)}") from None
-        self._tell(Saved(stage=request.stage, number=request.number))
+        self._coordinator.tell(Saved(stage=request.stage, number=request.number))
 
     def discard(self, number: int | None) -> None:
         """That saving is given up: remove what is written of it."""
@@ -55,7 +55,7 @@ class FinalWeights:
             commit_weights(folder, request.number, request.stages)
         except OSError as error:
             raise SaveError(f"cannot write {folder}: {said_by(error)}") from None
-        self._tell(WeightsCommitted(number=request.number))
+        self._coordinator.tell(WeightsCommitted(number=request.number))
 
 
 def _folder(place: str) -> Path:

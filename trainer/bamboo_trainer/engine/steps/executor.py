@@ -50,14 +50,15 @@ class Executor:
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
-        self._observer, self._clock, self._timer, self._tell = ports.observer, ports.clock, timer, ports.tell
+        self._observer, self._clock, self._timer = ports.observer, ports.clock, timer
+        self._coordinator = ports.coordinator
         self._wanted, self._lookahead, self._evaluations = ports.steps, ports.lookahead, ports.evaluations
         self._instructions = Instructions(
             plan, outbox, states, replicator, sums, spots, ports.copies, steps=ports.steps, clock=ports.clock
         )
         self._spots = spots
         self.cells: dict[Cell, CellStep] = {}
-        self._portions = PortionSteps(plan, states, committer.layout)
+        self._portions = PortionSteps(plan, states, committer)
         self.handed_over: dict[Cell, Frame] = {}
         self._runnable: list[CellStep] | None = None  # steps that may run; None: to be found out
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
@@ -179,7 +180,7 @@ class Executor:
             return
         if self._evaluations is None or step in self._committer.log.commits:
             cell_step.finished = True
-            self._tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
+            self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
     def ran(self) -> set[int]:
         """The stages whose step in progress is done here, but for its commit."""
@@ -334,7 +335,7 @@ class Executor:
             reused=takeover.reused,
             backwards=takeover.backwards,
         )
-        self._tell(taken)
+        self._coordinator.tell(taken)
         self._observer.event("Move" if plan.boundary else "Takeover", **msgspec.structs.asdict(taken))
 
     def waits_at_end(self, cell: Cell) -> bool:
@@ -363,7 +364,7 @@ class Executor:
         for cell_step in self.cells.values():
             held = self._states.of(cell_step.cell)
             if cell_step.finished and held:
-                self._tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
+                self._coordinator.tell(CellFinished(cell=cell_step.cell, digest=held.share_of_digest()))
 
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""

@@ -2,14 +2,13 @@
 computed in advance. See docs/design/verify.md.
 """
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bamboo.control.protocol import Message
 from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, Result
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell, WorkerId
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.checksums import checksum_of, in_hexadecimal
@@ -83,18 +82,20 @@ class ForwardSums:
         self,
         plan: PlanState,
         outbox: Outbox,
-        tell: Callable[[Message], None],
-        questions: Collection[ForwardPlace],
+        coordinator: Coordinator,
         *,
         verifies: bool,
     ) -> None:
-        """questions: forwards of which the coordinator wants to know what they come to; they change."""
-        self._plan, self._outbox, self._tell, self._questions = plan, outbox, tell, questions
-        self._verifies = verifies
+        self._plan, self._outbox, self._coordinator, self._verifies = plan, outbox, coordinator, verifies
+        self._questions: tuple[ForwardPlace, ...] = ()
         self._made: dict[Step, dict[Key, int]] = {}
         self._taken: dict[Step, dict[int, Parts | None]] = {}
         self._compared: dict[Step, _Compared] = {}
         self.count = 0
+
+    def ask(self, questions: tuple[ForwardPlace, ...]) -> None:
+        """The forwards of which the coordinator wants to know what they come to, and no earlier ones."""
+        self._questions = questions
 
     @property
     def active(self) -> bool:
@@ -209,7 +210,7 @@ class ForwardSums:
 
         again: what it came to here a second time; None if it cannot be repeated.
         """
-        self._tell(
+        self._coordinator.tell(
             ForwardDiffers(
                 place=found.place,
                 owner=found.owner,
@@ -225,7 +226,7 @@ class ForwardSums:
 
     def say(self, place: ForwardPlace, found: int) -> None:
         """What it came to when it was computed again."""
-        self._tell(ForwardSum(place=place, sum=in_hexadecimal(found)))
+        self._coordinator.tell(ForwardSum(place=place, sum=in_hexadecimal(found)))
 
     def _answer(self, cell: Cell, step: int, sums: dict[Key, int]) -> None:
         for result, m in self.asked(cell, step) & sums.keys():

@@ -1,9 +1,8 @@
 """The portions of cells that this worker runs beside its own: see `bamboo.planning.portions`."""
 
-from collections.abc import Callable
-
-from bamboo.planning.plan import ROOT, Cell, Layout
+from bamboo.planning.plan import ROOT, Cell
 from bamboo.planning.portions import Range, ranges
+from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -12,15 +11,15 @@ from bamboo_trainer.stage.stage_states import StageStates
 class PortionSteps:
     """steps: by cell and microbatches. What is begun is gone on with as long as the plan leaves it to this worker."""
 
-    def __init__(self, plan: PlanState, states: StageStates, layout: Callable[[int], Layout | None]) -> None:
-        """layout: of a step; None if the plan that has it is still on its way."""
-        self._plan, self._states, self._layout = plan, states, layout
+    def __init__(self, plan: PlanState, states: StageStates, committer: Committer) -> None:
+        """committer: knows the layout of a step."""
+        self._plan, self._states, self._committer = plan, states, committer
         self.steps: dict[tuple[Cell, Range], CellStep] = {}
 
     def refresh(self, before: int) -> None:
         """The plan in force or the version of the stage is new. before: the first step that is none of the job's."""
         plan, stage = self._plan.current, self._states.run(ROOT)
-        layout = self._layout(stage.values.version) if stage and stage.values.version < before else None
+        layout = self._committer.layout(stage.values.version) if stage and stage.values.version < before else None
         old, self.steps = self.steps, {}
         if stage is None or layout is None:
             return

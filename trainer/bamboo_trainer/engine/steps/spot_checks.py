@@ -7,7 +7,7 @@ wait for, and what cannot be compared any more is dropped.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -139,14 +139,15 @@ class SpotChecks:
         """That are kept here."""
         return [frame for _, frame in self._asked.values()]
 
-    def turn(self, may: Callable[[Cell], bool]) -> bool:
-        """Compute one of them again, if there is one. may: is this the moment to do it for that cell?
+    def asked_of(self) -> list[Cell]:
+        """The cells of which a microbatch is to be computed again here."""
+        return list(self._asked)
 
-        Raises NotDeterministic.
-        """
+    def turn(self, cells: Container[Cell]) -> bool:
+        """Compute one of them again, if there is one of these cells. Raises NotDeterministic."""
         for cell, (owner, frame) in self._asked.items():
             stage = self._stage(cell)
-            if stage is not None and stage.values.version == frame.address.step and may(cell):
+            if stage is not None and stage.values.version == frame.address.step and cell in cells:
                 del self._asked[cell]
                 self._check(stage, owner, frame)
                 return True
@@ -154,7 +155,7 @@ class SpotChecks:
 
     def turn_at_last(self) -> bool:
         """The same of one whose step is committed: what is computed of it later is of another state."""
-        return bool(self._asked) and self.turn(lambda cell: self._asked[cell][1].address.step in self._log.commits)
+        return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})
 
     def _noted(self, stage: Stage) -> str:
         return " and ".join(stage.as_built.changed()[:3]) if stage.as_built else ""

@@ -1,0 +1,12 @@
+"""The coordinator, as a worker's engine sees it."""
+
+from typing import Protocol
+
+from bamboo.control.protocol import Message
+
+
+class Coordinator(Protocol):
+    """Whoever runs the engine passes on what is told, and comes back later with what is answered."""
+
+    def tell(self, message: Message) -> None:
+        """Called by the engine's thread; does not wait."""
