@@ -47,7 +47,7 @@ HEAD = """\
 <!-- Made by `make docs` from the commands' help and docs/generate_cli.py; change those instead. -->
 
 `bamboo` runs and checks jobs on this machine, and manages jobs on a cluster. The commands for a cluster are also
-available as `kubectl bamboo ...`: kubectl finds the program `kubectl-bamboo`, which comes with the package `bamboo`.
+available as `kubectl bamboo ...`: kubectl finds the program `kubectl-bamboo`, which comes with the package `bamboo-spot`.
 
 | Exit code | What |
 | --- | --- |

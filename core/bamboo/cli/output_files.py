@@ -50,7 +50,7 @@ def check_plot(flag: str, path: Path | None) -> None:
     """The same for a picture."""
     check_output_file(flag, path)
     if path is not None and find_spec("matplotlib") is None:
-        usage(f"{flag} needs matplotlib, not installed here; pip install 'bamboo[plots]' installs it")
+        usage(f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it")
 
 
 def check_is_path(flag: str, path: Path, expected: str) -> None:

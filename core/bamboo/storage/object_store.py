@@ -53,7 +53,7 @@ def open_store(url: StoreUrl) -> "ObjectFiles":
             importlib.import_module(package)
         import fsspec
     except ImportError as error:
-        extra = f"bamboo[{url.extra}]" if url.extra else "bamboo"
+        extra = f"bamboo-spot[{url.extra}]" if url.extra else "bamboo-spot"
         raise StorageError(
             f"{url.shown} needs the package {package or 'fsspec'}, which cannot be imported here "
             f"({type(error).__name__}): pip install '{extra}'"
