@@ -28,7 +28,7 @@ def test_however_noisy_speeds_are_moves_are_few(speeds: list[tuple[int, float, i
             world.slowness[workers[which]] *= factor
             world.train(1)
         total += steps
-    decided = world.state.stragglers.backoff
+    decided = world.state.balance.backoff
     moves = world.reasons().count("Rebalancing")
     assert moves <= 2 * most_measures(total / 20), "each may be followed by going back"
     assert decided.level <= MOST_LEVELS

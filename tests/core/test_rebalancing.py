@@ -16,7 +16,7 @@ def test_a_split_that_does_not_pay_is_taken_back_and_not_tried_again() -> None:
     assert world.state.plan.stages == HALVES
     assert "a step takes 4 s; 2.89 s were expected, and it took 3.52 s" in world.said("RebalancingDidNotPay")[0]
     assert "split as they were before" in world.said("Rebalancing")[1]
-    assert world.state.stragglers.trial is None
+    assert world.state.balance.trial is None
 
 
 def test_it_is_tried_again_when_speeds_have_changed() -> None:
@@ -47,7 +47,7 @@ def test_nothing_is_said_of_a_split_if_speeds_have_changed_meanwhile() -> None:
     world = trained(2, 1, 0, fewest=2)
     slow = world.owner(0)
     world.slowness[slow] = 2.0
-    while world.state.stragglers.trial is None:
+    while world.state.balance.trial is None:
         world.train(1)
     world.slowness[slow] = 5.0
     world.train(30)
@@ -73,21 +73,21 @@ def test_once_a_split_has_lasted_the_next_one_comes_sooner_again() -> None:
     for turn in range(4):
         world.slowness = {first if turn % 2 else second: 3.0}
         world.train(40)
-    assert world.state.stragglers.backoff.level == 1, "two moves, one soon after the other"
+    assert world.state.balance.backoff.level == 1, "two moves, one soon after the other"
     world.train(600)
-    level, moves = world.state.stragglers.backoff.level, world.reasons().count("Rebalancing")
+    level, moves = world.state.balance.backoff.level, world.reasons().count("Rebalancing")
     assert level >= 1
     world.slowness = {}
     world.train(60)
     assert world.reasons().count("Rebalancing") == moves + 1
-    assert world.state.stragglers.backoff.level == level - 1
+    assert world.state.balance.backoff.level == level - 1
 
 
 def test_who_cannot_be_compared_yet_after_a_split_is_still_slow() -> None:
     """What is done in advance is measured later than the rest; until then nothing can be said of the split, either."""
     world = trained(2, 1, 0, fewest=2)
     world.slowness[world.owner(0)] = 3.0
-    while world.state.stragglers.trial is None:
+    while world.state.balance.trial is None:
         world.train(1)
     world.shadows = False
     world.train(25)
@@ -116,11 +116,11 @@ def test_what_steps_take_by_another_schedule_is_not_put_down_to_the_split() -> N
     """A split is on trial that does not pay, and the schedule is edited: steps become shorter by that."""
     world = trained(2, 1, 0, fewest=2, schedule="1F1B")
     world.backward = {3: 6.0}
-    while world.state.stragglers.trial is None or world.state.splits.resplit is not None:
+    while world.state.balance.trial is None or world.state.splits.resplit is not None:
         world.train(1)
-    assert world.state.stragglers.tried
+    assert world.state.balance.tried
     world.edit(topology={"schedule": "ZBH1"})
     world.train(12, seconds=1.0)
-    known = world.state.stragglers
+    known = world.state.balance
     assert world.reasons() == ["Rebalancing"]
     assert (known.trial, known.tried) == (None, ())

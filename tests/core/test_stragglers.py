@@ -94,7 +94,7 @@ def test_layers_stay_where_they_are_while_somebody_is_suspected_and_may_be_repla
     world = trained(4, 1, 1)
     world.work = {0: 4.0, 1: 4.0}
     world.train(8)
-    assert world.state.stragglers.uneven
+    assert world.state.balance.uneven
     world.work = {}
     world.slowness[world.owner(1)] = 2.0
     world.train(40)
@@ -359,7 +359,7 @@ def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: 
 def test_near_the_end_of_the_job_layers_stay_where_they_are() -> None:
     world = Slowed(4, 1, 0, steps=30)
     world.settle()
-    world.state = replace(world.state, stragglers=replace(world.state.stragglers, pause=1000.0))
+    world.state = replace(world.state, balance=replace(world.state.balance, pause=1000.0))
     world.train(8)
     world.slowness[world.owner(1)] = 3.0
     world.train(18)

@@ -9,7 +9,6 @@ import pytest
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import PeerUp, WorkerReady
 from bamboo.coordinator.events import RemoveWorker
-from bamboo.coordinator.state import changed
 from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
@@ -169,7 +168,7 @@ async def test_who_is_asked_for_in_place_of_a_slow_worker_is_not_surplus(begin: 
 
     def asked(at: float | None) -> None:
         state = training.runner.state
-        training.runner.state = changed(state, {"stragglers": replace(state.stragglers, asked_at=at)})
+        training.runner.state = replace(state, stragglers=replace(state.stragglers, asked_at=at))
         training.runner._handle(Received("tiny-w0", PeerUp(peer="tiny-w1")))
 
     asked(training.now)

@@ -26,6 +26,7 @@ SCENARIOS = {
         "replicas",
         "shipped_profiles",
         "storage_faults",
+        "stragglers",
         "zone_costs",
     },
     "trainer": {

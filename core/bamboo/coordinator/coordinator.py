@@ -8,7 +8,6 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
 from bamboo.coordinator.checkpointing.record import CheckpointState
 from bamboo.coordinator.course import JobCourse
@@ -37,6 +36,7 @@ from bamboo.coordinator.planner import replan
 from bamboo.coordinator.progress import BEGINNING, EarlierProgress, Progress
 from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.coordinator.stragglers import mitigation
 from bamboo.coordinator.stuck_workers import check_stuck, hint
 from bamboo.coordinator.terms import JobTerms
 from bamboo.coordinator.verification import verification
@@ -115,9 +115,9 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
     if turn.state.phase != "Over":
         if _brings_workers(event):
             refuse_misfits(turn)
-        stragglers.keep_those_without_replacement(turn)
+        mitigation.keep_those_without_replacement(turn)
         if isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted):
-            stragglers.look(turn)
+            mitigation.look(turn)
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":

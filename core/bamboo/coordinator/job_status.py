@@ -4,12 +4,12 @@ from collections import Counter
 
 from bamboo.control.evaluations import best
 from bamboo.control.verification import ForwardPlace
-from bamboo.coordinator import stragglers
 from bamboo.coordinator.checkpointing import intervals
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Differences, SlowWorker, Status, WorkerState
 from bamboo.coordinator.grids import choosing, dates, holding
 from bamboo.coordinator.protection import cell_name, counts_nodes
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.stragglers.judging import told
 from bamboo.coordinator.verification.evidence import StatePlace
 from bamboo.coordinator.verification.settled import is_on
 from bamboo.job.spec import storage_place
@@ -156,7 +156,7 @@ def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
             stage=seen.cell.stage,
             seconds=seen.seconds,
             usual=seen.usual,
-            told=stragglers.told(worker, seen),
+            told=told(worker, seen),
         )
         for worker, seen in state.stragglers.slow.items()
         if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)

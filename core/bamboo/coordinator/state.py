@@ -1,11 +1,11 @@
 """The coordinator's memory, and the turn in which an event changes it.
 
-What it knows of a single subject is a record in that subject's room.
+What it knows of a single subject is a frozen record in that subject's room. The methods of the record's class alone
+make a new value of it; whoever decides something calls them, and `Turn.put` has the value's place.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from bamboo.control import protocol
 from bamboo.coordinator.checkpointing.record import CheckpointState, CopiesInMemory, RestoringState
@@ -18,19 +18,18 @@ from bamboo.coordinator.model_layers import ModelLayers
 from bamboo.coordinator.moves import Moves
 from bamboo.coordinator.plans import Plans
 from bamboo.coordinator.progress import Progress
-from bamboo.coordinator.splits.record import Splits, StragglerState
+from bamboo.coordinator.splits.record import BalanceState, Splits
+from bamboo.coordinator.stragglers.record import StragglerState
 from bamboo.coordinator.terms import JobTerms
 from bamboo.coordinator.verification.record import VerificationState
 from bamboo.coordinator.workers.record import Admission, Liveness, Membership, Roster, WorkerEnds, WorkerRecord, Workers
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True, kw_only=True)  # no slots, for `changed`
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorState:
-    """What the coordinator knows: records, each of one subject."""
+    """What the coordinator knows: records, each of one subject, and what is asked of several of them."""
 
     terms: JobTerms
     course: JobCourse = field(default_factory=JobCourse)
@@ -52,6 +51,7 @@ class CoordinatorState:
     grids: GridState = field(default_factory=GridState)
     holding: Holding = field(default_factory=Holding)
     stragglers: StragglerState = field(default_factory=StragglerState)
+    balance: BalanceState = field(default_factory=BalanceState)
     verification: VerificationState = field(default_factory=VerificationState)
 
     @property
@@ -118,49 +118,43 @@ class CoordinatorState:
         return [holders(cells) for cells in of_state]
 
 
-def changed(value: T, changes: Mapping[str, Any]) -> T:
-    """As dataclasses.replace(), but without a look at each field: a state has fifty, and every message changes one.
-
-    value: of a dataclass without slots, and without __post_init__. Raises TypeError for a field that it has not.
-    """
-    if unknown := changes.keys() - value.__dict__.keys():
-        raise TypeError(f"{type(value).__name__} has no {', '.join(sorted(unknown))}")
-    new = object.__new__(type(value))
-    new.__dict__.update(value.__dict__)
-    new.__dict__.update(changes)
-    return new
-
-
 Record = (
-    GridState
-    | Holding
-    | Splits
-    | Admission
-    | CheckpointState
-    | CopiesInMemory
-    | RestoringState
+    JobTerms
     | JobCourse
-    | Ending
-    | Inquiry
-    | JobTerms
-    | Liveness
-    | Membership
-    | ModelLayers
-    | Moves
     | Plans
-    | Progress
-    | WorkerEnds
+    | Ending
     | Workers
+    | Membership
+    | Liveness
+    | WorkerEnds
+    | Admission
+    | ModelLayers
+    | Inquiry
+    | Moves
+    | Progress
+    | CheckpointState
+    | RestoringState
+    | CopiesInMemory
+    | Splits
+    | GridState
+    | Holding
+    | StragglerState
+    | BalanceState
+    | VerificationState
 )
 _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}
 
 
 class Turn:
-    """Collects the commands of one step; `state` is replaced, never written."""
+    """Collects the commands of one step. All changes of the state enter by `put`."""
 
     def __init__(self, state: CoordinatorState, now: float) -> None:
-        self.state, self.now = state, now
+        self._state, self.now = state, now
         self.commands: list[Command] = []
+
+    @property
+    def state(self) -> CoordinatorState:
+        return self._state
 
     @property
     def is_over(self) -> bool:
@@ -172,10 +166,7 @@ class Turn:
         named = ((_FIELDS[type(one)], one) for one in records)
         changes: dict[str, Any] = {name: one for name, one in named if getattr(self.state, name) is not one}
         if changes:
-            self.state = replace(self.state, **changes)
-
-    def set(self, **changes: Any) -> None:
-        self.state = changed(self.state, changes)
+            self._state = replace(self.state, **changes)
 
     def enter(self, phase: Phase) -> None:
         self.put(self.state.course.entered(phase, self.now))

@@ -6,7 +6,6 @@ A worker that adds less than it costs is given back, and no other is asked for i
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from itertools import accumulate
 from statistics import median
@@ -43,16 +42,16 @@ UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they c
 
 def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
     """The shell says what workers cost."""
-    told = replace(turn.state.holding, prices=dict(prices), more=more)
-    turn.put(replace(told, affordable=_affordable(turn.state.spec, told)))
+    told = turn.state.holding.priced(prices, more)
+    turn.put(told.affording(_affordable(turn.state.spec, told)))
 
 
 def edited(turn: Turn) -> None:
     """The budget may have become another one, or all workers may be held from now on, whatever they are worth."""
     held, spec = turn.state.holding, turn.state.spec
     if not spec.elastic.gives_back:
-        held = Holding(prices=held.prices, more=held.more, zones=held.zones)
-    turn.put(replace(held, affordable=_affordable(spec, held)))
+        held = held.of_all()
+    turn.put(held.affording(_affordable(spec, held)))
 
 
 def _affordable(spec: JobSpec, known: Holding) -> int | None:
@@ -83,7 +82,7 @@ def seen(state: CoordinatorState, now: float) -> Holding:
             lost = was.losses + _was_lost(state, worker)
             zones[zone] = Exposure(losses=lost, hours=was.hours + (now - since) / 3600)
     there = {w: known.there.get(w, (zone, now)) for w, zone in staying.items()}
-    return replace(known, there=there, zones=zones)
+    return known.seen(there, zones)
 
 
 def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
@@ -172,7 +171,7 @@ class Worth:
             self.most = max(1, min(self.most, known.affordable - spec.standby.workers))
             self.most = next((n for n in range(self.most, self.allowed) if self._undisturbed(n)), self.allowed)
         # what a choice depends on; times in steps, so that they do not become others all the time
-        spans = (choosing.outlook(state, now), state.stragglers.pause or 0.0)
+        spans = (choosing.outlook(state, now), state.balance.pause or 0.0)
         steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
         self.key = (
             rates,
@@ -273,7 +272,7 @@ def resume(turn: Turn) -> None:
     """After our own restart: as many as run stages, until it is measured anew how many are worth their price."""
     known, plan = turn.state.holding, turn.state.plan
     if turn.state.spec.elastic.gives_back and plan is not None:
-        turn.put(replace(known, target=grid_of(plan).cells))
+        turn.put(known.of_cells(grid_of(plan).cells))
 
 
 def aim(turn: Turn, rates: GridRates) -> None:
@@ -283,13 +282,13 @@ def aim(turn: Turn, rates: GridRates) -> None:
         return
     worth = Worth(state, rates, turn.now)
     number = known.best[1] if known.best and known.best[0] == worth.key else worth_most(state, worth, rates, turn.now)
-    known = replace(known, best=(worth.key, number), looked_at=turn.now)
+    known = known.looked(worth.key, number, turn.now)
     if number is None or number == known.target:
-        changed = replace(known, aim=None)
+        changed = known.content()
     elif known.aim is None or known.aim[0] != number:
-        changed = replace(known, aim=(number, turn.now))
+        changed = known.aiming(number, turn.now)
     elif turn.now - known.aim[1] >= state.spec.elastic.stabilization_seconds:
-        changed = replace(known, aim=None, target=number, told=_told(worth, number, done_by(state.spec)))
+        changed = known.chosen(number, _told(worth, number, done_by(state.spec)))
         turn.do(Emit("WorkersChosen", changed.told))
     else:
         changed = known

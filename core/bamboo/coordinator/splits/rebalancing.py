@@ -6,7 +6,6 @@ that pays, and what both took is remembered for as long as speeds are about the 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 from statistics import median
 from typing import Final
@@ -14,7 +13,7 @@ from typing import Final
 from bamboo.coordinator.checkpointing.checkpoints import AHEAD_STEPS
 from bamboo.coordinator.events import Emit
 from bamboo.coordinator.grids import following
-from bamboo.coordinator.splits.record import StragglerState
+from bamboo.coordinator.splits.record import BalanceState
 from bamboo.coordinator.splits.worker_speeds import owned_times
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import Cell
@@ -27,7 +26,6 @@ from bamboo.planning.splits.tried_splits import (
     are_alike,
     are_less_known,
     comparable,
-    remembering,
 )
 from bamboo.planning.splits.uneven_split import Ranges, step_seconds
 
@@ -42,21 +40,18 @@ SHORTEST_STEPS: Final = 20  # from one measure to the next, or stabilizationSeco
 
 def may_act(state: CoordinatorState, now: float) -> bool:
     """Is nothing going on, and was the last measure long enough ago?"""
-    return is_free(state) and state.stragglers.backoff.is_over(_shortest_wait(state), now)
+    return is_free(state) and state.balance.backoff.is_over(_shortest_wait(state), now)
 
 
-def acted(turn: Turn) -> StragglerState:
+def acted(turn: Turn) -> BalanceState:
     """What is known once something is done about speeds: a replacement or a split."""
-    state, known = turn.state, turn.state.stragglers
-    backoff = known.backoff.after(_shortest_wait(state), turn.now)
-    return replace(known, backoff=backoff, acted_step=state.step, uneven=None, better=None, trial=None, unpaid=False)
+    return turn.state.balance.acted(_shortest_wait(turn.state), turn.state.step, turn.now)
 
 
 def decided(turn: Turn, split: Trial) -> None:
     """That one is made now: it is on trial, and what a step took until now is remembered."""
-    plan, known = turn.state.current_plan, acted(turn)
-    tried = remembering(known.tried, TriedSplit(plan.stages, split.paces, split.before))
-    turn.set(stragglers=replace(known, trial=split, tried=tried))
+    before = TriedSplit(turn.state.current_plan.stages, split.paces, split.before)
+    turn.put(acted(turn).on_trial(split, before))
     turn.do(Emit("Rebalancing", split.why))
 
 
@@ -66,20 +61,20 @@ def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
 
     suspected: somebody may be slow, which may be over soon, or be met by a replacement. slow: who is, for a person.
     """
-    _forget_other_schedules(turn)
+    turn.put(turn.state.balance.under(turn.state.current_plan.target.schedule))
     _judge(turn)
-    state, known = turn.state, turn.state.stragglers
+    state, known = turn.state, turn.state.balance
     split = _proposal(state, slow) if known.trial is None else None
     if split is None:
-        if known.uneven or known.better or known.unpaid:
-            turn.set(stragglers=replace(known, uneven=None, better=None, unpaid=False))
+        turn.put(known.expecting_nothing())
         return
     since = known.uneven or (turn.now, state.step)
     lasting = lasts(state, since, turn.now) and not suspected
     ripe = lasting and may_act(state, turn.now)
     back = known.unpaid and is_free(state)
-    backoff = known.backoff.wanted(turn.now) if lasting else known.backoff
-    turn.set(stragglers=replace(known, uneven=since, better=split if ripe or back else None, backoff=backoff))
+    if lasting:
+        known = known.wanted(turn.now)
+    turn.put(known.expecting(since, split if ripe or back else None))
 
 
 def lasts(state: CoordinatorState, since: tuple[float, int], now: float, at_most: float = inf) -> bool:
@@ -114,36 +109,26 @@ def _shortest_wait(state: CoordinatorState) -> float:
 # whether a split pays
 
 
-def _forget_other_schedules(turn: Turn) -> None:
-    """By another schedule steps take other times with the same split, so nothing that was measured can be compared."""
-    known, schedule = turn.state.stragglers, turn.state.current_plan.target.schedule
-    if known.schedule is schedule:
-        return
-    if known.schedule is not None:
-        known = replace(known, trial=None, tried=(), unpaid=False, uneven=None, better=None)
-    turn.set(stragglers=replace(known, schedule=schedule))
-
-
 def _judge(turn: Turn) -> None:
     """Once enough steps are measured. If speeds are others by now, nothing can be said of it."""
-    state, known = turn.state, turn.state.stragglers
-    plan, trial, work = state.current_plan, known.trial, known.estimate
+    state, known = turn.state, turn.state.balance
+    plan, trial, work = state.current_plan, known.trial, state.stragglers.estimate
     if trial is None:
         return
     if plan.stages != trial.stages or work is None:
-        turn.set(stragglers=replace(known, trial=None))
+        turn.put(known.without_trial())
         return
     if state.step < state.plans.since_step + FAMILIAR_STEPS + LEAST_STEPS:
         return
     paces, seconds = _paces(state, work), _recent_step(state)
     if are_less_known(paces, trial.paces) and is_settling(state):
         return
-    tried = remembering(known.tried, TriedSplit(plan.stages, paces, seconds))
+    measured = TriedSplit(plan.stages, paces, seconds)
     if not are_alike(paces, trial.paces):
-        turn.set(stragglers=replace(known, trial=None, tried=tried))
+        turn.put(known.judged(measured, unpaid=known.unpaid))
         return
     paid = seconds <= trial.before * (1 - WORTH / 2)
-    turn.set(stragglers=replace(known, trial=None, tried=tried, unpaid=not paid and not trial.known))
+    turn.put(known.judged(measured, unpaid=not paid and not trial.known))
     figures = f"a step takes {seconds:.3g} s; {trial.promised:.3g} s were expected, and it took {trial.before:.3g} s"
     if paid:
         turn.do(Emit("Rebalanced", f"with the layers split anew {figures}"))
@@ -167,7 +152,7 @@ def _paces(state: CoordinatorState, work: WorkEstimate) -> Paces:
 
 def _proposal(state: CoordinatorState, slow: Sequence[str]) -> Trial | None:
     """The best split for these workers; None if it is not worth its pause, or if there is no memory for it."""
-    plan, work, known = state.plan, state.stragglers.estimate, state.stragglers
+    plan, work, known = state.plan, state.stragglers.estimate, state.balance
     if plan is None or work is None or not _can_move(state):
         return None
     before, paces = _recent_step(state), _paces(state, work)
@@ -254,13 +239,13 @@ def pays(state: CoordinatorState, gain: float) -> bool:
 
 def _horizon(state: CoordinatorState) -> int:
     """Steps for which a split is of use: as many as the last measure was, or the rest of the job."""
-    known, left = state.stragglers, state.spec.training.steps - state.step
+    known, left = state.balance, state.spec.training.steps - state.step
     return left if known.backoff.acted_at is None or known.unpaid else min(left, state.step - known.acted_step)
 
 
 def _pause(state: CoordinatorState) -> float:
     """Seconds for which a split stops the job: as long as the last one did, else by what its workers hold."""
-    if state.stragglers.pause is not None:
-        return state.stragglers.pause
+    if state.balance.pause is not None:
+        return state.balance.pause
     held = [r.memory.parameters + r.memory.optimizer + r.memory.replica for r in state.workers.values() if r.memory]
     return (state.usual_step or 0.0) + max(held, default=0) / BYTES_PER_SECOND

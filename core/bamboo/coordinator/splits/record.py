@@ -1,4 +1,4 @@
-"""What a coordinator knows of the split of the layers: one that it is changing, and who is how fast."""
+"""What a coordinator knows of the split of the layers: one that it is changing, and which ones are faster."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,8 +7,7 @@ from bamboo.job.spec import PipelineSchedule
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo.planning.splits.backoff import Backoff
 from bamboo.planning.splits.resplit import Grid
-from bamboo.planning.splits.speeds import Layers, WorkEstimate
-from bamboo.planning.splits.tried_splits import Trial, TriedSplit
+from bamboo.planning.splits.tried_splits import Trial, TriedSplit, remembering
 from bamboo.planning.splits.uneven_split import Ranges
 
 
@@ -29,6 +28,17 @@ class Resplit:
     cut: CheckpointId | None = None
     held: Mapping[WorkerId, frozenset[int]] = field(default_factory=dict)
     stages: Ranges | None = None
+
+    def asked_of(self, root: WorkerId, now: float) -> "Resplit":
+        return replace(self, asked=root, asked_at=now)
+
+    def carried(self, cut: CheckpointId, now: float) -> "Resplit":
+        """A commit has carried the wish."""
+        return replace(self, cut=cut, since=now)
+
+    def held_by(self, worker: WorkerId, layers: Iterable[int], cut: CheckpointId) -> "Resplit":
+        held = {**self.held, worker: self.held.get(worker, frozenset()) | frozenset(layers)}
+        return replace(self, cut=cut, held=held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +69,12 @@ class Splits:
 
     def asked_of(self, root: WorkerId, now: float) -> "Splits":
         assert self.resplit is not None
-        return replace(self, resplit=replace(self.resplit, asked=root, asked_at=now))
+        return replace(self, resplit=self.resplit.asked_of(root, now))
 
     def carried(self, cut: CheckpointId, now: float) -> "Splits":
         """A commit has carried the wish."""
         assert self.resplit is not None
-        return replace(self, resplit=replace(self.resplit, cut=cut, since=now))
+        return replace(self, resplit=self.resplit.carried(cut, now))
 
     def held_by(self, worker: WorkerId, layers: Iterable[int], cut: CheckpointId, now: float) -> "Splits":
         """A worker has copies of these layers of the cut's state; it may be heard of before the commit is."""
@@ -72,9 +82,8 @@ class Splits:
         if known is None or (known.cut is not None and known.cut != cut):
             known = Resplit(number=0, at=cut.step, since=now)
         elif known.cut is None:
-            known = replace(known, since=now)
-        held = {**known.held, worker: known.held.get(worker, frozenset()) | frozenset(layers)}
-        return replace(self, resplit=replace(known, cut=cut, held=held))
+            known = known.carried(cut, now)
+        return replace(self, resplit=known.held_by(worker, layers, cut))
 
     def not_resplit(self) -> "Splits":
         """The layers are split as they are to be, or the wish is withdrawn."""
@@ -82,25 +91,6 @@ class Splits:
 
     def filled(self, filling: Filling | None) -> "Splits":
         return self if filling is self.filling else replace(self, filling=filling)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A worker that takes longer than others would for its layers.
-
-    since, step: when that was seen first, and how many steps were committed then. cell: which it runs. seconds: that it
-    takes for a microbatch; usual: that others would. compared: with others, not with the counted costs of its layers.
-    found: for long enough to be told. lasting: for long enough that something is done about it.
-    """
-
-    since: float
-    step: int
-    cell: Cell
-    seconds: float
-    usual: float
-    compared: bool
-    found: bool = False
-    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,32 +106,82 @@ class OwnPace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerState:
-    """What is known of workers' speeds, and what was done (`stragglers`).
+class BalanceState:
+    """Splits for the sake of speed, and whether they pay (`rebalancing`). Only the methods here make a new value.
 
-    slow: also those that are not found yet. paces: of owners, by the layers that they run now. estimate: the newest
-    that covers all layers. uneven: since when, and since which step, another split of them is expected to be faster;
-    better: that split, once it is for long enough. trial: the newest split for the sake of speed, until it is known
-    whether it pays; unpaid: it did not, and the one before it is to be taken again. tried: what steps took with the
-    splits that were measured. schedule: by which steps ran that these and the trial were measured with.
-    replaced: what workers took that were replaced, by their layers. backoff, acted_step: of replacements and splits for
-    the sake of speed. replacements: of these. asked_at: since when one worker more than the job has is asked for, to
-    take the place of a slow one. pause: of the last split, in seconds.
+    uneven: since when, and since which step, another split of the layers is expected to be faster; better: that split,
+    once it is for long enough. trial: the newest split for the sake of speed, until it is known whether it pays;
+    unpaid: it did not, and the one before it is to be taken again. tried: what steps took with the splits that were
+    measured. schedule: by which steps ran that these and the trial were measured with.
+    backoff, acted_step: of splits for the sake of speed, and of replacements of slow workers. pause: of the last split,
+    in seconds.
     """
 
-    slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
-    paces: Mapping[tuple[WorkerId, Layers], OwnPace] = field(default_factory=dict)
-    estimate: WorkEstimate | None = None
     uneven: tuple[float, int] | None = None
     better: Trial | None = None
     trial: Trial | None = None
     unpaid: bool = False
     tried: tuple[TriedSplit, ...] = ()
     schedule: PipelineSchedule | None = None
-    replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
     acted_step: int = 0
-    replacements: int = 0
-    asked_at: float | None = None
-    looked_at: float = 0.0
     pause: float | None = None
+
+    def forgotten(self) -> "BalanceState":
+        """Speeds are of no interest any more."""
+        nothing = BalanceState()
+        return self if self == nothing else nothing
+
+    def wanted(self, now: float) -> "BalanceState":
+        """Something is to be done about speeds."""
+        return replace(self, backoff=self.backoff.wanted(now))
+
+    def acted(self, shortest: float, step: int, now: float) -> "BalanceState":
+        """Something is done about speeds: a replacement or a split. shortest: seconds from one measure to the next, at
+        least. step: how many are committed.
+        """
+        backoff = self.backoff.after(shortest, now)
+        return replace(self, backoff=backoff, acted_step=step, uneven=None, better=None, trial=None, unpaid=False)
+
+    def on_trial(self, split: Trial, before: TriedSplit) -> "BalanceState":
+        """That split is made. before: what a step took until now."""
+        return replace(self, trial=split, tried=remembering(self.tried, before))
+
+    def expecting(self, since: tuple[float, int], better: Trial | None) -> "BalanceState":
+        """Another split has been expected to be faster since then; better: that is to be made."""
+        return replace(self, uneven=since, better=better)
+
+    def expecting_nothing(self) -> "BalanceState":
+        """No split is better."""
+        if not (self.uneven or self.better or self.unpaid):
+            return self
+        return replace(self, uneven=None, better=None, unpaid=False)
+
+    def asked_for(self) -> "BalanceState":
+        """Layers are about to be split anew, be it for another reason."""
+        return replace(self, better=None, uneven=None)
+
+    def under(self, schedule: PipelineSchedule) -> "BalanceState":
+        """By another schedule steps take other times with the same split, so nothing that was measured can be
+        compared.
+        """
+        if self.schedule is schedule:
+            return self
+        known = self
+        if self.schedule is not None:
+            known = replace(self, trial=None, tried=(), unpaid=False, uneven=None, better=None)
+        return replace(known, schedule=schedule)
+
+    def without_trial(self) -> "BalanceState":
+        """Nothing can be said of the split that was on trial."""
+        return replace(self, trial=None)
+
+    def judged(self, measured: TriedSplit, *, unpaid: bool) -> "BalanceState":
+        """It is known what a step takes with the split that was on trial, unless speeds are others by now. unpaid: the
+        one before it is to be taken again.
+        """
+        return replace(self, trial=None, tried=remembering(self.tried, measured), unpaid=unpaid)
+
+    def paused(self, seconds: float | None) -> "BalanceState":
+        """A split has stopped the job for so long; None: nobody knows for how long."""
+        return replace(self, pause=seconds)

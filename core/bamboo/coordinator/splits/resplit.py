@@ -7,7 +7,6 @@ begun, nobody gives up what it holds: whoever is lost on the way, the job goes o
 See docs/design/resplit.md.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -55,7 +54,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
     plan, steps = state.current_plan, state.spec.training.steps
     ending = state.step + 2 * AHEAD_STEPS >= steps  # which is to have a checkpoint, too
     busy = ending or state.ending.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
-    if busy or known_work(state) is None or not (is_resized(state, now) or state.stragglers.better):
+    if busy or known_work(state) is None or not (is_resized(state, now) or state.balance.better):
         return False
     if any((cell, replica) not in state.plans.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
         return False  # what is lost with one worker until the cut could not be moved any more
@@ -109,10 +108,10 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
 def wish(turn: Turn) -> None:
     """Ask for a cut soon."""
     state, wish = turn.state, turn.state.checkpoints.numbered()
-    better = None if is_resized(state, turn.now) else state.stragglers.better
+    better = None if is_resized(state, turn.now) else state.balance.better
     stages = better.stages if better else None
     turn.put(wish, state.splits.wished(wish.number, state.step + AHEAD_STEPS, stages, turn.now))
-    turn.set(stragglers=replace(state.stragglers, better=None, uneven=None))
+    turn.put(state.balance.asked_for())
     if better:
         rebalancing.decided(turn, better)
     _ask_root(turn)
@@ -187,7 +186,7 @@ def last_plan(turn: Turn) -> Plan | None:
         return None
     since = state.splits.resplit.since if state.splits.resplit else None
     stopped = None if since is None else turn.now - since
-    turn.set(stragglers=replace(state.stragglers, pause=stopped))
+    turn.put(state.balance.paused(stopped))
     return moved_plan(plan, tuple(state.live(plan).values()), stopped)
 
 

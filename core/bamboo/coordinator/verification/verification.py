@@ -36,13 +36,8 @@ from bamboo.coordinator.verification.settled import WAIT_SECONDS, holders, is_on
 from bamboo.coordinator.workers.membership import declare_lost
 from bamboo.planning.plan import Plan, WorkerId
 
-KEPT_VERSIONS: Final = 8
 MOST_RETURNS: Final = 4  # to a checkpoint, for the same result
 PAST_STEPS: Final = 2  # after which nobody says more of a step
-
-
-def _change(turn: Turn, **changes: object) -> None:
-    turn.set(verification=replace(turn.state.verification, **changes))  # type: ignore[arg-type]
 
 
 # what workers say
@@ -55,9 +50,7 @@ def state_sum(turn: Turn, worker: WorkerId, message: StateSum) -> None:
         return
     known, place = turn.state.verification.sums, StatePlace(message.stage, message.version)
     before = known.get(place, {}).get(worker, message.sum)
-    sums = {**known, place: {**known.get(place, {}), worker: message.sum}}
-    newest = sorted({one.version for one in sums})[-KEPT_VERSIONS:]
-    _change(turn, sums={one: told for one, told in sums.items() if one.version >= newest[0]})
+    turn.put(turn.state.verification.with_sum(place, worker, message.sum))
     _hear(turn, place, {worker: (message.sum,)})
     if before != message.sum:
         _has_changed(turn, place, {**known[place], worker: before}, worker, message.sum)
@@ -69,7 +62,7 @@ def _has_changed(turn: Turn, place: StatePlace, told: Mapping[WorkerId, str], wo
     """A state is not what it was when its holder first told of it, as copies of it were being made."""
     if place in turn.state.verification.weighed or place not in turn.state.verification.sums:
         return
-    _change(turn, weighed=turn.state.verification.weighed | {place})
+    turn.put(turn.state.verification.known_to_differ(place))
     said = {one: (found, now) if one == worker else (found,) for one, found in told.items()}
     plan = turn.state.current_plan
     _differs(turn, place, said, plan.at(plan.cell_of(place.stage)).owner)
@@ -108,16 +101,15 @@ def _weigh(turn: Turn, place: StatePlace) -> None:
     missing = holders(state, place.stage) - told.keys()
     if len(set(told.values())) == 1:
         if not missing and place.version >= v.agreed.get(place.stage, (0, 0))[0]:
-            _change(turn, agreed={**v.agreed, place.stage: (place.version, plan.epoch)})
+            turn.put(v.agreeing(place, plan.epoch))
         return
     since = v.differing.get(place, turn.now)
     if place in v.weighed or place.version <= PROVEN:
         return  # of the first versions the workers say so themselves, and the job ends
     if missing and turn.now - since < WAIT_SECONDS:
-        _change(turn, differing={**v.differing, place: since})
+        turn.put(v.waiting(place, since))
         return
-    left = {one: since for one, since in v.differing.items() if one != place}
-    _change(turn, differing=left, weighed=v.weighed | {place})
+    turn.put(v.weighing(place))
     owner = plan.at(plan.cell_of(place.stage)).owner
     _differs(turn, place, {w: (found,) for w, found in told.items()}, owner)
 
@@ -140,7 +132,7 @@ def _differs(turn: Turn, place: Place, said: Sums, suspect: WorkerId) -> None:
         if wrong:
             _settle(turn, dispute, wrong)
         else:
-            _change(turn, disputes=state.verification.disputes_with(dispute))  # more may be said of it
+            turn.put(turn.state.verification.with_dispute(dispute))  # more may be said of it
     elif none_is_steady(dispute.said) and dispute.returns:
         text = f"{place} came to other results whenever it was repeated, on all workers"
         turn.finish(Outcome.FAILED, "NotDeterministic", text)
@@ -163,7 +155,7 @@ def _look_again(turn: Turn, dispute: Dispute) -> None:
         return
     out = frozenset({dispute.suspect} & turn.state.workers.keys()) if dispute.returns else frozenset[WorkerId]()
     again = replace(dispute, returns=dispute.returns + 1)
-    _change(turn, disputes=turn.state.verification.disputes_with(again))
+    turn.put(turn.state.verification.with_dispute(again))
     for worker in out:
         declare_lost(turn, worker, f"{dispute.place} differs again, and another worker has to run it", known=True)
     _go_back(turn, dispute, "what it comes to again will tell who is wrong")
@@ -174,7 +166,7 @@ def _go_back(turn: Turn, dispute: Dispute, why: str) -> None:
     if turn.state.phase == "Over":
         return
     checkpoints.never_restore(turn, dispute.place.last_good)
-    _change(turn, sums={}, differing={}, weighed=frozenset(), agreed={})
+    turn.put(turn.state.verification.without_sums())
     restoring.go_back(turn, RestoreCause.RESULTS_DIFFER, f"{dispute.place} differs; {why}")
     _ask(turn, turn.state.workers)
 
@@ -198,7 +190,7 @@ def _hear(turn: Turn, place: Place, said: Sums) -> None:
     if dispute is None:
         return
     dispute = dispute.having(said)
-    _change(turn, disputes=turn.state.verification.disputes_with(dispute))
+    turn.put(turn.state.verification.with_dispute(dispute))
     wrong = wrong_workers(dispute.said)
     if wrong:
         _settle(turn, dispute, wrong)  # what is there now was computed anew, and others have found the same
@@ -215,7 +207,7 @@ def _settle(turn: Turn, dispute: Dispute, wrong: frozenset[WorkerId]) -> None:
 
 
 def _close(turn: Turn, dispute: Dispute) -> None:
-    _change(turn, disputes=turn.state.verification.disputes_without(dispute.place))
+    turn.put(turn.state.verification.without_dispute(dispute.place))
     if replaces(turn.state):
         _ask(turn, turn.state.workers)
 
@@ -223,9 +215,8 @@ def _close(turn: Turn, dispute: Dispute) -> None:
 def _count(turn: Turn, place: Place, said: Sums) -> None:
     """Of a fault that stays, as in parameters, people are told once, and the others are counted."""
     v, workers = turn.state.verification, tuple(sorted(said))
-    found = {**v.found, place.kind: v.found.get(place.kind, 0) + 1}
     key, text = (place.kind, place.stage, workers), f"{place} differs between {' and '.join(workers)}"
-    _change(turn, found=found, told=v.told | {key}, unresolved=text)
+    turn.put(v.counted(place, workers, text))
     if key not in v.told or replaces(turn.state):
         turn.do(Emit("ResultsDiffer", text, True))
 
@@ -235,7 +226,7 @@ def _name(turn: Turn, dispute: Dispute, wrong: frozenset[WorkerId]) -> None:
     text = f"{names} was wrong about {dispute.place}: others agree, or it did not come to its own result again"
     unresolved = "" if replaces(turn.state) else f"{text}; redundancy.verify Report leaves it at that"
     new = tuple(worker for worker in sorted(wrong) if worker not in v.corrupt)
-    _change(turn, corrupt=(*v.corrupt, *new), unresolved=unresolved, resolved="" if unresolved else text)
+    turn.put(v.naming(new, unresolved=unresolved, resolved="" if unresolved else text))
     if new:
         turn.do(Emit("WorkerCorrupt", text, True))
 
@@ -250,7 +241,7 @@ def look_after(turn: Turn) -> None:
     if plan is None or not (v.disputes or v.differing):
         return
     if replaces(state) and v.disputes and v.asked != plan.origin:
-        _change(turn, asked=plan.origin)
+        turn.put(v.asking(plan.origin))
         _ask(turn, plan.worker_ids())
     for place in v.differing:
         if turn.state.phase == "Running" and place in turn.state.verification.differing:
@@ -270,7 +261,7 @@ def _give_up(turn: Turn, dispute: Dispute) -> None:
     _close(turn, dispute)
     if not replaces(turn.state):
         return  # nothing was repeated, and people know of the difference
-    _change(turn, unresolved="", resolved=text)
+    turn.put(turn.state.verification.resolved_as(text))
     turn.do(Emit("CorruptionNotNamed", text, True))
 
 
