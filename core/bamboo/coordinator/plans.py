@@ -1,12 +1,13 @@
 """The plan in force: who obeys it, which replicas are in step with their owners, and whether it is to stay."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from bamboo.coordinator.replacing import replace
 from bamboo.planning.desired import PlanningView
 from bamboo.planning.plan import Cell, Plan, WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Plans:
     """newest: None before the first one. since_step: how many steps were committed when it was made. applied: workers
     that obey it. synced: replicas of cells that are in step.

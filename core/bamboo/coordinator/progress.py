@@ -1,11 +1,12 @@
 """How far a job has come, and what its steps came to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
 from bamboo.control import protocol
+from bamboo.coordinator.replacing import replace
 
 KEPT_LOSSES: Final = 2000
 KEPT_DURATIONS: Final = 200  # steps
@@ -24,7 +25,7 @@ class EarlierProgress:
 BEGINNING: Final = EarlierProgress()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Progress:
     """What is known of the job's steps. Only the methods here make a new value.
 

@@ -4,7 +4,7 @@ What it knows of a single subject is a frozen record in that subject's room. The
 make a new value of it; whoever decides something calls them, and `Turn.put` has the value's place.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from bamboo.control import protocol
@@ -18,6 +18,7 @@ from bamboo.coordinator.model_layers import ModelLayers
 from bamboo.coordinator.moves import Moves
 from bamboo.coordinator.plans import Plans
 from bamboo.coordinator.progress import Progress
+from bamboo.coordinator.replacing import replace
 from bamboo.coordinator.splits.record import BalanceState, Splits
 from bamboo.coordinator.stragglers.record import StragglerState
 from bamboo.coordinator.terms import JobTerms
@@ -27,7 +28,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class CoordinatorState:
     """What the coordinator knows: records, each of one subject, and what is asked of several of them."""
 
@@ -146,15 +147,11 @@ _FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()
 
 
 class Turn:
-    """Collects the commands of one step. All changes of the state enter by `put`."""
+    """Collects the commands of one step. All changes of the state enter by `put`; nothing else assigns it."""
 
     def __init__(self, state: CoordinatorState, now: float) -> None:
-        self._state, self.now = state, now
+        self.state, self.now = state, now
         self.commands: list[Command] = []
-
-    @property
-    def state(self) -> CoordinatorState:
-        return self._state
 
     @property
     def is_over(self) -> bool:
@@ -163,10 +160,13 @@ class Turn:
 
     def put(self, *records: Record) -> None:
         """Each record in its place. What is there already changes nothing."""
-        named = ((_FIELDS[type(one)], one) for one in records)
-        changes: dict[str, Any] = {name: one for name, one in named if getattr(self.state, name) is not one}
+        changes: dict[str, Any] = {}
+        for one in records:
+            name = _FIELDS[type(one)]
+            if getattr(self.state, name) is not one:
+                changes[name] = one
         if changes:
-            self._state = replace(self.state, **changes)
+            self.state = replace(self.state, **changes)
 
     def enter(self, phase: Phase) -> None:
         self.put(self.state.course.entered(phase, self.now))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final
@@ -10,13 +10,14 @@ from typing import Final
 from bamboo.control import protocol
 from bamboo.control.memory import Memory, SentTraffic
 from bamboo.control.platform import Platform
+from bamboo.coordinator.replacing import replace
 from bamboo.planning.plan import Peer, Plan, WorkerId
 from bamboo.planning.splits.stage_times import StageTimes, forward_share
 
 MOST_WAIT_SECONDS: Final = 60.0  # until another worker is asked for, after many that were refused
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class WorkerRecord:
     """A worker that joined and is not known to be lost."""
 
@@ -133,7 +134,7 @@ class Workers(dict[WorkerId, WorkerRecord]):
 
     def heard(self, worker: WorkerId, now: float) -> "Workers":
         """It has sent a message."""
-        return self._passing(worker, replace(self[worker], seen=now))
+        return self._passing(worker, replace(self[worker], seen=now), self.said)
 
     def beating(self, worker: WorkerId, said: protocol.Heartbeat, now: float) -> "Workers":
         """It has sent a heartbeat, in which it says only what is new."""
@@ -153,7 +154,7 @@ class Workers(dict[WorkerId, WorkerRecord]):
     def obeying(self, worker: WorkerId, origin: int) -> "Workers":
         """The states that it works on began with the plan of that epoch."""
         known = self[worker]
-        return self if known.origin == origin else self._passing(worker, replace(known, origin=origin))
+        return self if known.origin == origin else self._passing(worker, replace(known, origin=origin), self.said)
 
     def ready(self, worker: WorkerId) -> "Workers":
         """Its task is loaded."""
@@ -210,14 +211,19 @@ class Workers(dict[WorkerId, WorkerRecord]):
         return self._with(worker, replace(self[worker], released=True))
 
     def _with(self, worker: WorkerId, new: WorkerRecord) -> "Workers":
-        return Workers({**self, worker: new}, said=self.said)
+        return self._having(worker, new, None, self.said)
 
-    def _passing(self, worker: WorkerId, new: WorkerRecord, said: SaidTimes | None = None) -> "Workers":
+    def _passing(self, worker: WorkerId, new: WorkerRecord, said: SaidTimes | None) -> "Workers":
         """With what a worker says all the time, and what no decision about all workers looks at."""
-        return Workers({**self, worker: new}, self.roster, said)
+        return self._having(worker, new, self.roster, said)
+
+    def _having(self, worker: WorkerId, new: WorkerRecord, roster: Roster | None, said: SaidTimes | None) -> "Workers":
+        made = Workers(self, roster, said)
+        made[worker] = new
+        return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Membership:
     """Who is not there any more, and how many are to come. Only the methods here make a new value.
 
@@ -280,7 +286,7 @@ class Membership:
         return replace(self, silence_told=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Liveness:
     """Who can reach whom, and how long is waited for who cannot be heard. Only the methods here make a new value.
 
@@ -323,7 +329,7 @@ class Liveness:
         return replace(self, patience=seconds, patient_until=until)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class WorkerEnds:
     """How workers ended. Only the methods here make a new value.
 
@@ -358,7 +364,7 @@ class WorkerEnds:
         return replace(self, since_commit={})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
 class Admission:
     """Which workers fit to the others. Only the methods here make a new value.
 
