@@ -64,7 +64,7 @@ class End:
         self.heard = threading.Semaphore(0)
         self._answers = answers
         self.transport = TcpTransport(name, SECRET, self._deliver)
-        self.transport.trust(SECRET, None, way.flows, body_channel(way.transport, name))
+        self.transport.trust(SECRET, None, body_channel(way.transport, name, way.flows))
 
     def _deliver(self, event: Event) -> None:
         if not isinstance(event, Arrived):

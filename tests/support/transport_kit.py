@@ -17,6 +17,7 @@ from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.nixl.channel import NixlChannel
+from bamboo_trainer.transport.stripes import FlowChannel
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
@@ -127,7 +128,7 @@ class Net:
 
     def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
         """As a job's worker is told."""
-        end.trust(secret, state_rate, self._flows, NixlChannel(end._me) if self._nixl else None)
+        end.trust(secret, state_rate, NixlChannel(end._me) if self._nixl else FlowChannel(self._flows))
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
         (a, a_in), (b, b_in) = self.add("a"), self.add("b")

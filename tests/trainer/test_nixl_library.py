@@ -30,9 +30,10 @@ def _without_nixl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_without_nixl")
 def test_a_machine_without_the_library_says_so_in_one_sentence() -> None:
-    assert body_channel(TransportType.TCP, "a") is None
+    assert not body_channel(TransportType.TCP, "a", 1).takes_bodies
+    assert body_channel(TransportType.TCP, "a", 4).takes_bodies
     with pytest.raises(TransportUnavailable) as caught:
-        body_channel(TransportType.NIXL, "a")
+        body_channel(TransportType.NIXL, "a", 4)
     assert str(caught.value) == MISSING
 
 

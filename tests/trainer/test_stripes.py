@@ -56,6 +56,19 @@ def link_to(b: TcpTransport, kind: FrameKind = FrameKind.ACTIVATION) -> Inbound:
     return b._inbound["a", LANES[kind]]
 
 
+def joined(b: TcpTransport, kind: FrameKind = FrameKind.ACTIVATION) -> tuple[socket.socket, ...]:
+    """The connections that have joined the first one of a's link."""
+    receiver = link_to(b, kind)._body_receiver
+    assert isinstance(receiver, stripes.FlowReceiver)
+    return receiver.joined
+
+
+def flows_from(a: TcpTransport) -> stripes.FlowSender:
+    sender = link_from(a)._body_sender
+    assert isinstance(sender, stripes.FlowSender)
+    return sender
+
+
 def link_from(a: TcpTransport, kind: FrameKind = FrameKind.ACTIVATION) -> Outbound:
     return a._outbound["b", LANES[kind]]
 
@@ -67,11 +80,11 @@ def test_only_large_frames_open_more_connections(flows: int, kind: FrameKind) ->
         a, _, b, b_in = net.pair()
         a.send("b", make_frame(LARGE[:-1], kind=kind))
         b_in.wait(Arrived)
-        assert link_to(b, kind)._joined == []
+        assert joined(b, kind) == ()
         for count in (2, 3):
             a.send("b", make_frame(LARGE, kind=kind))
             assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-            assert len(link_to(b, kind)._joined or ()) == flows - 1
+            assert len(joined(b, kind)) == flows - 1
         assert set(a._outbound) == {("b", LANES[kind])}
 
 
@@ -132,7 +145,7 @@ def test_a_connection_lost_within_a_body_is_a_link_lost(
     assert places == [*range(len(places) - 1), 9]
     assert len(places) <= 4
     assert all(torch.equal(frame.tensors[0], tensors[frame.address.microbatch % 9]) for frame in frames)
-    assert len(link_to(b)._joined or ()) == flows - 1
+    assert len(joined(b)) == flows - 1
 
 
 @several
@@ -141,8 +154,8 @@ def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, 
     a, a_in, b, b_in = net.pair()
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived)
-    joined = link_from(a)._further.sockets if side == "sender" else [flow.sock for flow in link_to(b)._joined or ()]
-    cut(joined[1])
+    further = flows_from(a).sockets if side == "sender" else joined(b)
+    cut(further[1])
     a.send("b", make_frame(torch.ones(2)))  # a small one does not need it
     b_in.wait(Arrived, 2)
     a.send("b", make_frame(LARGE))
@@ -162,16 +175,16 @@ def test_a_link_serves_with_fewer_connections_if_more_are_refused(
     for count in (1, 2):
         a.send("b", make_frame(LARGE))
         assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-    assert len(link_to(b)._joined or ()) == len(link_from(a)._further.sockets) == 1
+    assert len(joined(b)) == len(flows_from(a).sockets) == 1
     assert [r.message for r in caplog.records if "of 4 connections" in r.message] == [
         "boundary link to b has 2 of 4 connections: closed by the peer"
     ]
     monkeypatch.undo()
     monkeypatch.setattr(wire, "STRIPED_FROM", 100)
-    link_from(a)._further._again_at = 0.0
+    flows_from(a)._again_at = 0.0
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived, 3)
-    assert len(link_to(b)._joined or ()) == 3
+    assert len(joined(b)) == 3
     assert a_in.events == []
 
 
@@ -307,7 +320,7 @@ def test_a_link_that_is_closed_while_it_waits_for_a_chunk_ends(net: Net) -> None
     with Group(net) as group:
         group.first.sendall(HEAD + record(0, END))
         group.other.sendall(chunk(0)[:100])
-        assert eventually(lambda: link_to(group.b)._joined != [])
+        assert eventually(lambda: joined(group.b) != ())
         group.b.close(0.0)
         assert refused(group.other)
         assert group.b_in.events == []

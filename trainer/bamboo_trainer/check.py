@@ -54,7 +54,7 @@ def found_or_problem(
 
 
 def _check(spec: JobSpec) -> dict[str, Any]:
-    body_channel(spec.topology.transport, "check")
+    body_channel(spec.topology.transport, "check", spec.topology.flows_per_link)
     require_toolchain(spec.training, gpu=torch.cuda.is_available())
     task, spec = settled_task(spec)
     evaluation_schedule(task, spec.training)

@@ -1,13 +1,14 @@
-"""How the bodies of large frames may travel beside a link's own connection: the seam for other networks.
+"""How the bodies of large frames travel: over several connections of a link (`stripes`), or by NIXL (`nixl`).
 
-The connection keeps what has to be small, ordered and authenticated: the handshake, each frame's header and meta, and
-the end of the link. Without such a way (`BodyChannel`), bodies travel on the connection, too.
+A link's own connection keeps what has to be small, ordered and authenticated: the handshake, each frame's header and
+meta, small frames whole, and the end of the link.
 """
 
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.sockets import SocketReader
 
@@ -16,19 +17,38 @@ class TransportUnavailable(ValueError):
     """The manifest asks for a transport that this machine does not have. The message names the field."""
 
 
+class SendingLink(Protocol):
+    """The sending end of a link, as the way for its bodies sees it."""
+
+    peer: WorkerId
+    lane: wire.Lane
+
+    def join(self, sock: socket.socket, address: Any) -> None:
+        """Connect a socket to the peer's address and have it join the link. Raises OSError, WireError."""
+        ...
+
+    def pace(self, size: int) -> None:
+        """Wait until the link's rate allows so many bytes more. OSError if the link ends meanwhile."""
+        ...
+
+
 class BodySender(Protocol):
-    """Of one connection. Made and used by the thread that sends over it, except for `listen`."""
+    """Belongs to one connection of a link. Used by the thread that sends over it, but for `listen` and `end`."""
 
     def listen(self, sock: socket.socket) -> None:
         """In a thread of its own: take in what the receiver says, until the connection ends. OSError, WireError."""
         ...
 
-    def send(self, sock: socket.socket, body: Sequence[wire.Buffer]) -> None:
-        """After the frame's head. Returns when all of it is in the receiver's memory; OSError once the link ended."""
+    def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
+        """A large frame: its head on the connection, its body as this sends bodies. OSError once the link ended."""
         ...
 
     def settle(self) -> None:
-        """Wait until the receiver has taken in all that was sent, so that closing the connection loses none of it."""
+        """Wait until closing the connection loses nothing of what was sent."""
+        ...
+
+    def end(self, *, clean: bool) -> None:
+        """The link ends: release who waits for its sending. Never blocks. clean: nothing was being sent."""
         ...
 
     def close(self) -> None:
@@ -37,10 +57,21 @@ class BodySender(Protocol):
 
 
 class BodyReceiver(Protocol):
-    """Of one connection. Used by its reader's thread."""
+    """Belongs to one connection of a link. Used by its reader's thread, but for `join` and `end`."""
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
         """Fill them, one after the other. Raises OSError, WireError."""
+        ...
+
+    def join(self, sock: socket.socket) -> bool:
+        """Have a proven connection carry a share of the bodies, and tell its sender; False if it may not.
+
+        OSError if it cannot be told.
+        """
+        ...
+
+    def end(self) -> None:
+        """The link ends: release who waits for a body. Never blocks."""
         ...
 
     def close(self) -> None:
@@ -49,10 +80,14 @@ class BodyReceiver(Protocol):
 
 
 class BodyChannel(Protocol):
-    """Makes both ends, one for each connection."""
+    """Makes both ends, one for each connection. takes_bodies: large bodies leave the frames that they belong to."""
 
-    def sender(self, link: str, rate: float | None) -> BodySender:
-        """link: a name for people. rate: bytes a second at most."""
+    takes_bodies: bool
+
+    def sender(self, link: SendingLink, rate: float | None) -> BodySender:
+        """rate: bytes a second at most."""
         ...
 
-    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> BodyReceiver: ...
+    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> BodyReceiver:
+        """link: a name for people."""
+        ...

@@ -1,11 +1,14 @@
-"""Which way large bodies travel, by `spec.topology.transport`."""
+"""Which way large bodies travel, by `spec.topology`."""
 
 from bamboo.job.placement_spec import TransportType
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport.bodies import BodyChannel
 from bamboo_trainer.transport.nixl.channel import NixlChannel
+from bamboo_trainer.transport.stripes import FlowChannel
 
 
-def body_channel(transport: TransportType, worker: WorkerId) -> BodyChannel | None:
-    """None: on the links' own connections. Raises TransportUnavailable if this machine does not have it."""
-    return NixlChannel(worker) if transport is TransportType.NIXL else None
+def body_channel(transport: TransportType, worker: WorkerId, flows: int) -> BodyChannel:
+    """flows: connections of a link, if bodies travel on these. Raises TransportUnavailable if this machine does not
+    have the transport.
+    """
+    return NixlChannel(worker) if transport is TransportType.NIXL else FlowChannel(flows)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bamboo.complaints import said_by
 from bamboo.planning.plan import WorkerId
-from bamboo_trainer.transport import sockets, stripes, wire
+from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Buffer
 from bamboo_trainer.transport.bodies import BodyChannel, BodyReceiver
 from bamboo_trainer.transport.frames import Frame
@@ -49,10 +49,10 @@ class Inbound:
         me: WorkerId,
         secret: bytes,
         acceptor: Acceptor,
-        channel: BodyChannel | None,
+        channel: BodyChannel,
         buffer: Buffer,
     ) -> None:
-        """channel: what large bodies travel over instead of the connection. buffer: where tensors are read into."""
+        """channel: what large bodies travel over. buffer: where tensors are read into."""
         self._sock = sock
         self._me = me
         self._secret = secret
@@ -62,8 +62,6 @@ class Inbound:
         self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
         self._lock = threading.Lock()
-        self._joined: list[stripes.ArrivingFlow] | None = []  # None once it has ended
-        self._bodies = 0  # striped ones so far
         self._given_away = False
         self.thread = threading.Thread(target=self._run, name="bamboo-rx", daemon=True)
 
@@ -71,37 +69,28 @@ class Inbound:
         """End the thread soon; never blocks."""
         with self._lock:
             sockets.wake(self._sock)
-            for flow in self._joined or ():
-                sockets.wake(flow.sock)
+            if self._body_receiver is not None:
+                self._body_receiver.end()
 
     def take_in(self, sock: socket.socket) -> bool:
-        """Have a proven connection share in this link, and tell its sender; False if the link has ended or is full.
+        """Have a proven connection share in this link, and tell its sender; False if it may not, or the link has ended.
 
-        Its sender hears it before anything can be sent on it, so every body is read from all flows that it is sent on.
         OSError if it cannot be told.
         """
         with self._lock:
-            if self._joined is None or len(self._joined) >= stripes.MAX_FLOWS - 1:
-                return False
-            sock.setblocking(False)
-            sock.sendall(wire.ACCEPTED)
-            self._joined.append(stripes.ArrivingFlow(sock))
-            return True
+            return self._body_receiver is not None and self._body_receiver.join(sock)
 
     def _run(self) -> None:
         reason = "ended by an error"
         try:
             reason = self._serve()
         finally:
-            if self._body_receiver is not None:
-                self._body_receiver.close()
             with self._lock:
-                ended = [flow.sock for flow in self._joined or ()]
-                self._joined = None
+                receiver, self._body_receiver = self._body_receiver, None
+            if receiver is not None:
+                receiver.close()
             if not self._given_away:
-                ended.append(self._sock)
-            for sock in ended:
-                sock.close()
+                self._sock.close()
             self._acceptor.left(self, reason)
 
     def _serve(self) -> str:
@@ -115,13 +104,13 @@ class Inbound:
                 logger.warning("link from %s refused: not in the plan", hello.worker)
                 return "not in the plan"
             self._sock.settimeout(None)
-            self._sock.sendall(wire.ACCEPTED)
             reader = sockets.SocketReader(self._sock)
-            first = stripes.ArrivingFlow(self._sock, reader)
-            if self._channel is not None:
-                self._body_receiver = self._channel.receiver(f"{hello.worker}-{hello.lane}", self._sock, reader)
+            receiver = self._channel.receiver(f"{hello.worker}-{hello.lane}", self._sock, reader)
+            with self._lock:
+                self._body_receiver = receiver  # before the sender may have others join
+            self._sock.sendall(wire.ACCEPTED)
             while True:
-                self._acceptor.arrived(self, self._read(reader, first, hello.lane))
+                self._acceptor.arrived(self, self._read(reader, receiver, hello.lane))
         except wire.WireError as error:
             logger.warning("link from %s closed: %s", self.hello.worker if self.hello else "a stranger", error)
             return said_by(error)
@@ -140,7 +129,7 @@ class Inbound:
         self.thread.name = f"bamboo-rx-{self.hello.worker}-{self.hello.lane}"
         return self.hello
 
-    def _read(self, reader: sockets.SocketReader, first: stripes.ArrivingFlow, lane: wire.Lane) -> Frame:
+    def _read(self, reader: sockets.SocketReader, receiver: BodyReceiver, lane: wire.Lane) -> Frame:
         """Raises WireError, OSError."""
         header = wire.parse_header(reader.receive(wire.HEADER.size))
         if wire.lane_of(header.address.kind) is not lane:
@@ -151,18 +140,8 @@ class Inbound:
         except RuntimeError as error:  # how torch says that memory is out
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
         if header.striped:
-            self._read_striped(first, [wire.byte_view(tensor) for tensor in tensors])
+            receiver.receive_into([wire.byte_view(tensor) for tensor in tensors])
         else:
             for tensor in tensors:
                 reader.receive_into(wire.byte_view(tensor))
         return Frame(address=header.address, epoch=header.epoch, origin=header.origin, tensors=tensors, payload=payload)
-
-    def _read_striped(self, first: stripes.ArrivingFlow, views: list[memoryview]) -> None:
-        """Raises WireError, OSError."""
-        if self._body_receiver is not None:
-            self._body_receiver.receive_into(views)
-            return
-        with self._lock:
-            flows = [first, *(self._joined or ())]
-        stripes.receive_body(stripes.ArrivingBody(self._bodies, views), flows)
-        self._bodies += 1

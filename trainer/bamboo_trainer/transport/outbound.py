@@ -11,11 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bamboo.planning.plan import WorkerId
-from bamboo_trainer.transport import sockets, stripes, wire
+from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.bodies import BodyChannel, BodySender
 
 logger = logging.getLogger(__name__)
@@ -27,18 +26,6 @@ AT_ONCE = 64 << 10  # bytes that the caller itself may send
 PIECE = 256 << 10  # bytes between two looks at the rate
 
 Report = Callable[["Outbound"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkCapacity:
-    """flows: connections that a link may have, for large frames. rate: bytes a second that it sends at most.
-
-    channel: what large bodies travel over instead of the connections.
-    """
-
-    flows: int = 1
-    rate: float | None = None
-    channel: BodyChannel | None = None
 
 
 class _Queued(NamedTuple):
@@ -56,22 +43,23 @@ class Outbound:
         address: tuple[str, int],
         on_broke: Report,
         on_stands: Report,
-        capacity: LinkCapacity,
+        channel: BodyChannel,
+        rate: float | None,
     ) -> None:
+        """channel: what large bodies travel over. rate: bytes a second that the link sends at most."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
         self._on_broke = on_broke
         self._on_stands = on_stands
-        self._capacity = capacity
+        self._channel, self._rate = channel, rate
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[_Queued] = deque()
         self._sock: socket.socket | None = None
         # Of the current connection:
-        self._further = self._further_flows(b"")
-        self._body_sender: BodySender | None = None
-        self._bodies = 0  # striped ones so far
+        self._nonce = b""  # with which the acceptor began it
+        self._body_sender: BodySender | None = None  # once it is past the handshake
         self._standing = False  # it is past the handshake
         self._lost = False  # it has ended at the other side
         self._due = 0.0  # when the rate allows more
@@ -116,14 +104,13 @@ class Outbound:
         with self._changed:
             self._closed = True
             self._queue.clear()
-            if not self._sending:
-                self._further.leave()
-            self._wake()
+            self._wake(clean=not self._sending)
             self._changed.notify_all()
 
-    def _wake(self) -> None:
-        """Release all who wait for one of the connections. Caller holds the lock."""
-        self._further.wake()
+    def _wake(self, *, clean: bool) -> None:
+        """Release all who wait for the link. Caller holds the lock."""
+        if self._body_sender is not None:
+            self._body_sender.end(clean=clean)
         if self._sock is not None:
             sockets.wake(self._sock)
 
@@ -156,26 +143,22 @@ class Outbound:
 
     def _link(self) -> None:
         """Form the link and send over it until it breaks (an exception) or is closed (a return)."""
-        channel, rate = self._capacity.channel, self._capacity.rate
-        with self._connected() as sock:
-            self._body_sender = None if channel is None else channel.sender(f"{self.peer}-{self.lane}", rate)
+        with self._connected() as (sock, sender):
             watcher = threading.Thread(
-                target=self._watch, args=(sock,), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
+                target=self._watch, args=(sock, sender), name=f"bamboo-eof-{self.peer}-{self.lane}", daemon=True
             )
             watcher.start()
             try:
                 self._stand()
-                while self._send_some(sock):
+                while self._send_some(sock, sender):
                     pass
             finally:
                 sockets.wake(sock)
                 watcher.join(CONNECT_SECONDS)
-                if self._body_sender is not None:
-                    self._body_sender.close()
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[socket.socket]:
-        """A socket past the handshake; closed in the end, with the link's further ones."""
+    def _connected(self) -> Iterator[tuple[socket.socket, BodySender]]:
+        """A socket past the handshake, and the way for its bodies; closed in the end."""
         host, port = self._address
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[self._attempts % len(found)]
@@ -186,16 +169,18 @@ class Outbound:
                     raise ConnectionAbortedError("closed")
                 self._sock, self._lost = sock, False
             try:
-                further = self._further_flows(self._greet(sock, address))
+                self._nonce = self._greet(sock, address)
                 with self._changed:
                     if self._closed or self._lost:
                         raise ConnectionAbortedError("closed")
-                    self._further, self._bodies = further, 0
-                yield sock
+                    sender = self._body_sender = self._channel.sender(self, self._rate)
+                yield sock, sender
             finally:
                 with self._changed:
+                    ended, self._body_sender = self._body_sender, None
                     self._sock, self._standing = None, False
-                self._further.close()
+                if ended is not None:
+                    ended.close()
 
     def _greet(self, sock: socket.socket, address: Any, joins: bytes = b"") -> bytes:
         """Connect, and prove who we are; the acceptor's nonce. Raises OSError, WireError."""
@@ -209,26 +194,19 @@ class Outbound:
         sock.settimeout(None)
         return nonce
 
-    def _further_flows(self, nonce: bytes) -> stripes.FurtherFlows:
-        """nonce: with which the acceptor began the first one."""
-
-        def join(sock: socket.socket, address: Any) -> None:
-            self._greet(sock, address, joins=nonce)
-
-        return stripes.FurtherFlows(f"{self.lane} link to {self.peer}", self._capacity.flows - 1, join)
+    def join(self, sock: socket.socket, address: Any) -> None:
+        """See `SendingLink`."""
+        self._greet(sock, address, joins=self._nonce)
 
     def _stand(self) -> None:
         with self._changed:
             self._broken, self._standing = False, True
         self._on_stands(self)
 
-    def _watch(self, sock: socket.socket) -> None:
-        """The acceptor speaks of what `_body_sender` sends, and else never again: what can be read is the end."""
+    def _watch(self, sock: socket.socket, sender: BodySender) -> None:
+        """The acceptor speaks of bodies that were sent, and else never again: what can be read is the end."""
         try:
-            if self._body_sender is None:
-                sock.recv(1)
-            else:
-                self._body_sender.listen(sock)
+            sender.listen(sock)
         except wire.WireError as error:
             logger.warning("%s link to %s closed: %s", self.lane, self.peer, error)
         except OSError as error:
@@ -236,13 +214,13 @@ class Outbound:
         sockets.wake(sock)
         with self._changed:
             self._lost = True
-            self._wake()
+            self._wake(clean=False)
             self._changed.notify_all()
 
-    def _send_some(self, sock: socket.socket) -> bool:
+    def _send_some(self, sock: socket.socket, sender: BodySender) -> bool:
         """Wait for frames, send one large or some small ones. False when closed."""
-        if self._body_sender is not None and not self._queue:
-            self._body_sender.settle()
+        if not self._queue:
+            sender.settle()
         with self._changed:
             self._sending = False
             self._changed.notify_all()
@@ -259,36 +237,25 @@ class Outbound:
                 size += sum(map(len, more))
             self._sending = True
         if striped:
-            self._send_striped(sock, buffers)
+            sender.send(sock, buffers[0], buffers[1:])
         else:
             for buffer in wire.coalesce(buffers):
                 self._send_buffer(sock, buffer)
         return True
 
     def _send_buffer(self, sock: socket.socket, buffer: wire.Buffer) -> None:
-        if self._capacity.rate is None:
+        if self._rate is None:
             sock.sendall(buffer)
             return
         for view in (memoryview(buffer)[at : at + PIECE] for at in range(0, len(buffer), PIECE)):
-            self._pace(len(view))
+            self.pace(len(view))
             sock.sendall(view)
 
-    def _pace(self, size: int) -> None:
-        """Wait until the rate allows so many bytes more. ConnectionError if the link ends meanwhile."""
-        if self._capacity.rate is None:
+    def pace(self, size: int) -> None:
+        """See `SendingLink`."""
+        if self._rate is None:
             return
         with self._changed:
             if self._changed.wait_for(lambda: self._closed or self._lost, max(0.0, self._due - time.monotonic())):
                 raise ConnectionAbortedError("closed")
-        self._due = max(self._due, time.monotonic()) + size / self._capacity.rate
-
-    def _send_striped(self, sock: socket.socket, buffers: list[wire.Buffer]) -> None:
-        """Send a large frame over as many connections as there may be. OSError if one of them is lost."""
-        if self._body_sender is not None:
-            sock.sendall(buffers[0])
-            self._body_sender.send(sock, buffers[1:])
-            return
-        self._further.open_missing(sock)  # before the head, with which the receiver looks who has joined
-        sock.sendall(buffers[0])
-        stripes.send_body(self._bodies, buffers[1:], [sock, *self._further.sockets], self._pace)
-        self._bodies += 1
+        self._due = max(self._due, time.monotonic()) + size / self._rate

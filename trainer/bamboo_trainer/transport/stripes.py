@@ -20,9 +20,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from bamboo_trainer.transport import sockets, wire
+from bamboo_trainer.transport.bodies import SendingLink
 
 logger = logging.getLogger(__name__)
 
@@ -107,27 +108,53 @@ def send_body(
     flows[0].sendall(RECORD.pack(number, END))
 
 
-class FurtherFlows:
-    """The sending end's flows beside a link's first one, with which they end. Opened for the first large frame, so that
-    small jobs need no more than one connection, by the link's own thread.
+class FlowChannel:
+    """See `BodyChannel`. flows: connections that a link may have; with one bodies stay in their frames."""
+
+    def __init__(self, flows: int = 1) -> None:
+        self._flows, self.takes_bodies = flows, flows > 1
+
+    def sender(self, link: SendingLink, rate: float | None) -> "FlowSender":
+        return FlowSender(link, self._flows - 1)
+
+    def receiver(self, link: str, sock: socket.socket, reader: sockets.SocketReader) -> "FlowReceiver":
+        return FlowReceiver(sock, reader)
+
+
+class FlowSender:
+    """See `BodySender`. The flows beside a link's first one end with it. They are opened for the first large frame, so
+    that small jobs need no more than one connection, by the link's own thread.
     """
 
-    def __init__(self, link: str, wanted: int, join: Callable[[socket.socket, Any], None]) -> None:
-        """link: a name for people. wanted: as many as there may be. join: connects a socket to an address, and has it
-        join the link; raises OSError, WireError.
-        """
-        self._link, self._wanted, self._join = link, wanted, join
+    def __init__(self, link: SendingLink, wanted: int) -> None:
+        """wanted: as many further flows as there may be."""
+        self._link, self._wanted = link, wanted
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self._bodies = 0  # sent so far
         self._again_at = 0.0  # when missing ones may be tried again
         self._ended = False
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """Those that are open."""
+        """The further flows that are open."""
         return tuple(self._sockets)
 
-    def open_missing(self, first: socket.socket) -> None:
+    def listen(self, sock: socket.socket) -> None:
+        """The receiver never speaks: what can be read is the end."""
+        sock.recv(1)
+
+    def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
+        """See `BodySender`."""
+        self._open_missing(sock)  # before the head, with which the receiver looks who has joined
+        sock.sendall(head)
+        send_body(self._bodies, body, [sock, *self.sockets], self._link.pace)
+        self._bodies += 1
+
+    def settle(self) -> None:
+        """What the kernel has is sent before the connection is closed."""
+
+    def _open_missing(self, first: socket.socket) -> None:
         """To the first one's peer. The link serves without them, too, for some time. OSError if it has ended."""
         if len(self._sockets) >= self._wanted or time.monotonic() < self._again_at:
             return
@@ -139,7 +166,8 @@ class FurtherFlows:
                 raise
             self._again_at = time.monotonic() + AGAIN_SECONDS
             have, wanted = 1 + len(self._sockets), 1 + self._wanted
-            logger.warning("%s has %d of %d connections: %s", self._link, have, wanted, error)
+            name = f"{self._link.lane} link to {self._link.peer}"
+            logger.warning("%s has %d of %d connections: %s", name, have, wanted, error)
 
     def _open_one(self, first: socket.socket) -> None:
         sock = socket.socket(first.family, first.type, first.proto)
@@ -148,7 +176,7 @@ class FurtherFlows:
                 if self._ended:
                     raise ConnectionAbortedError("closed")
                 self._sockets.append(sock)  # at once, so that who ends the link wakes it, too
-            self._join(sock, first.getpeername())
+            self._link.join(sock, first.getpeername())
             sock.setblocking(False)
         except BaseException:
             with self._lock:
@@ -157,18 +185,14 @@ class FurtherFlows:
             sock.close()
             raise
 
-    def leave(self) -> None:
-        """Say that nothing follows. Never blocks."""
-        with self._lock:
-            for sock in self._sockets:
-                with contextlib.suppress(OSError):  # then the other side takes the end for a loss
-                    leave(sock)
-
-    def wake(self) -> None:
-        """The link ends: release who waits for one of them, and open no more."""
+    def end(self, *, clean: bool) -> None:
+        """See `BodySender`. If it is clean the receiver is told that nothing follows."""
         with self._lock:
             self._ended = True
             for sock in self._sockets:
+                if clean:
+                    with contextlib.suppress(OSError):  # then the other side takes the end for a loss
+                        leave(sock)
                 sockets.wake(sock)
 
     def close(self) -> None:
@@ -176,6 +200,52 @@ class FurtherFlows:
             ended, self._sockets = self._sockets, []
         for sock in ended:
             sock.close()
+
+
+class FlowReceiver:
+    """See `BodyReceiver`."""
+
+    def __init__(self, sock: socket.socket, reader: sockets.SocketReader) -> None:
+        """reader: of the link's first flow."""
+        self._first = ArrivingFlow(sock, reader)
+        self._lock = threading.Lock()
+        self._joined: list[ArrivingFlow] | None = []  # None once the link has ended
+        self._bodies = 0  # received so far
+
+    @property
+    def joined(self) -> tuple[socket.socket, ...]:
+        """The further flows."""
+        return tuple(flow.sock for flow in self._joined or ())
+
+    def receive_into(self, views: Sequence[memoryview]) -> None:
+        """See `BodyReceiver`."""
+        with self._lock:
+            flows = [self._first, *(self._joined or ())]
+        receive_body(ArrivingBody(self._bodies, views), flows)
+        self._bodies += 1
+
+    def join(self, sock: socket.socket) -> bool:
+        """See `BodyReceiver`. Its sender hears it before anything can be sent on it, so every body is read from all
+        flows that it is sent on.
+        """
+        with self._lock:
+            if self._joined is None or len(self._joined) >= MAX_FLOWS - 1:
+                return False
+            sock.setblocking(False)
+            sock.sendall(wire.ACCEPTED)
+            self._joined.append(ArrivingFlow(sock))
+            return True
+
+    def end(self) -> None:
+        with self._lock:
+            for flow in self._joined or ():
+                sockets.wake(flow.sock)
+
+    def close(self) -> None:
+        with self._lock:
+            ended, self._joined = self._joined or [], None
+        for flow in ended:
+            flow.sock.close()
 
 
 class ArrivingBody:

@@ -20,7 +20,8 @@ from bamboo_trainer.transport.bodies import BodyChannel
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.inbound import Inbound
 from bamboo_trainer.transport.link_states import LinkStates
-from bamboo_trainer.transport.outbound import LinkCapacity, Outbound
+from bamboo_trainer.transport.outbound import Outbound
+from bamboo_trainer.transport.stripes import FlowChannel
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +36,9 @@ class TcpTransport:
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
         self._secret = secret.encode()
-        self._channel: BodyChannel | None = None
+        self._channel: BodyChannel = FlowChannel()
         self._buffer: Buffer = ordinary
-        self._capacities = {lane: LinkCapacity() for lane in wire.Lane}
+        self._state_rate: float | None = None
         self._deliver = deliver
         self._news = threading.Lock()
         self._lock = threading.RLock()
@@ -61,24 +62,22 @@ class TcpTransport:
         self,
         secret: str,
         state_rate: float | None = None,
-        flows: int = 1,
         channel: BodyChannel | None = None,
         buffer: Buffer = ordinary,
     ) -> None:
         """Replace the job's secret, for links formed from now on.
 
-        state_rate: whole states are limited to so many bytes a second. flows: connections of a link, for large frames.
-        channel: what large bodies travel over instead. buffer: where tensors are read into.
+        state_rate: whole states are limited to so many bytes a second. channel: what large bodies travel over; None:
+        each link's one connection. buffer: where tensors are read into.
         """
-        self._secret, self._channel, self._buffer = secret.encode(), channel, buffer
-        self._capacities = {lane: LinkCapacity(flows, None, channel) for lane in wire.Lane}
-        self._capacities[wire.Lane.STATE] = LinkCapacity(flows, state_rate, channel)
+        self._secret, self._channel, self._buffer = secret.encode(), channel or FlowChannel(), buffer
+        self._state_rate = state_rate
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
         key = (peer, wire.lane_of(frame.address.kind))
-        capacity = self._capacities[key[1]]
-        buffers = wire.encode_frame(frame, may_stripe=capacity.flows > 1 or capacity.channel is not None)
+        channel, rate = self._channel, self._state_rate if key[1] is wire.Lane.STATE else None
+        buffers = wire.encode_frame(frame, may_stripe=channel.takes_bodies)
         size = sum(map(len, buffers))
         with self._lock:
             if self._closed or peer not in self._peers:
@@ -87,7 +86,8 @@ class TcpTransport:
             link = self._outbound.get(key)
             if link is None:
                 route = (self._me, *key)
-                link = Outbound(route, self._secret, self._peers[peer], self._out_broke, self._out_stands, capacity)
+                address, reports = self._peers[peer], (self._out_broke, self._out_stands)
+                link = Outbound(route, self._secret, address, *reports, channel, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
             self.sent[frame.address.kind] += size

@@ -274,10 +274,11 @@ class WorkerAgent:
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:
             self.history = self._keep_history(job, welcome.history)
-        channel = body_channel(job.spec.topology.transport, self.worker)
+        topology = job.spec.topology
+        channel = body_channel(topology.transport, self.worker, topology.flows_per_link)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
-        rate, flows = job.spec.redundancy.transfer_mbps * 1e6, job.spec.topology.flows_per_link
-        self.transport.trust(welcome.secret, rate, flows, channel, together(by_device).buffer)
+        rate = job.spec.redundancy.transfer_mbps * 1e6
+        self.transport.trust(welcome.secret, rate, channel, together(by_device).buffer)
         owner = owner_of(welcome.secret)
         self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send, job.data)
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)

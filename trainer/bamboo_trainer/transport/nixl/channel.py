@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import wire
+from bamboo_trainer.transport.bodies import SendingLink
 from bamboo_trainer.transport.nixl.agent import SLOT_BYTES, SLOTS, Landing, NixlAgent, prove
 from bamboo_trainer.transport.nixl.protocol import (
     FILLED,
@@ -34,10 +35,10 @@ class NixlChannel:
 
     def __init__(self, worker: WorkerId) -> None:
         prove()
-        self._me = worker
+        self._me, self.takes_bodies = worker, True
 
-    def sender(self, link: str, rate: float | None) -> "NixlSender":
-        return NixlSender(f"{self._me}-to-{link}", rate)
+    def sender(self, link: SendingLink, rate: float | None) -> "NixlSender":
+        return NixlSender(f"{self._me}-to-{link.peer}-{link.lane}", rate)
 
     def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> "NixlReceiver":
         return NixlReceiver(f"{self._me}-from-{link}", sock, reader)
@@ -99,8 +100,9 @@ class NixlSender:
                 self._ended = True
                 self._changed.notify_all()
 
-    def send(self, sock: socket.socket, body: Sequence[wire.Buffer]) -> None:
-        """See BodySender."""
+    def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
+        """See BodySender. Returns when all of the body is in the receiver's memory."""
+        sock.sendall(head)
         agent = self._reached()
         source, flying, looks = chunks(body, SLOT_BYTES), deque[_Transfer](), _Looks()
         chunk = next(source, None)
@@ -125,6 +127,9 @@ class NixlSender:
         """See BodySender."""
         while (taken := self._seen()) != self._filled:
             self._wait(taken, None)
+
+    def end(self, *, clean: bool) -> None:
+        """See BodySender. Who waits is released by `listen`, which the connection's end ends."""
 
     def close(self) -> None:
         """See BodySender."""
@@ -188,6 +193,13 @@ class NixlReceiver:
             scatter(self._agent.slot(self._taken % SLOTS), chunk)
             self._taken += 1
             self._sock.sendall(TAKEN)
+
+    def join(self, sock: socket.socket) -> bool:
+        """No further connection carries anything."""
+        return False
+
+    def end(self) -> None:
+        """See BodyReceiver. Who waits is released by the connection's end."""
 
     def close(self) -> None:
         """See BodyReceiver."""
