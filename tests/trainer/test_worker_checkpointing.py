@@ -46,7 +46,10 @@ class Worker:
             },
         }
         self.said: queue.Queue[Message] = queue.Queue()
-        self.part = Checkpointing(parse_manifest(document), LAYERS, owner, self.said.put, data)
+        self.part = Checkpointing(parse_manifest(document), LAYERS, owner, self, data)
+
+    def tell(self, message: Message) -> None:
+        self.said.put(message)
 
     def hear(self) -> Any:
         return self.said.get(timeout=SECONDS)

@@ -25,6 +25,7 @@ from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page
 from prometheus_kit import promtool
+from recording_transport import Told
 from training_job import Job
 
 MANIFEST = bamboojob(
@@ -63,7 +64,7 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     job.run()
     roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
     agent.engine, agent.devices = roots[0].engine, (torch.device("cpu"),)
-    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, "", lambda message: None)
+    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, "", Told())
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
     check_page(Exporter.WORKER, text, complete=True)

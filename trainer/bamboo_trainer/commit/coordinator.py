@@ -9,4 +9,4 @@ class Coordinator(Protocol):
     """Whoever runs the engine passes on what is told, and comes back later with what is answered."""
 
     def tell(self, message: Message) -> None:
-        """Called by the engine's thread; does not wait."""
+        """Any thread may say something; none waits for it."""

@@ -53,14 +53,9 @@ class Components:
 
         begun: stages in the states that the first plan names, by number. wanted: what the coordinator wants to know.
         """
-        self._coordinator, self._observer, self._clock, self._queue = (
-            ports.coordinator,
-            ports.observer,
-            ports.clock,
-            queue,
-        )
+        self._coordinator, self._observer, self._history = ports.coordinator, ports.observer, ports.history
+        self._clock, self._queue = ports.clock, queue
         self._meter, self._timer, self._copies = meter, timer, copies
-        self._history = ports.history
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self._look_first = self._look_last = True  # for what is more urgent than instructions, and for what is less
         self.plan = PlanState(ports.worker, first, ports.devices)
@@ -111,7 +106,6 @@ class Components:
             timer,
             ports,
         )
-
         self.answer(wanted)
 
     @property

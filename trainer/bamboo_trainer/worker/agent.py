@@ -280,7 +280,7 @@ class WorkerAgent:
         rate = job.spec.redundancy.transfer_mbps * 1e6
         self.transport.trust(welcome.secret, rate, channel, together(by_device).buffer)
         owner = owner_of(welcome.secret)
-        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send, job.data)
+        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self, job.data)
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)
         self.control.send(job.ready())
 

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +30,6 @@ from bamboo.control.protocol import (
     CheckpointFound,
     CommitCheckpoint,
     FindCheckpoint,
-    Message,
     PartsWritten,
     WorkerWarning,
 )
@@ -43,6 +42,7 @@ from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.state_dict import read_layer
 from bamboo_trainer.checkpoint.versions import versions
+from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
 
@@ -76,16 +76,16 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """Of one job. layers: of its model. owner: the job. tell: to the coordinator; any thread may say something.
+    """Of one job; see `CheckpointFiles`. layers: of its model. owner: the job.
 
     data: what it trains with; None if that is not known.
     """
 
     def __init__(
-        self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None], data: DataRecord | None = None
+        self, spec: JobSpec, layers: int, owner: str, coordinator: Coordinator, data: DataRecord | None = None
     ) -> None:
         self._layers, self._owner, self._data = layers, owner, data
-        self._spec, self._to_coordinator, self._url = spec, tell, store_url(spec)
+        self._spec, self._coordinator, self._url = spec, coordinator, store_url(spec)
         self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
@@ -160,12 +160,12 @@ class Checkpointing:
     def report(self) -> None:
         """What was said last may be lost: say it again."""
         for message in self._told:
-            self._to_coordinator(message)
+            self._coordinator.tell(message)
 
     def _tell(self, message: AboutCheckpoint) -> None:
         same = (told for told in self._told if told.checkpoint == message.checkpoint)
         self._told = (*same, message)
-        self._to_coordinator(message)
+        self._coordinator.tell(message)
 
     def close(self) -> None:
         """What is not written yet is not written any more."""
@@ -219,7 +219,7 @@ class Checkpointing:
     def _failed(self, work: Work, message: str) -> None:
         match work:
             case FindCheckpoint():
-                self._to_coordinator(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
+                self._coordinator.tell(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
             case _Remains():
                 logger.warning("what is left of a checkpoint was not removed: %s", message)
             case _Layers() | CommitCheckpoint():
@@ -260,7 +260,7 @@ class Checkpointing:
             case _Remains(checkpoint):
                 self._remove(checkpoint)
             case FindCheckpoint():
-                self._to_coordinator(self._find(work))  # if it is lost it is asked for again
+                self._coordinator.tell(self._find(work))  # if it is lost it is asked for again
                 self._probe()
 
     def _probe(self) -> None:
@@ -270,7 +270,9 @@ class Checkpointing:
             try:
                 self._open().probe()
             except StorageError as error:
-                self._to_coordinator(WorkerWarning(reason="CheckpointStoreNotWritable", message=str(error)[:MOST_TEXT]))
+                self._coordinator.tell(
+                    WorkerWarning(reason="CheckpointStoreNotWritable", message=str(error)[:MOST_TEXT])
+                )
 
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
         return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
