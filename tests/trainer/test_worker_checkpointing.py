@@ -22,8 +22,9 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import CheckpointId
 from bamboo.storage.files import Buffer
 from bamboo.storage.local_files import LocalFiles
+from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
+from bamboo_trainer.worker.checkpointing import Checkpointing
 from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
 
 SECONDS = 120.0
