@@ -1,6 +1,10 @@
 """Which API server to talk to, and as whom: from kubeconfig files as kubectl reads them, or from inside a pod.
 
 Only reads; plugins are run by `credentials`. Whatever is wrong is a ConfigError that names the file.
+
+By hand, because the official client (37.0.2) takes the current context of the last file where kubectl takes that of the
+first, and leaves out `as`, by which a user has fewer rights (bench/kubernetes_client.py); it also lets private keys lie
+in files until the process ends.
 """
 
 import base64

@@ -1,4 +1,7 @@
-"""A pod's port on this machine: what `kubectl port-forward` does, over WebSockets through the API server."""
+"""A pod's port on this machine: what `kubectl port-forward` does, over WebSockets through the API server.
+
+By hand, because the official client (37.0.2) forwards ports with threads and its blocking side only.
+"""
 
 import asyncio
 import struct

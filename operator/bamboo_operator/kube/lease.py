@@ -7,6 +7,10 @@ What cannot be excluded: a holder that cannot reach the API server goes on worki
 somebody who takes over for them, and nobody else can decide better while they are connected to it. It ends when it
 reads that the Lease has another holder. So does one whose pod was deleted by force; until then, at most
 NOTICE_SECONDS, there are two.
+
+By hand, because the official client's election (37.0.2) fails if there is no Lease yet, ends without a word to the work
+when the API server is away, sees another holder only after 5 minutes if a renewal hangs, never releases, and looks at
+no pod (bench/kubernetes_client.py).
 """
 
 import asyncio
