@@ -143,7 +143,7 @@ def test_a_plugin_that_wants_the_cluster_is_told_of_it() -> None:
         user=User(),
         extension={"k": 1},
     )
-    told = asked_of_plugin(ExecPlugin(command="p", pass_cluster=True), access, True)
+    told = asked_of_plugin(ExecPlugin(command="p", provide_cluster_info=True), access, True)
     assert told["spec"] == {
         "interactive": True,
         "cluster": {

@@ -60,13 +60,13 @@ def test_inside_a_pod_its_service_account_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "context", "said"),
     [
-        ("[1]", None, "expected a kubeconfig, which is an object"),
+        ("[1]", None, "not a kubeconfig: expected `object`, got `array`"),
         ("a: [", None, "not valid YAML"),
         ("{}", None, "no current-context is set; expected --context, one of none"),
         ("current-context: x", None, "current-context x: no such context"),
         ("current-context: x\ncontexts: [{name: y}]", "z", "--context z: no such context; expected one of y"),
         ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", None, "names the cluster c, which is not"),
-        ("current-context: x\ncontexts: 3", None, "contexts: expected a list"),
+        ("current-context: x\ncontexts: 3", None, "expected `array`, got `int` - at `$.contexts`"),
     ],
 )
 def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str, context: str | None, said: str) -> None:
@@ -88,6 +88,16 @@ def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str, context: str | N
         ({"client-certificate-data": "QQ=="}, {}, "expected both client-certificate and client-key"),
         ({"client-key": "gone", "client-certificate-data": "QQ=="}, {}, "gone cannot be read: No such file"),
         ({"exec": {"args": []}}, {}, "exec: expected an object with a command"),
+        (
+            {"exec": {"command": "c", "args": 5}},
+            {},
+            r"user u: expected `array`, got `int` - at `\$.exec.args`",
+        ),
+        ({"exec": {"command": "c", "env": [{"value": "v"}]}}, {}, "missing required field `name`"),
+        ({"as-groups": "team"}, {}, "expected `array`, got `str`"),
+        ({"token": ["t"]}, {}, "expected `str`, got `array`"),
+        ({}, {"extensions": 3}, "expected `array`, got `int`"),
+        ({}, {"insecure-skip-tls-verify": "false"}, "expected `bool`, got `str`"),
     ],
 )
 def test_wrong_entries_are_named(tmp_path: Path, user: Any, cluster: Any, said: str) -> None:

@@ -123,12 +123,12 @@ def _load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
 
 async def run_plugin(plugin: ExecPlugin, access: Access) -> Credential:
     """What the program gives. Its errors go to the user's terminal, where it may also ask."""
-    terminal = sys.stdin.isatty() and plugin.interactive != "Never"
-    if plugin.interactive == "Always" and not terminal:
+    terminal = sys.stdin.isatty() and plugin.interactive_mode != "Never"
+    if plugin.interactive_mode == "Always" and not terminal:
         raise ConfigError(f"exec: {plugin.command} needs to prompt, and there is no terminal")
     environment = {
         **os.environ,
-        **dict(plugin.env),
+        **{one.name: one.value for one in plugin.env},
         "KUBERNETES_EXEC_INFO": json.dumps(request(plugin, access, terminal)),
     }
     limit = INTERACTIVE_SECONDS if terminal else PLUGIN_SECONDS
@@ -141,7 +141,7 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> Credential:
             stdout=asyncio.subprocess.PIPE,
         )
     except OSError as error:
-        hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
+        hint = f"; {' '.join(plugin.install_hint.split())}" if plugin.install_hint else ""
         raise ConfigError(f"exec: {plugin.command} cannot be run: {system_reason(error)}{hint}") from None
     try:
         async with asyncio.timeout(limit):
@@ -162,9 +162,9 @@ async def run_plugin(plugin: ExecPlugin, access: Access) -> Credential:
 def request(plugin: ExecPlugin, access: Access, interactive: bool) -> dict[str, Any]:
     """What the program is told."""
     spec: dict[str, Any] = {"interactive": interactive}
-    if plugin.pass_cluster:
+    if plugin.provide_cluster_info:
         spec["cluster"] = _cluster(access)
-    return {"apiVersion": plugin.version, "kind": "ExecCredential", "spec": spec}
+    return {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
 
 
 def _cluster(access: Access) -> dict[str, Any]:
@@ -190,9 +190,9 @@ def answer(output: bytes, plugin: ExecPlugin) -> Credential:
     status = found.get("status") if isinstance(found, dict) else None
     if not isinstance(status, Mapping):
         raise ConfigError(f"exec: {plugin.command} printed no ExecCredential with a status")
-    if found.get("apiVersion") != plugin.version:
+    if found.get("apiVersion") != plugin.api_version:
         given = str(found.get("apiVersion"))[:80]
-        raise ConfigError(f"exec: {plugin.command} speaks {given}; expected {plugin.version}")
+        raise ConfigError(f"exec: {plugin.command} speaks {given}; expected {plugin.api_version}")
     token, certificate, key = (status.get(n) or None for n in ("token", "clientCertificateData", "clientKeyData"))
     if not token and not (certificate and key):
         raise ConfigError(f"exec: {plugin.command} gave neither a token nor a certificate with its key")

@@ -10,34 +10,42 @@ in files until the process ends.
 import base64
 import binascii
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import msgspec
 import yaml
 
 from bamboo.kube.errors import ConfigError
+from bamboo.kube.request_parts import without_nulls
 
-Doc = Mapping[str, Any]
+T = TypeVar("T")
+Entry = tuple[Path, dict[str, Any]]  # of a list in a file
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod that may ask the API server
+EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
 EXEC_VERSION = "client.authentication.k8s.io/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecPlugin:
-    """A program that gives credentials, as EKS, GKE and AKS have it. pass_cluster: tell it about the cluster."""
+class ExecVariable(msgspec.Struct, frozen=True):
+    name: str
+    value: str = ""
 
-    command: str
+
+class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A program that gives credentials, as EKS, GKE and AKS have it. command: "" if the file names none."""
+
+    command: str = ""
     args: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    version: str = EXEC_VERSION
+    env: tuple[ExecVariable, ...] = ()
+    api_version: str = EXEC_VERSION
     install_hint: str = ""
-    interactive: str = "IfAvailable"
-    pass_cluster: bool = False
+    interactive_mode: str = "IfAvailable"
+    provide_cluster_info: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +84,58 @@ class Access:
     extension: Any = None
 
 
+# What is in a file
+
+
+class KubeconfigPart(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """A part of a kubeconfig. Its attributes are the fields; all may be absent, and what is not here is skipped."""
+
+
+class Kubeconfig(KubeconfigPart, frozen=True):
+    """A file. Of its entries only those that are chosen are looked at more closely."""
+
+    current_context: str = ""
+    contexts: tuple[dict[str, Any], ...] = ()
+    clusters: tuple[dict[str, Any], ...] = ()
+    users: tuple[dict[str, Any], ...] = ()
+
+
+class Context(KubeconfigPart, frozen=True):
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class Cluster(KubeconfigPart, frozen=True):
+    server: str = ""
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str = ""
+    proxy_url: str = ""
+    extensions: tuple[dict[str, Any], ...] = ()
+
+
+class AuthInfo(KubeconfigPart, frozen=True):
+    token: str = ""
+    token_file: str = msgspec.field(name="tokenFile", default="")
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    username: str = ""
+    password: str = ""
+    as_user: str = msgspec.field(name="as", default="")
+    as_uid: str = ""
+    as_groups: tuple[str, ...] = ()
+    as_user_extra: dict[str, tuple[str, ...]] = {}
+    auth_provider: dict[str, Any] | None = None
+    exec: ExecPlugin | None = None
+
+
+# What is chosen from it
+
+
 def load(path: str | None = None, context: str | None = None, environment: Mapping[str, str] = os.environ) -> Access:
     """path, then KUBECONFIG, then ~/.kube/config, then the pod's own ServiceAccount, as kubectl does it."""
     files = [Path(path)] if path else _files(environment)
@@ -112,88 +172,80 @@ def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> Acces
     )
 
 
-def choose(files: Sequence[tuple[Path, Doc]], context: str | None = None) -> Access:
-    """The named context, else the current one. The first file that has an entry of a name wins, as in kubectl."""
+def choose(files: Sequence[tuple[Path, Kubeconfig]], context: str | None = None) -> Access:
+    """The named context, else the current one, which is that of the first file that has one."""
     where = files[0][0]
-    current = context or next((str(doc["current-context"]) for _, doc in files if doc.get("current-context")), None)
+    contexts = _by_name((file, found.contexts) for file, found in files)
+    names = ", ".join(contexts) or "none: there are no contexts"
+    current = context or next((found.current_context for _, found in files if found.current_context), None)
     if current is None:
-        raise ConfigError(f"{where}: no current-context is set; expected --context, one of {_names(files, 'contexts')}")
-    entry = _entry(files, "contexts", current)
-    if entry is None:
+        raise ConfigError(f"{where}: no current-context is set; expected --context, one of {names}")
+    if current not in contexts:
         what = f"--context {context}" if context else f"{where}: current-context {current}"
-        raise ConfigError(f"{what}: no such context; expected one of {_names(files, 'contexts')}")
-    chosen = _part(entry[1], "context", entry[0])
-    cluster, cluster_file = _referred(files, "clusters", chosen.get("cluster"), current, "cluster")
-    user, user_file = _referred(files, "users", chosen["user"], current, "user") if chosen.get("user") else ({}, where)
+        raise ConfigError(f"{what}: no such context; expected one of {names}")
+    chosen, _ = _typed(contexts[current], "context", Context)
+    clusters = _by_name((file, found.clusters) for file, found in files)
+    users = _by_name((file, found.users) for file, found in files)
+    if chosen.cluster not in clusters:
+        raise ConfigError(f"{where}: context {current} names the cluster {chosen.cluster}, which is not there")
+    if chosen.user and chosen.user not in users:
+        raise ConfigError(f"{where}: context {current} names the user {chosen.user}, which is not there")
+    cluster, cluster_file = _typed(clusters[chosen.cluster], "cluster", Cluster)
+    user, user_file = _typed(users[chosen.user], "user", AuthInfo) if chosen.user else (AuthInfo(), where)
     return Access(
         context=current,
         server=_server(cluster, cluster_file),
         user=_user(user, user_file),
-        namespace=str(chosen.get("namespace") or "default"),
-        extension=_extension(cluster),
+        namespace=chosen.namespace or "default",
+        extension=next((one.get("extension") for one in cluster.extensions if one.get("name") == EXTENSION), None),
     )
 
 
-def _read(file: Path) -> Doc:
+def _by_name(files: Iterable[tuple[Path, Iterable[dict[str, Any]]]]) -> dict[str, Entry]:
+    """The first file that has an entry of a name wins, as in kubectl."""
+    found: dict[str, Entry] = {}
+    for file, entries in files:
+        for entry in entries:
+            found.setdefault(str(entry.get("name")), (file, entry))
+    return found
+
+
+def _typed(entry: Entry, part: str, kind: type[T]) -> tuple[T, Path]:
+    """What the entry has in that part, and its file."""
+    file, found = entry
+    return _converted(found.get(part, {}), kind, f"{file}: {part} {found.get('name')}"), file
+
+
+def _converted(document: Any, kind: type[T], where: str) -> T:
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        what = str(error)
+        raise ConfigError(f"{where}: {what[:1].lower()}{what[1:]}") from None
+
+
+def _read(file: Path) -> Kubeconfig:
     try:
         found = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{file}: not valid YAML") from None
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: expected a kubeconfig, which is an object")
-    return found
+    return _converted(without_nulls({} if found is None else found), Kubeconfig, f"{file}: not a kubeconfig")
 
 
-def _entry(files: Sequence[tuple[Path, Doc]], kind: str, name: str) -> tuple[Path, Doc] | None:
-    for file, doc in files:
-        for entry in _entries(file, doc, kind):
-            if entry.get("name") == name:
-                return file, entry
-    return None
-
-
-def _entries(file: Path, doc: Doc, kind: str) -> list[Doc]:
-    found = doc.get(kind) or []
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise ConfigError(f"{file}: {kind}: expected a list of objects")
-    return found
-
-
-def _names(files: Sequence[tuple[Path, Doc]], kind: str) -> str:
-    names = [str(entry.get("name")) for file, doc in files for entry in _entries(file, doc, kind)]
-    return ", ".join(dict.fromkeys(names)) or "none: there are no contexts"
-
-
-def _part(entry: Doc, name: str, file: Path) -> Doc:
-    found = entry.get(name) or {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: {name} {entry.get('name')}: expected an object")
-    return found
-
-
-def _referred(files: Sequence[tuple[Path, Doc]], kind: str, name: Any, context: str, part: str) -> tuple[Doc, Path]:
-    entry = _entry(files, kind, str(name))
-    if entry is None:
-        raise ConfigError(f"{files[0][0]}: context {context} names the {part} {name}, which is not there")
-    return _part(entry[1], part, entry[0]), entry[0]
-
-
-def _server(cluster: Doc, file: Path) -> ClusterServer:
-    url = str(cluster.get("server") or "")
+def _server(cluster: Cluster, file: Path) -> ClusterServer:
+    url, proxy = cluster.server, cluster.proxy_url
     if not url.startswith(("https://", "http://")):
         raise ConfigError(f"{file}: server: expected a URL that begins with https://, got {url!r}")
-    proxy = str(cluster.get("proxy-url") or "")
     if proxy and not proxy.startswith(("http://", "https://")):
         raise ConfigError(f"{file}: proxy-url: expected a URL that begins with http:// or https://, got {proxy!r}")
+    authority = _pem("certificate-authority", cluster.certificate_authority_data, cluster.certificate_authority, file)
     return ClusterServer(
         url=url.rstrip("/"),
-        authority=_data(cluster, "certificate-authority", file),
-        insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        tls_name=cluster.get("tls-server-name") or None,
+        authority=authority,
+        insecure=cluster.insecure_skip_tls_verify,
+        tls_name=cluster.tls_server_name or None,
         proxy=proxy or environment_proxy(url),
     )
 
@@ -230,68 +282,58 @@ def _within(host: str, exceptions: str) -> bool:
     return False
 
 
-def _user(user: Doc, file: Path) -> User:
-    if provider := user.get("auth-provider"):
-        name = provider.get("name") if isinstance(provider, dict) else provider
+def _user(user: AuthInfo, file: Path) -> User:
+    if user.auth_provider is not None:
+        name = user.auth_provider.get("name")
         raise ConfigError(
             f"{file}: auth-provider {name}: no longer supported; expected exec, as the cloud's own command"
             " writes it (gke-gcloud-auth-plugin, kubelogin, kubectl oidc-login)"
         )
-    certificate, key = _data(user, "client-certificate", file), _data(user, "client-key", file)
+    certificate = _pem("client-certificate", user.client_certificate_data, user.client_certificate, file)
+    key = _pem("client-key", user.client_key_data, user.client_key, file)
     if (certificate is None) != (key is None):
         raise ConfigError(f"{file}: expected both client-certificate and client-key, or none")
-    given = User(
-        token=user.get("token") or None,
-        token_file=_near(file, user["tokenFile"]) if user.get("tokenFile") else None,
+    return User(
+        token=user.token or None,
+        token_file=_near(file, user.token_file) if user.token_file else None,
         certificate=certificate,
         key=key,
-        name=user.get("username") or None,
-        password=user.get("password") or None,
+        name=user.username or None,
+        password=user.password or None,
+        plugin=_plugin(user.exec, file) if user.exec else None,
         acts_as=tuple(_acts_as(user)),
     )
-    return replace(given, plugin=_plugin(user["exec"], file)) if user.get("exec") else given
 
 
-def _acts_as(user: Doc) -> list[tuple[str, str]]:
-    headers = [("Impersonate-User", str(user["as"]))] if user.get("as") else []
-    headers += [("Impersonate-Uid", str(user["as-uid"]))] if user.get("as-uid") else []
-    headers += [("Impersonate-Group", str(group)) for group in user.get("as-groups") or ()]
-    extra = user.get("as-user-extra") or {}
-    return headers + [(f"Impersonate-Extra-{key}", str(value)) for key in extra for value in extra[key]]
+def _acts_as(user: AuthInfo) -> Iterable[tuple[str, str]]:
+    if user.as_user:
+        yield "Impersonate-User", user.as_user
+    if user.as_uid:
+        yield "Impersonate-Uid", user.as_uid
+    for group in user.as_groups:
+        yield "Impersonate-Group", group
+    for key, values in user.as_user_extra.items():
+        for value in values:
+            yield f"Impersonate-Extra-{key}", value
 
 
-def _plugin(section: Any, file: Path) -> ExecPlugin:
-    if not isinstance(section, dict) or not section.get("command"):
+def _plugin(plugin: ExecPlugin, file: Path) -> ExecPlugin:
+    """A command with a slash in it is relative to the file's folder; without one it is looked for on the PATH."""
+    if not plugin.command:
         raise ConfigError(f"{file}: exec: expected an object with a command")
-    command = str(section["command"])
-    if os.sep in command:
-        command = str(_near(file, command))
-    return ExecPlugin(
-        command=command,
-        args=tuple(map(str, section.get("args") or ())),
-        env=tuple((str(e["name"]), str(e["value"])) for e in section.get("env") or ()),
-        version=str(section.get("apiVersion") or EXEC_VERSION),
-        install_hint=" ".join(str(section.get("installHint") or "").split()),
-        interactive=str(section.get("interactiveMode") or "IfAvailable"),
-        pass_cluster=bool(section.get("provideClusterInfo")),
-    )
+    if os.sep not in plugin.command:
+        return plugin
+    return msgspec.structs.replace(plugin, command=str(_near(file, plugin.command)))
 
 
-def _extension(cluster: Doc) -> Any:
-    for entry in cluster.get("extensions") or ():
-        if entry.get("name") == "client.authentication.k8s.io/exec":
-            return entry.get("extension")
-    return None
-
-
-def _data(section: Doc, name: str, file: Path) -> str | None:
-    """PEM, given in base64 or as a file. Data win over a file, as in kubectl."""
-    if encoded := section.get(f"{name}-data"):
+def _pem(name: str, data: str, path: str, file: Path) -> str | None:
+    """What is given in base64 or as a file; None if it is not given. Data win over a file, as in kubectl."""
+    if data:
         try:
-            return base64.b64decode(str(encoded), validate=True).decode()
+            return base64.b64decode(data, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
             raise ConfigError(f"{file}: {name}-data: expected base64") from None
-    return _text(_near(file, section[name]), file) if section.get(name) else None
+    return _text(_near(file, path), file) if path else None
 
 
 def _text(path: Path, source: Path) -> str:
@@ -302,6 +344,6 @@ def _text(path: Path, source: Path) -> str:
         raise ConfigError(f"{source}: {path} cannot be read: {why}") from None
 
 
-def _near(file: Path, path: Any) -> Path:
+def _near(file: Path, path: str) -> Path:
     """Paths in a kubeconfig are relative to its folder."""
-    return file.absolute().parent / Path(str(path)).expanduser()
+    return file.absolute().parent / Path(path).expanduser()

@@ -1,5 +1,6 @@
 """What requests to the API server are made of: the paths of objects, kinds of patches, and bodies that several need."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from bamboo.names import GROUP, PLURAL, VERSION
@@ -42,3 +43,12 @@ def delete_options(uid: str, grace_seconds: int | None = None, propagation: str 
     if propagation is not None:
         body["propagationPolicy"] = propagation
     return body
+
+
+def without_nulls(value: Any) -> Any:
+    """The same document; a field that is null is absent in it, as it is to Kubernetes."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    return value

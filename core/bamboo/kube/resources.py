@@ -7,6 +7,7 @@ import msgspec
 
 from bamboo.job.status import BambooJobStatus, Time
 from bamboo.kube.errors import RemoteError
+from bamboo.kube.request_parts import without_nulls
 
 T = TypeVar("T")
 
@@ -174,15 +175,7 @@ class Event(Part, frozen=True):
 def read(kind: type[T], body: Mapping[str, Any]) -> T:
     """The object as that kind. Raises RemoteError naming the field that is of another type."""
     try:
-        return msgspec.convert(_without_nulls(body), kind)
+        return msgspec.convert(without_nulls(body), kind)
     except msgspec.ValidationError as error:
         name = (body.get("metadata") or {}).get("name")
         raise RemoteError(f"cannot read {kind.__name__} {name} as the API server sends it: {error}") from None
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_without_nulls(inner) for inner in value]
-    return value

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
+
 from bamboo import loop_signals
 from bamboo.kube import kubeconfig
 from bamboo.kube.api import KubeApi
@@ -27,7 +29,8 @@ def _silent(access: kubeconfig.Access) -> kubeconfig.Access:
     plugin = access.user.plugin
     if plugin is None:
         return access
-    return replace(access, user=replace(access.user, plugin=replace(plugin, interactive="Never")))
+    silent = msgspec.structs.replace(plugin, interactive_mode="Never")
+    return replace(access, user=replace(access.user, plugin=silent))
 
 
 async def _names(access: kubeconfig.Access, namespace: str) -> list[str]:
