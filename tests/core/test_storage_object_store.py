@@ -8,5 +8,7 @@ from bamboo.storage.errors import StorageError
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(StorageError, match=r"^s3://bucket/run needs the package s3fs.*pip install 'bamboo-spot\[s3\]'$"):
+    with pytest.raises(
+        StorageError, match=r"^s3://bucket/run needs the package s3fs.*pip install 'bamboo-spot\[s3\]'$"
+    ):
         CheckpointStore("s3://bucket/run")

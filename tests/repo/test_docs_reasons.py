@@ -64,6 +64,7 @@ PASSED_ON = {
     "signal.source": "signals and cloud_marks",
     "of_node.source": "the same",
     "mark.source": "the same",
+    "said.reason": "node_marks: an installation's own file",
     "disruption": "ANSWERS and TABLES",
     "_WAITING[reason]": "TABLES",
     "found.reason": "Protection",

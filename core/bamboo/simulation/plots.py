@@ -1,4 +1,4 @@
-"""Simulated runs over time as a picture, in the job page's colours. Needs matplotlib (`pip install bamboo-spot[plots]`)."""
+"""Simulated runs over time, in the job page's colours. Needs matplotlib (`pip install bamboo-spot[plots]`)."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -47,7 +47,9 @@ def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Pat
 def new_figure(flag: str, size: tuple[float, float], title: str) -> Any:
     """With its title. flag: of the command line, for messages. Raises SimulationError if matplotlib is missing."""
     if find_spec("matplotlib") is None:
-        raise SimulationError(f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it")
+        raise SimulationError(
+            f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it"
+        )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, facecolor=GROUND, layout="constrained")

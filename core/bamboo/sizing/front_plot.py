@@ -1,4 +1,4 @@
-"""Time and cost of plans as a picture, in the job page's colours. Needs matplotlib (`pip install bamboo-spot[plots]`)."""
+"""Time and cost of options, in the job page's colours. Needs matplotlib (`pip install bamboo-spot[plots]`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
