@@ -117,7 +117,7 @@ def test_every_alert_has_a_runbook_and_what_a_person_needs() -> None:
         page = ROOT / alert["annotations"]["runbook_url"]
         assert page == RUNBOOKS / f"{alert['alert']}.md"
         headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-        assert headings == [alert["alert"], "What it means", "Impact", "What to look at", "What to do"]
+        assert headings == [alert["alert"], "What it means", "What to look at", "What to do"]
 
 
 def test_runbooks_name_panels_that_there_are_and_pages_that_there_are() -> None:
