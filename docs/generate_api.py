@@ -1,7 +1,7 @@
 """Writes docs/api.md from crds/bamboojob.yaml: `make docs`. A test fails if the committed page is stale."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,21 @@ def page(crd: Schema) -> str:
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:
-    """One for each object with fields: the outer one first, then those inside in the order of the schema."""
-    lines = [f"{'#' * (2 if '.' not in path else 3)} {path}", "", schema["description"], ""]
-    lines += ["| Field | Type | Default | What |", "| --- | --- | --- | --- |"]
+    """One for each object with fields: the outer one first, then those inside in the order of the schema.
+
+    A field's description is in the table of the object that has the field, so only the outermost are said here.
+    """
+    lines = [f"{'#' * (2 if '.' not in path else 3)} {path}", ""]
+    lines += [schema["description"], ""] if "." not in path else []
+    rows = []
     for name, field in schema["properties"].items():
         default = "required" if name in schema.get("required", ()) else _default(field)
-        kind = _type(field, _anchor(f"{path}.{name}"))
-        lines.append(f"| `{name}` | {kind} | {default} | {_cell(field['description'])} |")
-    rules = [_rule(path, rule) for rule in schema.get("x-kubernetes-validations", ())]
+        rows.append((f"`{name}`", _type(field, _anchor(f"{path}.{name}")), default, _cell(field["description"])))
+    defaults = any(default for _, _, default, _ in rows)
+    lines += ["| Field | Type | Default | What |", "| --- | --- | --- | --- |"] if defaults else []
+    lines += [] if defaults else ["| Field | Type | What |", "| --- | --- | --- |"]
+    lines += [f"| {' | '.join(row if defaults else (*row[:2], row[3]))} |" for row in rows]
+    rules = list(_rules(path, schema.get("x-kubernetes-validations", ())))
     yield "\n".join([*lines, *(["", "Rules:", "", *rules] if rules else []), ""])
     for name, field in schema["properties"].items():
         inner, at = field.get("items", field), f"{path}.{name}" + ("[]" if "items" in field else "")
@@ -62,8 +69,13 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
             yield from _sections(at, inner)
 
 
-def _rule(path: str, rule: Schema) -> str:
-    return f"- `{path}{rule.get('fieldPath', '')}`: {rule['message']}."
+def _rules(path: str, rules: Sequence[Schema]) -> Iterator[str]:
+    """One line for each message, with the fields that it is about."""
+    fields: dict[str, list[str]] = {}
+    for rule in rules:
+        fields.setdefault(rule["message"], []).append(f"`{path}{rule.get('fieldPath', '')}`")
+    for message, of in fields.items():
+        yield f"- {', '.join(of)}: {message}."
 
 
 def _default(field: Schema) -> str:

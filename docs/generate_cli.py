@@ -1,11 +1,17 @@
 """Writes docs/cli.md from the commands' own help: `make docs`. A test fails if the committed page is stale."""
 
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 
+COMMANDS = typer.main.get_group(app)
 PAGE = Path(__file__).parent / "cli.md"
 WIDTH = "100"
 
@@ -46,8 +52,7 @@ HEAD = """\
 
 <!-- Made by `make docs` from the commands' help and docs/generate_cli.py; change those instead. -->
 
-`bamboo` runs and checks jobs on this machine, and manages jobs on a cluster. The commands for a cluster are also
-available as `kubectl bamboo ...`: kubectl finds the program `kubectl-bamboo`, which comes with the package `bamboo-spot`.
+`bamboo` runs and checks jobs on this machine, and manages jobs on a cluster, there also as `kubectl bamboo ...`.
 
 | Exit code | What |
 | --- | --- |
@@ -79,8 +84,6 @@ Rights that a person needs, in the job's namespace:
 
 ## What a drill does
 
-`bamboo preempt` does to a job what a cloud will do to it some day, so that you can see how the job reacts.
-
 | Flags | What is done | What the operator sees |
 | --- | --- | --- |
 | `--notice` (default) | The pod is deleted with its grace period | A notice; the worker leaves between two steps |
@@ -88,39 +91,89 @@ Rights that a person needs, in the job's namespace:
 | `--node` | The node gets the taint that its cloud writes before it takes a node back | A notice to all workers on the node |
 | `--node --kill` | All of the job's pods on the node are deleted with a grace period of 0 | Several losses at once |
 
-It then waits until the stages are taken over and every stage has a second copy again, and prints how long each took.
-The taint is removed at the end, also after Ctrl-C; its value is `bamboo-drill`, so that a taint that was left behind,
-because your computer crashed, can be told from a cloud's. A drill asks for confirmation, or needs `--yes`, if the job is
-not fully protected, if neighbouring stages would be lost at once, or if workers of other jobs are on the node.
+`bamboo preempt` then waits until every stage has a second copy again, and prints how long that took. The taint is
+removed at the end, also after Ctrl-C; its value is `bamboo-drill`. A drill asks for confirmation, or needs `--yes`, if
+the job is not fully protected, if neighbouring stages would be lost at once, or if workers of other jobs are on the node.
 
 ## Editing a job
 
 `bamboo submit FILE` refuses a job that exists. With `--apply` the manifest is merged into the existing job by
-server-side apply, as field manager `bamboo`: fields in the manifest are set, fields that an earlier manifest had and
-this one does not have are removed, and all others stay. A field that another manager has set, such as
-`spec.topology.pipelines` by `kubectl scale`, is reported as a conflict; `--force` takes it over.
+server-side apply, as field manager `bamboo`: fields that an earlier manifest had and this one does not are removed, and
+those that neither names stay. A field that another manager has set, such as `spec.topology.pipelines` by
+`kubectl scale`, is reported as a conflict; `--force` takes it over.
 """  # noqa: E501
 
 
+# An argument or option that so many commands or more explain in the same words is explained once, above them.
+SHARED_BY = 2
+ENTRY = re.compile(r"^  \S")
+
+
 def page() -> str:
-    parts = [HEAD]
-    for title, names in (("Commands on a cluster", CLUSTER), ("Commands on this machine", HERE)):
+    sections = {"Commands on a cluster": commands(CLUSTER), "Commands on this machine": commands(HERE)}
+    texts = {words: help_of(*words) for names in sections.values() for words in names}
+    shared = explained_once(texts.values())
+    rows = [f"| `{names}` | {what} |" for names, what in shared.items()]
+    parts = [HEAD, "## Options of several commands\n", "\n".join(["| Option | What |", "| --- | --- |", *rows, ""])]
+    for title, names in sections.items():
         parts.append(f"## {title}\n")
-        parts += [f"### bamboo {name}\n\n```\n{help_of(name)}\n```\n" for name in names]
-        if "trace" in names:
-            inner = (
-                ("trace", "summary"),
-                ("traces", "show"),
-                ("traces", "convert"),
-                ("traces", "generate"),
-                ("checkpoints", "list"),
-                ("checkpoints", "verify"),
-                ("checkpoints", "prune"),
-                ("data", "tokenize"),
-                ("data", "show"),
-            )
-            parts += [f"### bamboo {' '.join(words)}\n\n```\n{help_of(*words)}\n```\n" for words in inner]
+        parts += [f"### bamboo {' '.join(words)}\n\n```\n{own_help(texts[words], shared)}\n```\n" for words in names]
     return "\n".join(parts)
+
+
+def commands(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The words of each command, and of a group those of each command in it."""
+    found: list[tuple[str, ...]] = []
+    for name in names:
+        command = COMMANDS.commands[name]
+        found += [(name, inner) for inner in command.commands] if isinstance(command, TyperGroup) else [(name,)]
+    return found
+
+
+def explained_once(texts: Iterable[str]) -> dict[str, str]:
+    """What is said of the arguments and options that several commands share, by their names."""
+    counts = Counter(
+        cells(lines) for text in texts for title in ("Arguments", "Options") for lines in entries(text, title)
+    )
+    shared: dict[str, str] = {}
+    for (names, what), count in counts.most_common():
+        if count >= SHARED_BY:
+            shared.setdefault(names, what)
+    return shared
+
+
+def entries(text: str, title: str) -> list[list[str]]:
+    """The lines about each argument or option in a command's help."""
+    found: list[list[str]] = []
+    for line in text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].splitlines():
+        if ENTRY.match(line):
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def cells(lines: Sequence[str]) -> tuple[str, str]:
+    """The names of an argument or option, and what the help says of it, however that is wrapped."""
+    names, _, begin = lines[0].strip().partition("  ")
+    text = " ".join([begin, *lines[1:]]).split()
+    return names.replace("|", "\\|"), " ".join(text).replace("|", "\\|")
+
+
+def own_help(text: str, shared: Mapping[str, str]) -> str:
+    """A command's help, in which shared options have only their names."""
+    lines = [text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip()]
+    for title in ("Arguments", "Options"):
+        own = [entry for entry in entries(text, title) if shared.get(cells(entry)[0]) != cells(entry)[1]]
+        lines += ["", f"{title}:", *(line for entry in own for line in entry)] if own else []
+    names = [cells(entry)[0] for entry in entries(text, "Options") if shared.get(cells(entry)[0]) == cells(entry)[1]]
+    shown = [short(name) for name in names if not name.startswith("-h")]
+    return "\n".join([*lines, *(["", f"Also {', '.join(shown)}."] if shown else [])])
+
+
+def short(names: str) -> str:
+    """The last name of an option, with its values if these are what tells it from another one of that name."""
+    flag, _, value = names.replace("\\|", "|").split(", ")[-1].partition(" ")
+    return f"{flag} {value}" if value.startswith("<") else flag
 
 
 def help_of(*words: str) -> str:

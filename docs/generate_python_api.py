@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 PAGE = Path(__file__).parent / "python-api.md"
-LIBRARY = ("gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
+MODELS = ("gpt", "mlp", "huggingface", "gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
         *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset"),
@@ -29,10 +29,6 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.reference": ("train",),
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
-    "bamboo_trainer.models.gpt": ("build",),
-    "bamboo_trainer.models.mlp": ("build",),
-    "bamboo_trainer.models.huggingface": ("build",),
-    **{f"bamboo_trainer.models.{name}": ("build",) for name in LIBRARY},
 }
 HEAD = """\
 # The Python API
@@ -40,13 +36,22 @@ HEAD = """\
 <!-- Made by `make docs` from the docstrings and docs/generate_python_api.py; change those instead. -->
 
 What a model's author imports; what is in `bamboo_trainer.data.…` can be imported from `bamboo_trainer.data`.
-[tutorial.md](tutorial.md) is the introduction; [models.md](models.md) has the rules for
-layers, datasets and optimizers beyond their signatures. What is not on this page may change without notice.
+[models.md](models.md) has the rules for layers, datasets and optimizers beyond their signatures. All datasets have the
+methods of [`Dataset`](#taskdataset). What is not on this page may change without notice.
 """
 
 
 def page() -> str:
-    return "\n".join([HEAD, *(part for name, names in SHOWN.items() for part in _module(name, names))])
+    return "\n".join([HEAD, *(part for name, names in SHOWN.items() for part in _module(name, names)), _models()])
+
+
+def _models() -> str:
+    """What the entrypoints that come with Bamboo are."""
+    lines = ["## bamboo_trainer.models", "", "Each has a function `build`, for a manifest's `task.entrypoint`.", ""]
+    for name in MODELS:
+        text = inspect.getdoc(importlib.import_module(f"bamboo_trainer.models.{name}")) or ""
+        lines.append(f"- `bamboo_trainer.models.{name}:build`: {' '.join(text.split())}")
+    return "\n".join([*lines, ""])
 
 
 def _module(name: str, names: tuple[str, ...]) -> Iterator[str]:
@@ -78,7 +83,7 @@ def _described(node: ast.stmt) -> Iterator[str]:
         case ast.ClassDef():
             yield _words(node)
             for method in (part for part in node.body if isinstance(part, ast.FunctionDef)):
-                if text := ast.get_docstring(method):
+                if _public(method.name) and (text := ast.get_docstring(method)):
                     yield f"`{method.name}`: {text}\n"
         case ast.FunctionDef():
             yield _words(node)
@@ -92,7 +97,9 @@ def _signature(node: ast.stmt) -> str:
         case ast.ClassDef(name=name, bases=bases, body=body, decorator_list=decorators):
             parents = f"({', '.join(map(ast.unparse, bases))})" if bases else ""
             fields = [ast.unparse(part) for part in body if isinstance(part, ast.AnnAssign)]
-            methods = [_signature(part) for part in body if isinstance(part, ast.FunctionDef) and _public(part.name)]
+            of_all = () if name == "Dataset" else ("__len__", "batch")
+            functions = [part for part in body if isinstance(part, ast.FunctionDef) and _public(part.name)]
+            methods = [_signature(part) for part in functions if part.name not in of_all]
             above = "".join(f"@{ast.unparse(decorator)}\n" for decorator in decorators)
             return above + "\n    ".join([f"class {name}{parents}:", *fields, *methods])
     return ast.unparse(node)

@@ -64,8 +64,8 @@ Step = Annotated[
 def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
     """List checkpoints, the newest first.
 
-    Also those that are damaged, with the reason, and what is left of interrupted writes. No file's contents are read:
-    see `verify`. Credentials come from the environment, as the cloud's own tools find them.
+    Also damaged ones, with the reason, and what is left of interrupted writes. No file's contents are read: see
+    `verify`.
 
     Example: bamboo checkpoints list s3://bucket/llama
     """
@@ -88,8 +88,7 @@ def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
 def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> None:
     """Read every file of every checkpoint, and say which one is not what was written.
 
-    Exits with 1 if one is damaged or cannot be read. What is left of interrupted writes is no checkpoint and not looked
-    at.
+    Exits with 1 if one is damaged or cannot be read.
 
     Example: bamboo checkpoints verify /mnt/checkpoints --step 200
     """
@@ -130,8 +129,8 @@ def prune(
 ) -> None:
     """Remove all but the newest checkpoints, and what is left of interrupted writes.
 
-    What a running job may be writing at the moment stays: an unfinished write is removed once a later checkpoint has
-    been written, or after a day. So does a damaged one that is newer than every complete one.
+    An unfinished write is removed once a later checkpoint has been written, or after a day. A damaged one that is newer
+    than every complete one stays.
 
     Example: bamboo checkpoints prune gs://bucket/llama --keep 3 --dry-run
     """
@@ -193,12 +192,11 @@ def export(
 ) -> None:
     """Write a checkpoint, or a run's folder of weights, as one plain state dict, which needs no Bamboo to be read.
 
-    Parameters and buffers are named "layers.NUMBER.NAME", with the layer's number in the task and the name in its
-    state_dict(). The optimizer's state is left out. Files are read and checked one layer after the other, so memory for
-    the largest layer is enough; torch and dcp need twice the disk space meanwhile.
+    Parameters and buffers are named "layers.NUMBER.NAME"; the optimizer's state is left out. Memory for the largest
+    layer is enough; torch and dcp need twice the disk space meanwhile.
 
     With --format huggingface it is the folder that transformers' from_pretrained loads, of a model that
-    bamboo_trainer.models.huggingface has trained: under its published names, with config.json and tokenizer.
+    bamboo_trainer.models.huggingface has trained.
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """

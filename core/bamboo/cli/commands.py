@@ -126,9 +126,8 @@ def run(
 ) -> None:
     """Run the job on this machine, one process per worker.
 
-    The task's module is looked for in the manifest's folder, then in the current one, then among what is installed.
-    On a terminal it shows the pipelines live; keys take workers away or stop the job, after a question (? helps).
-    With --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
+    On a terminal it shows the pipelines live; keys take workers away or stop the job, after a question (? helps). With
+    --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
     """
     _check_place(ctx, on)
     if on is On.CLUSTER:
@@ -185,11 +184,11 @@ def validate(
 ) -> None:
     """Check manifests and name everything that is wrong with them, with its line.
 
-    With --load also whether the task can be imported and built on this machine, its metrics and its evaluation can be
-    called, how many layers and parameters it has, and about how much memory its workers need.
+    With --load also whether the task can be built on this machine, its metrics and its evaluation can be called, how
+    many layers and parameters it has, and about how much memory its workers need.
 
-    Of a job with a budget it says for how long its money lasts and until when it is to be done, with --profile also for
-    how many steps, and whether the date is met; `bamboo plan` and `bamboo simulate` say it under losses of nodes.
+    Of a job with a budget it says for how long its money lasts, with --profile also for how many steps, and whether the
+    date is met; without losses of nodes.
     """
     from bamboo.job.budget_reach import past
     from bamboo.job.manifest import ManifestError, parse_source

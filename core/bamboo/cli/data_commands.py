@@ -58,9 +58,6 @@ def tokenize(
 ) -> None:
     """Turn texts into files of tokens, which a data set of kind "tokens" reads without loading them.
 
-    Each file is a document, unless --document says otherwise, and so is each line of a .jsonl file. Nothing appears at
-    PATH before all is written.
-
     Example: bamboo data tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
     """
     check_is_path("--output", output, "a folder" if shard is not None else "a file")

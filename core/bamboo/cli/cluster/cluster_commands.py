@@ -34,10 +34,8 @@ def submit(
 ) -> None:
     """Run the job on a cluster.
 
-    The manifest is checked first, by the rules of `bamboo validate`. A job that exists is not touched without --apply;
-    with it, fields that the manifest names are changed (server-side apply), and those that it does not name stay.
-    The task is tried on this machine, as with `bamboo validate --load`; where that cannot be, as its module or data are
-    only in the image, leave it out with --no-load.
+    Manifest and task are checked first, as by `bamboo validate --load`; with --no-load the task is not, for example
+    because its module or data are only in the image.
     """
     on_cluster(file, cluster, load=load, apply=apply, force=force, dry_run=dry_run, watch=watch)
 
@@ -80,8 +78,7 @@ def status(
 ) -> None:
     """Show a job's progress.
 
-    Who runs what, progress, workers and their nodes, cost, the last takeover, what is not protected, why workers do
-    not start, and the latest events. In the grid of pipelines and stages * marks a worker that runs several stages.
+    In the grid of pipelines and stages * marks a worker that runs several stages.
     """
     from bamboo.remote import queries
 
@@ -181,8 +178,7 @@ def suspend(
 ) -> None:
     """Stop a job and release its nodes.
 
-    If it keeps checkpoints, its state is kept first, and `resume` goes on from there; otherwise it starts from step 0.
-    What would be lost is said and asked first.
+    If it keeps checkpoints, its state is kept first, and `resume` goes on from there; otherwise from step 0.
     """
     from bamboo.remote import changes
 
@@ -250,10 +246,9 @@ def preempt(
 ) -> None:
     """Take a worker away, as a drill, and report what happened.
 
-    --notice deletes its pod; the worker has the pod's grace period to leave between two steps. --kill deletes the pod
-    by force: the worker counts as lost at once, and others take its stages over where they stand. --node taints the
-    node as its cloud would before it takes it back, and removes the taint at the end; with --kill it deletes the pods
-    of all of the job's workers on that node by force instead.
+    --notice deletes its pod with its grace period, --kill by force. --node taints the node as its cloud would, and
+    removes the taint at the end; with --kill it deletes the pods of all of the job's workers on that node by force
+    instead.
     """
     from bamboo.kube.errors import UsageError
     from bamboo.remote import drill
@@ -299,8 +294,8 @@ def page(
 ) -> None:
     """Show a job's page in the browser, through a tunnel to the operator, until Ctrl-C.
 
-    The URL holds a token that is made for this, of the ServiceAccount that is named. It opens job pages and nothing
-    else, but those of all jobs that the account may get: with bamboo-page, of all jobs, also from inside the cluster.
+    The URL holds a token, which opens the pages of all jobs that the ServiceAccount may get: with bamboo-page, of all
+    jobs.
     """
     from bamboo.remote import page as pages
 

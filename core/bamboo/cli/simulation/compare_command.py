@@ -76,9 +76,6 @@ def compare(
 ) -> None:
     """Compare Bamboo with models of other systems' policies, on the same nodes and under the same assumptions.
 
-    Bamboo's own coordinator runs as in `bamboo simulate`; of a published model (--workload) or of a job with its
-    profile.
-
     Example: bamboo compare --workload bert --preempt-rate 0.1 --preempt-rate 0.33
 
     Example: bamboo compare job.yaml --profile profile.json --strategy bamboo --strategy checkpoint --trace nodes.csv

@@ -150,9 +150,8 @@ def plan(
 ) -> None:
     """Find out which machines, grid and protection a job should have, and what it will cost, before paying.
 
-    Candidates are simulated as `bamboo simulate` does it, under the same nodes; those that neither time nor cost speaks
-    for are left out early. Printed are the plans of which no other one is both faster and cheaper, the recommended one,
-    and why. The global batch, and so what is learned in a step, stays as the job has it.
+    Printed are the plans of which no other one is both faster and cheaper, the recommended one, and why. The global
+    batch stays as the job has it.
 
     Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
     Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500 --write planned.yaml

@@ -87,9 +87,8 @@ def profile_job(
 ) -> None:
     """Measure the job's layers on this machine's device, and write a profile for `bamboo simulate`.
 
-    Forward, backward and optimizer step of each layer are run with the job's microbatch and precision, on the task's
-    own data, until each median is known within 3 %. BAMBOO_DEVICE chooses the device. What the network, the store and
-    the nodes do is given by flags.
+    Each layer is run with the job's microbatch and precision, on the task's own data. BAMBOO_DEVICE chooses the device.
+    What the network, the store and the nodes do is given by flags.
 
     With --device nothing is measured: the layers' operations are counted, and take as long as that GPU's figures say.
 

@@ -109,9 +109,7 @@ def simulate(
 ) -> None:
     """Train a job in virtual time under preemptions: throughput, cost and value, without paying for a node.
 
-    The job is run by the coordinator and the plans that would run it; how long everything takes says a profile, which
-    `bamboo profile` measures. docs/simulator.md says how closely both agree with what is known. `bamboo compare` has
-    other systems' policies beside it.
+    The job's own coordinator decides; how long everything takes says a profile, which `bamboo profile` measures.
 
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
     """
