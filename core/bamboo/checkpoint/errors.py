@@ -12,4 +12,4 @@ class CheckpointDamaged(CheckpointError):
 
 
 class CheckpointExists(CheckpointError):
-    """The same attempt has been committed with another manifest."""
+    """An attempt of this id has been committed before, with another manifest."""

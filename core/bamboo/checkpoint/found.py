@@ -8,7 +8,7 @@ from bamboo.checkpoint.manifest import CheckpointManifest
 
 
 class FoundState(StrEnum):
-    """Of a folder in a store.
+    """The state of a folder in a store.
 
     Complete: the manifest is sound, and every file is there with its size; what is in them is only known by reading.
     Damaged: it was complete once. Unreadable: the store did not tell this time. Unfinished: it has no manifest.
@@ -36,7 +36,9 @@ class Found:
 
     @property
     def written(self) -> float | None:
-        """When it was committed, or a file of it was last written: seconds since 1970, by the clock of whoever did."""
+        """The seconds since 1970 at which it was committed, or at which one of its files was last written, by the
+        writer's clock.
+        """
         return self.manifest.created.timestamp() if self.manifest else self.modified
 
 

@@ -47,7 +47,7 @@ class Attempt:
 
 
 def new_attempt(step: int) -> Attempt:
-    """With an id that nobody else has."""
+    """An attempt at that step whose id nobody else has."""
     return Attempt(step, secrets.token_hex(6))
 
 

@@ -40,7 +40,7 @@ class DataPosition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the code that wrote it. Bit-equality is promised within one minor version of torch."""
+    """The versions of the code that wrote a checkpoint. Bit-equality is promised within one minor version of torch."""
 
     bamboo: _Text
     torch: _Text
@@ -70,7 +70,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def place(self) -> Attempt:
-        """Its folder."""
+        """The attempt that the manifest describes, which names its folder."""
         return Attempt(self.step, self.attempt)
 
     @property

@@ -1,4 +1,4 @@
-"""From which checkpoint a job goes on. Pure."""
+"""The choice of the checkpoint from which a job goes on. Pure."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

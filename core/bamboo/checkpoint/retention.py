@@ -56,7 +56,9 @@ def removable(
 
 
 def removable_of_each(found: Sequence[Found], keep: int, *, now: float) -> tuple[Removal, ...]:
-    """The same for a store in which there may be checkpoints of several trainings: so many of each stay."""
+    """What `removable` gives for a store that may hold checkpoints of several trainings: `keep` of each
+    training stay.
+    """
     digests = {one.manifest.digest for one in found if one.state is FoundState.COMPLETE and one.manifest}
     of_each = [removable(found, keep, now=now, digest=digest) for digest in digests or [None]]
     removals = {removal.attempt: removal for removals in of_each for removal in removals}

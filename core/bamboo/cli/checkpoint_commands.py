@@ -30,14 +30,14 @@ checkpoints = typer.Typer(
 
 
 class ListFormat(StrEnum):
-    """In which form checkpoints are printed."""
+    """The forms in which checkpoints are printed."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class ExportFormat(StrEnum):
-    """Of an exported checkpoint."""
+    """The forms in which a checkpoint is exported."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"

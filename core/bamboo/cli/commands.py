@@ -57,7 +57,7 @@ class On(StrEnum):
 
 
 class Shell(StrEnum):
-    """For which there is completion."""
+    """The shells for which there is completion."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -92,7 +92,7 @@ def complete(commands: typer.Typer, called: str) -> None:
 
 
 def complete_variable(called: str) -> str:
-    """Of the environment: with it the program only tells the shell what may follow."""
+    """The environment variable that makes the program `called` only tell the shell what may follow."""
     return f"_{called.replace('-', '_').upper()}_COMPLETE"
 
 

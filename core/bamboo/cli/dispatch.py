@@ -1,4 +1,6 @@
-"""From a command's flags to its work, for all commands on a cluster. What takes time to import is imported late."""
+"""The way from a command's flags to its work, for all commands on a cluster. What takes time to import is imported
+late.
+"""
 
 import sys
 from collections.abc import Iterable

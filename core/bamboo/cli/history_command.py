@@ -28,7 +28,7 @@ SOURCES: Final = (
 
 
 class HistoryFormat(StrEnum):
-    """In which form a history is printed."""
+    """The forms in which a history is printed."""
 
     TEXT = "text"
     JSON = "json"
@@ -104,7 +104,7 @@ def history(
 
 
 def _logger(text: str) -> "tuple[str, dict[str, str]]":
-    """Its type and its config. A wrong one ends the command."""
+    """The type and the config of a logger given as TYPE:KEY=VALUE,KEY=VALUE. A wrong one ends the command."""
     from bamboo.cli.dispatch import usage
     from bamboo.job.training_spec import LoggerType
 
@@ -120,7 +120,7 @@ def _logger(text: str) -> "tuple[str, dict[str, str]]":
 
 
 def _write(source: str, kind: str, config: "dict[str, str]") -> int:
-    """In a process of its own, as loggers belong to the trainer."""
+    """Writes a history to a logger in a process of its own, as loggers belong to the trainer. Returns its exit code."""
     import json
 
     from bamboo.local.trainer_calls.trainer_process import run_trainer

@@ -47,7 +47,9 @@ def check_output_file(flag: str, path: Path | None) -> None:
 
 
 def check_plot(flag: str, path: Path | None) -> None:
-    """The same for a picture."""
+    """Ends the command if a picture cannot be drawn into that file: see `check_output_file`; it also needs
+    matplotlib.
+    """
     check_output_file(flag, path)
     if path is not None and find_spec("matplotlib") is None:
         usage(f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it")

@@ -114,7 +114,9 @@ _HeartbeatTimeout = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRunOptions:
-    """As the user gave them. A mistake that a method finds ends the command with a sentence."""
+    """The options of a local run as the user gave them. A mistake that a method finds ends the command with a
+    sentence.
+    """
 
     workers: _Workers = None
     standby: _Standby = None

@@ -35,7 +35,7 @@ def decode_from_worker(data: bytes | str) -> ToCoordinator:
 
 
 def decode_from_coordinator(data: bytes | str) -> ToWorker:
-    """Of a frame (`frame_of`), or of JSON. Raises ValueError naming what is wrong."""
+    """The message of a frame (`frame_of`) or of JSON. Raises ValueError naming what is wrong."""
     return _decode(_from_coordinator, _expanded(data) if isinstance(data, bytes) and data[:1] == ZLIB else data)
 
 

@@ -24,15 +24,15 @@ class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     without: Count
 
     def why(self, metric: str) -> str:
-        """In words. metric: the one that decides."""
+        """A sentence on why training ended early. metric: the name of the one that decides."""
         best = "none has one" if self.best is None else f"the best state is that after step {self.best}"
         return f"{count(self.without, 'evaluation')} without a better {metric}; {best}"
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Of the evaluations so far. state: the best one, and its score; of those that differ by no more than `min_delta`
-    the first. without: how many came after it; all, if there is none.
+    """What the evaluations so far came to. state, score: the best state and its score; of those that differ by no more
+    than `min_delta` the first. without: how many evaluations came after it; all of them if there is no best one.
     """
 
     state: int | None = None
@@ -40,7 +40,7 @@ class Course:
     without: int = 0
 
     def after(self, spec: EvaluationSpec, state: int, metrics: Metrics) -> "Course":
-        """With one evaluation more, of a later state."""
+        """The course with one evaluation more, of a later state."""
         value = score(spec, metrics)
         if value is not None and (self.score is None or value > self.score + spec.min_delta):
             return Course(state, value)
@@ -60,7 +60,7 @@ def score(spec: EvaluationSpec, metrics: Metrics) -> float | None:
 
 
 def course(spec: EvaluationSpec, evaluations: Evaluations) -> Course:
-    """Of all these."""
+    """The course of all these evaluations."""
     found = Course()
     for state in sorted(evaluations):
         found = found.after(spec, state, evaluations[state])

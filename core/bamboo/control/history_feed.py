@@ -36,8 +36,9 @@ class HistoryFeed:
         self._sent = 0  # to that root
 
     def follow(self, event: object, told: Iterable[Told], plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """After each turn of the coordinator: what is to be sent, and to whom, before anything that the turn commands:
-        a root that is told to stop has to know what to write.
+        """The events that are to be sent after a turn of the coordinator, and the worker that gets them; None if
+        nothing is due. They go out before anything that the turn commands: a root that is told to stop has to know what
+        to write.
 
         event: what was taken in. told: what the turn tells the user. plan: now in force; None if no history is kept.
         """
@@ -65,7 +66,9 @@ class HistoryFeed:
             self.kept(event.message)
 
     def _owed(self, plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
-        """To the owner of the root."""
+        """The events that the root's owner has not been sent yet, and who that is; None without a plan or without such
+        events.
+        """
         if plan is None:
             return None
         root = plan.at(ROOT).owner

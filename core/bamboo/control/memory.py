@@ -40,7 +40,7 @@ class Memory(BytesByKind, frozen=True):
     copies: Bytes = 0
 
     def highest(self, other: "Memory") -> "Memory":
-        """Of each kind the larger number."""
+        """The larger number of each kind."""
         mine, others = self.by_kind(), other.by_kind()
         return Memory(**{kind: max(mine[kind], others[kind]) for kind in mine})
 
@@ -65,7 +65,7 @@ class Traffic(BytesByKind, frozen=True):
     control: Bytes = 0
 
     def in_each(self, steps: int) -> "Traffic":
-        """Of one of so many steps, in the mean."""
+        """The mean of each kind for one of so many steps."""
         return Traffic(**{kind: size // max(1, steps) for kind, size in self.by_kind().items()})
 
 

@@ -13,7 +13,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _as_text(value: object) -> str:
-    """For what JSON does not know: a class of text is text."""
+    """The text of an object that JSON does not know; only subclasses of text have one. Raises TypeError for any
+    other.
+    """
     if isinstance(value, str):
         return str(value)
     raise TypeError(f"{type(value).__name__} cannot be sent")

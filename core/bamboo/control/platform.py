@@ -51,7 +51,9 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def deciding(platform: Platform, *, compiled: bool) -> Platform:
-    """Without what decides nothing in a job. compiled: its layers are."""
+    """The platform without what decides nothing in a job. compiled: the job's layers are compiled, so that the compiler
+    decides, too.
+    """
     return platform if compiled or not platform.compiler else msgspec.structs.replace(platform, compiler="")
 
 
@@ -78,5 +80,5 @@ def _listed(names: list[str]) -> str:
 
 
 def most_common(platforms: Mapping[WorkerId, Platform]) -> Platform:
-    """Of these workers, of which there is one at least; of the first one if there are as many of another."""
+    """The platform that most of these workers have, of which there is one at least; if two have as many, the first."""
     return Counter(platforms.values()).most_common(1)[0][0]

@@ -114,7 +114,7 @@ class PlanApplied(Message, frozen=True):
 
 
 class ReplicaSynced(Message, frozen=True):
-    """Said by the owner: that replica of my cell has caught up with me."""
+    """The owner of a cell says that a replica of it has caught up."""
 
     cell: Cell
     replica: WorkerId
@@ -134,7 +134,9 @@ class CheckpointFound(Message, frozen=True):
 
 
 class CheckpointBegun(Message, frozen=True):
-    """Said by the root's owner, if it is asked again: a commit has carried that wish, and this is the checkpoint."""
+    """The root's owner says, if it is asked again, that a commit has carried that wish, and which checkpoint came of
+    it.
+    """
 
     number: Count
     checkpoint: CheckpointId
@@ -149,7 +151,9 @@ class PartsWritten(Message, frozen=True):
 
 
 class CheckpointCommitted(Message, frozen=True):
-    """Its manifest is written. tidied: said again when what is not to be kept any longer is removed, or cannot be."""
+    """The manifest of a checkpoint is written. tidied: the message is said again, as what is not to be kept any longer
+    is removed now, or cannot be.
+    """
 
     checkpoint: CheckpointId
     tidied: bool = False
@@ -163,14 +167,18 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class StateHeld(Message, frozen=True):
-    """Of the state after a commit with which this split of the layers ends, these layers are kept in host memory."""
+    """A worker keeps these layers in host memory, in their state after the commit with which this split of the layers
+    ends.
+    """
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class CopiesHeld(Message, frozen=True):
-    """Of a checkpoint that is being written, or is the newest one, these layers are kept in host memory."""
+    """A worker keeps these layers of a checkpoint in host memory. The checkpoint is being written, or is the newest
+    one.
+    """
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
@@ -199,7 +207,8 @@ class LeftBehind(Message, frozen=True):
 
 
 class StepCommitted(Message, frozen=True):
-    """Said by the root's owner. generation: of the layout that ran the step. microbatches: whose losses it counts.
+    """The root's owner says that a step is committed. generation: of the layout that ran the step. microbatches: whose
+    losses it counts.
 
     seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
     not finite, which JSON cannot say. gradient_norm: the global one, before clipping. learning_rate: None if it is not
@@ -221,7 +230,8 @@ class StepCommitted(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """Said by the root's owner: the metrics of the state that has seen so many steps; None: not finite.
+    """The root's owner says what the state after so many steps measured in an evaluation; a metric of None was not
+    finite.
 
     early_stop: it is the last one.
     """
@@ -232,7 +242,7 @@ class Evaluated(Message, frozen=True):
 
 
 class TakenOver(Message, frozen=True):
-    """Said by a cell's new owner once it has caught up: milliseconds from the plan's arrival.
+    """A cell's new owner says that it has caught up. Milliseconds count from the plan's arrival.
 
     forwards, backwards: repeated; reused: those that had been computed in advance.
     """
@@ -353,7 +363,7 @@ class FindCheckpoint(Message, frozen=True):
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """To the root: let the state of step `at` be kept, or of the next one.
+    """The coordinator asks the root to let the state of step `at`, or of the next one, be kept as a checkpoint.
 
     writers: of each stage, who share its layers, and write them to the store. hold: nobody begins another step after
     that, and all keep what they hold in host memory. pause: as the job is to end, the root commits no other step until
@@ -368,7 +378,7 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class KeepLastState(Message, frozen=True):
-    """To those who have finished stages: let their state after the last step be that checkpoint.
+    """The coordinator asks those who have finished stages to let their state after the last step be that checkpoint.
 
     writers: of each stage, who share its layers, and write them to the store.
     """
@@ -402,7 +412,9 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HistoryEvents(Message, frozen=True):
-    """To the root: what happened to the job, for its history. source: who tells; a coordinator's is its own."""
+    """The coordinator tells the root what happened to the job, for its history. source: who tells; a coordinator has a
+    name of its own.
+    """
 
     source: Short
     events: tuple[HistoryEvent, ...]

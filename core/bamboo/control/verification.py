@@ -18,7 +18,7 @@ PROVEN = 2  # versions whose states differ because the task is not deterministic
 
 
 class StateSum(Message, frozen=True):
-    """Of the state of a stage, or a shard, by its number, that is held here at that version."""
+    """The sum of the state that a worker holds of a stage, or of a shard, by its number, at that version."""
 
     stage: Count
     version: Count
@@ -67,8 +67,8 @@ class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForwardDiffers(Message, frozen=True):
-    """Said by a cell's shadow: it came to another sum than the owner. again: it, a second time; None: what that takes
-    is gone.
+    """A cell's shadow says that it came to another sum than the owner. again: the shadow's sum from a second try; None
+    if what that takes is gone.
     """
 
     place: ForwardPlace

@@ -47,7 +47,9 @@ def file_of(name: str) -> HistoryFile | None:
 
 
 class HistoryFiles:
-    """Below one URL. Calls end in finite time; they raise StorageError, and HistoryError for what cannot be read."""
+    """The files of a history below one URL. Calls end in finite time; they raise StorageError, and HistoryError for
+    what cannot be read.
+    """
 
     def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
         """Raises ValueError if there is no such kind of URL."""
@@ -57,12 +59,12 @@ class HistoryFiles:
         self._files: Files | None = None
 
     def all(self) -> list[HistoryFile]:
-        """In the order in which they were begun."""
+        """The files in the order in which they were begun."""
         found = (file_of(name) for name in self.names())
         return sorted(file for file in found if file is not None)
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """Of all files and folders there."""
+        """The names of all files and folders in a folder; none if the folder is missing."""
         files = self._open()
         try:
             entries = self._calls.call(f"cannot list {self._shown(folder)}", lambda: files.list(folder))
@@ -74,7 +76,7 @@ class HistoryFiles:
         return from_lines(self._read(file.name), f"{self.shown}/{file.name}")
 
     def read_all(self) -> list[Record]:
-        """Of all files, in their order."""
+        """The records of all files, in the files' order."""
         return [record for records in at_once(self.read, self.all()) for record in records]
 
     def write(self, file: HistoryFile, records: Sequence[Record]) -> None:
@@ -89,8 +91,8 @@ class HistoryFiles:
             raise StoreUnavailable(f"cannot write {self._shown(name)}: {error}") from None
 
     def remove_partial(self, *, older: float) -> None:
-        """Of files that were never complete, as whoever wrote them was killed. older: seconds for which nobody has
-        written to them; an object store has none.
+        """Removes files that were never complete, as whoever wrote them was killed. older: seconds for which nobody has
+        written to such a file; an object store has none.
         """
         files = self._open()
         try:

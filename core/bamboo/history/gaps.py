@@ -24,7 +24,7 @@ def without(missing: Range, present: Iterable[int]) -> list[Range]:
 
 
 def joined(ranges: Iterable[Range]) -> Sequence[Range]:
-    """The same steps in as few ranges as possible, in order."""
+    """These steps in as few ranges as possible, in order."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""From the files of those who have written a history, one after the other, to the history. Pure."""
+"""The way from the files of those who have written a history, one after the other, to the history. Pure."""
 
 import csv
 import io
@@ -57,7 +57,7 @@ def _place(record: StepRecord | EvaluationRecord) -> tuple[int, int, bool]:
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
-    """Of what `merged` gives, what a reader of the curve wants to see: each step and each evaluation as it was done
+    """What a reader of the curve wants to see of what `merged` gives: each step and each evaluation as it was done
     last, all events, and the gaps that the curve has.
     """
     records = list(records)
@@ -93,7 +93,9 @@ def _begun_later(begun: Mapping[int, int], attempt: int) -> list[int]:
 
 
 def _gaps(steps: Sequence[StepRecord], told: Sequence[GapRecord]) -> list[GapRecord]:
-    """Of each attempt, what is told and not there, and what is not there between its steps and before them."""
+    """The gaps of each attempt: steps that are told to be missing and are not there, and steps missing between or
+    before its own.
+    """
     present: dict[int, dict[int, float]] = {}
     for record in steps:
         present.setdefault(record.attempt, {})[record.step] = record.time
@@ -172,8 +174,8 @@ def to_csv(records: Iterable[Record]) -> str:
 def _evaluations(
     steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
 ) -> dict[tuple[int, int], EvaluationRecord]:
-    """By attempt and step. What an attempt evaluated before its first step belongs to the step that the attempt before
-    it has done, unless that has one of its own.
+    """The evaluations by attempt and step. What an attempt evaluated before its first step belongs to the step that the
+    attempt before it has done, unless that has one of its own.
     """
     there = {(record.attempt, record.step) for record in steps}
     found = {(record.attempt, record.step): record for record in evaluations}

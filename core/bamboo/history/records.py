@@ -81,7 +81,9 @@ class _Beginning(msgspec.Struct, frozen=True, tag="history", tag_field="kind"):
 
 
 class _StepFromZero(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
-    """As version 1 has it. evaluation: of the state before the step. trained: False of what had an evaluation only."""
+    """A step as version 1 of the files has it. evaluation: of the state before the step. trained: False of what had an
+    evaluation only.
+    """
 
     attempt: int
     step: int
@@ -119,7 +121,9 @@ def to_line(record: Record) -> bytes:
 
 
 def from_lines(data: bytes, name: str) -> list[Record]:
-    """Of a file of any version, as the newest one has them. Raises HistoryError naming the line. name: of the file."""
+    """The records of a file of any version, in the newest version's form. Raises HistoryError naming the line. name: of
+    the file.
+    """
     records: list[Record] = []
     version = 1
     for number, line in enumerate(data.splitlines(), 1):

@@ -37,7 +37,7 @@ class Closing:
             self._warnings.append(complaint_of(error, doing))
 
     def tell(self) -> None:
-        """On standard error; what has been told is forgotten."""
+        """Prints the warnings on standard error, and forgets them."""
         told, self._warnings = self._warnings, []
         for warning in told:
             complain(f"{warning}; how the job ended does not depend on it")

@@ -12,7 +12,7 @@ from bamboo.preemption.scheduling import Preemption, Schedule, due, leaves_none,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """That worker is to be taken away now. where: at which place in a step, for a person; "" if at none."""
+    """A worker that is to be taken away now. where: the point in a step, for a person; "" if there is none."""
 
     worker: WorkerId
     notice: bool
@@ -61,7 +61,9 @@ class Preemptor:
         self._mid_step.begins(worker, step)
 
     def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
-        """With its node. One that has its notice already may still be killed, but gets no second notice."""
+        """Takes the worker away, and all others of its node. One that has its notice already may still be killed, but
+        gets no second notice.
+        """
         for one in (worker, *self._lost_with(worker)):
             if not notice or one not in self._taken:
                 self._taken.add(one)
@@ -94,7 +96,9 @@ class Preemptor:
     def _take_those_without_room(
         self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
     ) -> Iterator[Strike]:
-        """At random, of those that have joined; the others have to wait for that."""
+        """Takes workers away at random, of those that have joined, until the rest has room; others have to join
+        before.
+        """
         room = room_at(self._schedule, recorded)
         while room is not None and (self.room(recorded, alive) or 0) < 0:
             pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()

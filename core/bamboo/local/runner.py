@@ -235,7 +235,7 @@ class _LocalRun:
         return False
 
     def _waits(self, text: str) -> None:
-        """For a process that is to start or to answer."""
+        """Shows that a process is waited for, which is to start or to answer."""
         self._view.emit(Emit("ProcessAwaited", text))
 
     def _lacking(self, why: str) -> None:
@@ -309,7 +309,9 @@ class _LocalRun:
                 self._finish = self._finish or command
 
     def _replace(self, number: int) -> None:
-        """Of those that have been there, or were to be: whether training has begun or not."""
+        """Starts so many workers instead of lost ones, or of ones that never came, after the delay that the user asked
+        for.
+        """
         if not number or self._options.replace_after <= 0:
             self._add(number)
         else:
@@ -317,7 +319,7 @@ class _LocalRun:
             self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
 
     def _add(self, number: int) -> None:
-        """As many of these, and of those before, as there is room for."""
+        """Starts as many of these workers, and of those that found no room before, as there is room for now."""
         if self._finish or self._closing:
             return
         wanted = self._without_room + number

@@ -1,4 +1,4 @@
-"""From the workers' trace files to one that Perfetto and chrome://tracing open."""
+"""The way from the workers' trace files to one that Perfetto and chrome://tracing open."""
 
 import contextlib
 import json

@@ -22,7 +22,7 @@ class TraceError(ValueError):
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
-    """Of an event; which ones it has depends on what it is."""
+    """The arguments of an event of a trace; which ones are set depends on the event."""
 
     name: str = ""
     epoch: int = 0

@@ -40,7 +40,7 @@ class LocalWorkers:
         self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace)
 
     def remove(self, worker: WorkerId) -> None:
-        """Told to go; one that has not gone soon is killed."""
+        """Asks a worker to go, and kills it if it has not gone soon."""
         if worker not in self._removed:
             self._removed.add(worker)
             self._signal(worker, signal.SIGTERM)
@@ -50,7 +50,7 @@ class LocalWorkers:
         self._signal(worker, signal.SIGKILL)
 
     def kill_after(self, seconds: float, worker: WorkerId) -> None:
-        """If it is still there by then."""
+        """Kills the worker after so many seconds, if it is still there then."""
         self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
 
     def spare(self, worker: WorkerId) -> None:

@@ -92,7 +92,7 @@ class MetricsPage:
 
 
 class MetricsPageCollector(Collector):
-    """For a registry: every scrape gets a page that is filled anew. fill: may be called in any thread."""
+    """A collector for a registry: every scrape gets a page that is filled anew. fill: may be called in any thread."""
 
     def __init__(self, exporter: Exporter, fill: Callable[[MetricsPage], None]) -> None:
         self._exporter, self._fill = exporter, fill
@@ -103,5 +103,5 @@ class MetricsPageCollector(Collector):
         return page.families()
 
     def describe(self) -> Iterable[Family]:
-        """Without it the registry would collect when the collector is registered."""
+        """No families. Without this method the registry would collect when the collector is registered."""
         return ()

@@ -5,7 +5,9 @@ from bamboo.metrics.histogram import STEP_SECONDS
 
 
 def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
-    """Whose it is (namespace, job, pod) is for the scraper to say: a worker runs its user's code."""
+    """A metric of workers. Whose it is (namespace, job, pod) is for the scraper to say: a worker runs its
+    user's code.
+    """
     full = f"bamboo_worker_{name}"
     return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(Exporter.WORKER,), buckets=buckets)
 

@@ -1,4 +1,4 @@
-"""From what a job's shell knows to the document of its page. Pure; the time comes in."""
+"""The way from what a job's shell knows to the document of its page. Pure; the time comes in."""
 
 import math
 from collections import Counter
@@ -75,7 +75,7 @@ class Labels:
 
 
 def state(status: Status, spec: JobSpec, names: Labels) -> d.PageState:
-    """In a word and a sentence."""
+    """The job's state in a word and a sentence."""
     if status.phase != "Running":
         tone = "idle" if status.phase in ("Pending", OVER) else "warn"
         return d.PageState(name=status.phase, tone=tone, sentence=SENTENCES.get(status.phase, ""))
@@ -184,7 +184,9 @@ def others(status: Status, names: Labels) -> tuple[d.PageWorker, ...]:
 
 
 def _apart(part: WorkerState) -> str:
-    """Without a plan nobody runs a stage, however the worker is called."""
+    """The word for a worker that is in no plan. Nobody runs a stage without a plan, so a training one counts as
+    starting.
+    """
     return (WorkerState.STARTING if part is WorkerState.TRAINING else part).value
 
 

@@ -238,5 +238,5 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def encode(document: Document) -> bytes:
-    """As JSON. A number that is not finite becomes null."""
+    """The document as JSON. A number that is not finite becomes null."""
     return msgspec.json.encode(document)

@@ -61,8 +61,8 @@ class PlanningView:
         return self
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """Of the stages of a pipeline with these workers, or of the shards of one-stage pipelines with these owners: as
-        many as are asked for, or as there are.
+        """The replicas of each stage of a pipeline with these workers, or of each shard of one-stage pipelines with
+        these owners: as many as are asked for, or as there are.
         """
         return replicas_in(row, self.redundancy.kept, self.live, self.leaving)
 
@@ -128,7 +128,7 @@ def desired_holders(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
 
 
 def _on_standby(view: PlanningView) -> tuple[Cell, ...]:
-    """Of which cells a spare worker keeps replicas, if there is one."""
+    """The cells of which a spare worker keeps replicas, if there is one."""
     return tuple(Cell(0, s) for s in range(kept_on_standby(view.on_standby, view.redundancy, len(view.plan.stages))))
 
 
@@ -180,7 +180,7 @@ def _to_move(view: PlanningView) -> list[Cell]:
 
 
 def owners_of_new_rows(view: PlanningView) -> Workers:
-    """If the job should grow: who will own which cell of the new rows; whole rows only."""
+    """The owners of the cells of new rows if the job should grow; whole rows only."""
     plan, depth = view.plan, len(view.plan.stages)
     if plan.shards or len(plan.layouts) > 1 or view.pipelines <= plan.target.pipelines:
         return {}
@@ -204,7 +204,7 @@ def owners_of_new_rows(view: PlanningView) -> Workers:
 
 
 def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[WorkerId]]:
-    """For each of so many new rows the workers of whom it may choose: all that are left, or those of a zone."""
+    """The workers from whom each of so many new rows may choose: all that are left, or those of a zone."""
     if not view.spread.packs:
         return [spare] * count
     owners = {view.plan.at(cell).owner for cell in view.plan.cells()}

@@ -16,7 +16,7 @@ from bamboo.planning.transitions import next_plan
 
 
 def desired_pipelines(staying: int, spec: JobSpec) -> int:
-    """As many as the staying workers fill, within the bounds."""
+    """How many pipelines the staying workers fill, within the bounds."""
     most = min(spec.elastic.max_pipelines, spec.training.most_pipelines)
     return max(spec.elastic.min_pipelines, min(most, staying // spec.topology.stages))
 
@@ -32,7 +32,9 @@ def resize(view: PlanningView) -> Plan | None:
 
 
 def _reorder(view: PlanningView) -> Plan:
-    """The same cells, whose forwards and backwards run in another order from some step on. It changes no bit."""
+    """The plan in which the same cells run their forwards and backwards in another order from some step on. It changes
+    no bit.
+    """
     plan = view.plan
     cells = {c: plan.at(c) for c in plan.cells()}
     told = f"schedule {view.schedule} from the next step on"

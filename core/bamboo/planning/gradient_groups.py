@@ -1,4 +1,4 @@
-"""In which order a step's gradients are summed, so that the sum is the same on any number of pipelines.
+"""The order in which a step's gradients are summed, so that the sum is the same on any number of pipelines.
 
 Floating-point sums depend on their order. So the microbatches of a step are divided into consecutive groups; within a
 group gradients are added in the order of the microbatches, and the groups' sums as a binary tree, each half before the

@@ -131,7 +131,9 @@ def make_layout(
 def assignments(
     row: Sequence[WorkerId], redundancy: RedundancySpec, peers: Mapping[WorkerId, Peer] = MappingProxyType({})
 ) -> tuple[Assignment, ...]:
-    """Of a pipeline with these workers, each of which runs a stage. peers: as far as it is known where they are."""
+    """The assignments of a pipeline with these workers, each of which runs a stage. peers: where they are, as far as it
+    is known.
+    """
     kept = replicas_in(row, redundancy.kept, peers)
     return tuple(Assignment(owner=worker, replicas=replicas) for worker, replicas in zip(row, kept, strict=True))
 
@@ -229,5 +231,5 @@ def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]
 
 
 def kept_on_standby(asked: int, redundancy: RedundancySpec, stages: int) -> int:
-    """Of how many stages a worker on standby keeps replicas. With one stage others share what is lost."""
+    """How many stages' replicas a worker on standby keeps. With one stage none, as others share what is lost."""
     return 0 if redundancy.mode is RedundancyMode.NONE or stages == 1 else min(asked, stages)

@@ -258,7 +258,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def first_step(self) -> int:
-        """With which the workers' states began."""
+        """The step with which the workers' states began."""
         return self.restore.step if self.restore else 0
 
 

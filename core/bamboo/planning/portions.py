@@ -89,7 +89,9 @@ def _given_out(
     runners: Sequence[WorkerId],
     load: Counter[WorkerId],
 ) -> tuple[Portion, ...]:
-    """The same portions, with those that nobody runs any more divided among the runners; load: what each runs."""
+    """These portions, with those that nobody runs any more divided among the runners. load: the microbatches that each
+    runs.
+    """
     if not before:
         return ()
     found: list[Portion] = []

@@ -49,7 +49,9 @@ def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> Row:
 
 
 def _farthest(left: Mapping[str, int], before: Sequence[str]) -> str:
-    """Of places with so many workers left, one that nobody before is in, else who is not near; of these the fullest."""
+    """The domain of the next worker, of those with so many workers left: one that nobody before is in, else who is not
+    near; of these the fullest.
+    """
     near = {place: at for at, place in enumerate(before, 1)}
     return min(left, key=lambda place: (near.get(place, 0), -left[place]))
 
@@ -103,7 +105,7 @@ def dealt(peers: Sequence[Peer], depth: int, pipelines: int) -> list[Row]:
 
 
 def _every_other(workers: Row) -> Row:
-    """The same workers, in which those of a node come one after the other, at places 0, 2, ... and then 1, 3, ..."""
+    """These workers in another order: those of a node one after the other at positions 0, 2, ... and then 1, 3, ..."""
     sizes = Counter(peer.failure_domain for peer in workers)
     grouped = sorted(workers, key=lambda peer: (-sizes[peer.failure_domain], peer.failure_domain))
     places = [*range(0, len(workers), 2), *range(1, len(workers), 2)]
@@ -142,7 +144,7 @@ def packed(
 
 
 def _apart(peers: Row, size: int) -> Row:
-    """So many workers of one zone, with as few neighbours on the same node as may be."""
+    """That many workers of one zone, with as few neighbours on the same node as may be."""
     return dealt(peers, size, 1)[0] if share_nodes(peers) else peers[:size]
 
 
@@ -214,7 +216,8 @@ def _crowding(row: Sequence[Peer], replicas: int) -> Crowding:
 def replicas_in(
     row: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
-    """For each stage of a pipeline the workers of it that keep its replicas, the shadow first; fewer if it has no more.
+    """The workers that keep replicas of each stage of a pipeline, taken from that pipeline, the shadow first; fewer
+    than `count` if it has no more.
 
     The nearest predecessors in the ring, so that each worker keeps as many. If several of them are on too few nodes, or
     in too few zones, others are taken, provided that every stage is then on as many nodes, and in as many zones, as may

@@ -143,7 +143,7 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead:
 
 
 def zb_h1(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Computed]:
-    """As `one_f_one_b`, but stage s computes its weight gradients by s * (1 + lookahead) microbatches later.
+    """The order of 1F1B, but stage s computes its weight gradients by s * (1 + lookahead) microbatches later.
 
     With fewer than (stages - 1) * (1 + lookahead) microbatches by s only, else too many would be left for the end.
 
@@ -168,7 +168,7 @@ def zb_h1(stage: int, stages: int, microbatches: Sequence[int], lookahead: int =
 
 
 def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
-    """The same order, but a whole backward's weight gradients come after the next backward's input gradients.
+    """The order of `program`, but a whole backward's weight gradients come after the next backward's input gradients.
 
     For a cell that is taken over in the middle of a step: others wait for what it repeats, but for no weight gradient.
     One more microbatch is in flight, with its weight gradients, than without.
@@ -186,7 +186,9 @@ def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """In which order the forwards and backwards of a step run, on each stage. late_weights: see `with_late_weights`."""
+    """The order in which each stage runs the forwards and backwards of a step. late_weights: see
+    `with_late_weights`.
+    """
 
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     lookahead: int = 1
@@ -194,11 +196,11 @@ class StageOrder:
 
     @classmethod
     def of(cls, topology: TopologySpec) -> Self:
-        """As the job begins."""
+        """The order with which a job of that topology begins."""
         return cls(topology.first_schedule, topology.lookahead)
 
     def taken_over(self) -> Self:
-        """Of a step of a cell that another worker goes on with."""
+        """The order of a step of a cell that another worker goes on with."""
         return replace(self, late_weights=True)
 
     def program(self, stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
@@ -213,7 +215,7 @@ class StageOrder:
         return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * (1 + self.lookahead) + more)
 
     def _postpones(self, stages: int) -> bool:
-        """With one stage nobody waits."""
+        """Whether weight gradients come late. With one stage they do not, as nobody waits for anything."""
         return self.late_weights and stages > 1
 
 
@@ -224,7 +226,9 @@ def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
 
 
 def last_program() -> list[Instruction]:
-    """After the last step a cell only says what its evaluation of the final state came to."""
+    """The program of a cell after the last step, in which it only says what its evaluation of the final state
+    came to.
+    """
     return [ReportReady()]
 
 
@@ -234,7 +238,8 @@ def portion_program(portion: Range) -> list[Instruction]:
 
 
 def reduction(last: Instruction, buckets: int) -> list[Instruction]:
-    """After a step's forwards and backwards, of which this is the last one: gradients are summed over the pipelines.
+    """The instructions after a step's forwards and backwards, of which `last` is the last: gradients are summed over
+    the pipelines.
 
     A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one is
     computed the one before is on its way, and the one before that is summed.

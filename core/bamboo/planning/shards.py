@@ -49,7 +49,7 @@ def sharded(plan: Plan, spec: JobSpec, sizes: Sequence[float] | None) -> Plan:
 def shard_replicas(
     owners: Sequence[WorkerId], count: int, peers: Mapping[WorkerId, Peer], leaving: Container[WorkerId] = ()
 ) -> tuple[tuple[WorkerId, ...], ...]:
-    """For each shard the workers of other pipelines that hold it beside its owner: of the pipelines before, in a ring.
+    """The workers of other pipelines that hold each shard beside its owner: those of the pipelines before, in a ring.
 
     So each worker holds as many, as a stage's worker does in a pipeline (`ring`).
     """

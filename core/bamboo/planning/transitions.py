@@ -1,4 +1,5 @@
-"""From the plan in force to the next one: takeover, drain, re-protection, healing, and the return to the target.
+"""The way from the plan in force to the next one: takeover, drain, re-protection, healing, and the return to the
+target.
 
 Level-triggered: every function looks only at what is, and proposes at most one next plan. Ownership moves only to a
 worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.

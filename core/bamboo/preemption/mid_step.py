@@ -47,7 +47,8 @@ class MidStepPreemptions:
         self._begun[worker] = (step, count + 1 if before == step else 1)
 
     def due(self, step: int) -> tuple[MidStepPreemption, ...]:
-        """Whose place is reached, or missed because that step, or the worker's part in it, is over; each once.
+        """The preemptions whose moment is reached, or missed because that step, or the worker's share of it, is over;
+        each once.
 
         step: the job's, which is in progress.
         """

@@ -1,4 +1,5 @@
-"""When workers are taken away on purpose. Pure: text -> schedule, (schedule, step, time) -> what is due now.
+"""The moments at which workers are taken away on purpose. Pure: text -> schedule, (schedule, step, time) -> what is due
+now.
 
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
@@ -67,7 +68,9 @@ Entry = AtStep | AtRandom | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """From that second of the recording on there are so many nodes. notice: who has none any more is told before."""
+    """A number of nodes that there are from that second of the recording on. notice: who has none any more is told
+    before.
+    """
 
     at: float
     nodes: int

@@ -37,7 +37,7 @@ def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> Model
 
 
 def operation_seconds(operation: Operation, device: Device, launch: float) -> float:
-    """Of all the times that it is run."""
+    """The seconds of all the times that the operation is run."""
     number, flops, size, times = operation
     longest = max(flops / _products(device, number).reached, size / device.bandwidth.reached, launch)
     return times * longest

@@ -36,7 +36,7 @@ class Duration(_DevicePart, frozen=True, kw_only=True):
 
 
 class Link(_DevicePart, frozen=True, kw_only=True):
-    """Of the machine with one such device that is rented most: as in `bamboo.profiles.profile.Network`."""
+    """The network of the machine with one such device that is rented most: as in `bamboo.profiles.profile.Network`."""
 
     flow: Rate
     machine: Rate

@@ -16,7 +16,9 @@ AT = "@"  # between a model and a device; without a model it is the job's own
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Of the profiles that come with Bamboo: the published models on the machines that they were published with."""
+    """The names of the profiles that come with Bamboo: the published models on the machines that they were published
+    with.
+    """
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
@@ -26,14 +28,14 @@ def counted_names() -> tuple[str, ...]:
 
 
 def read_devices(path: str | None = None) -> DeviceTable:
-    """Of a file, or the table that comes with Bamboo. Raises ProfileError naming it."""
+    """The devices of a file, or of the table that comes with Bamboo. Raises ProfileError naming it."""
     found = DEVICES if path is None else Path(path)
     return parse_devices(str(found), _content(found, "the table of devices"))
 
 
 def read_profile(name: str) -> ModelProfile:
-    """Of a file; one that comes with Bamboo by its name; or MODEL@DEVICE, computed from what the model's layers do and
-    what the device can. Raises ProfileError naming it.
+    """The profile of a file; one that comes with Bamboo by its name; or MODEL@DEVICE, computed from what the model's
+    layers do and what the device can. Raises ProfileError naming it.
     """
     if name in shipped_names():
         return _read(FOLDER / f"{name}.json")

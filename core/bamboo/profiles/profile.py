@@ -63,7 +63,8 @@ class Layer(_Part, frozen=True, kw_only=True):
 
 
 class Network(_Part, frozen=True, kw_only=True):
-    """Between two machines. flow: of one connection. machine: of all that a machine sends, and of all that it receives.
+    """The network between two machines, in bytes a second. flow: of one connection. machine: of all that a machine
+    sends, and of all that it receives.
 
     latency: until the first byte of a message has arrived.
     """
@@ -115,7 +116,9 @@ class ModelFigures(_Part, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """Of each layer, by which the coordinator splits the layers: as counted, else seconds of a microbatch."""
+        """The cost of each layer, by which the coordinator splits the layers: as counted, else seconds of a
+        microbatch.
+        """
         counted = any(layer.cost for layer in self.layers)
         return tuple(layer.cost if counted else layer.forward + layer.backward for layer in self.layers)
 
@@ -202,12 +205,12 @@ class ModelProfile(_Part, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """As `ModelFigures.costs`."""
+        """The cost of each layer; see `ModelFigures.costs`."""
         return self.figures.costs
 
     @property
     def state_bytes(self) -> int:
-        """Of the whole model with what the optimizer remembers, as a checkpoint has it."""
+        """The bytes of the whole model with what the optimizer remembers, as a checkpoint has it."""
         return sum(layer.parameters + layer.optimizer for layer in self.layers)
 
     @property
@@ -239,7 +242,7 @@ def to_json(profile: ModelProfile) -> bytes:
 
 
 def for_microbatch(profile: ModelProfile, samples: int) -> ModelProfile:
-    """The same for microbatches of another size: seconds, activations and boundaries in proportion.
+    """The profile for microbatches of another size: seconds, activations and boundaries grow in proportion.
 
     That is an estimate, since small microbatches use a device less well, and its source says so.
     """

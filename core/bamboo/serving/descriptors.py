@@ -23,7 +23,9 @@ def raise_limit() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescriptorShares:
-    """At the workers' port, those who have not proved who they are, and workers; visitors: at the web port."""
+    """The descriptors that callers may use: at the workers' port those who have not proved who they are
+    (`unauthenticated`), and workers; at the web port `visitors`.
+    """
 
     unauthenticated: int
     visitors: int

@@ -105,7 +105,9 @@ class BoundedListener:
         return len(self._known) >= self.bounds.known
 
     def mark_authenticated(self, request: web.Request) -> None:
-        """That caller has proved who it is: its connection lasts as long as it likes, and is nobody's to take."""
+        """Notes that a caller has proved who it is: its connection lasts as long as it likes, and is nobody's
+        to take.
+        """
         if connection := self._by_handler.get(request.protocol):
             self._unauthenticated.remove(connection)
             self._known.add(connection)
@@ -140,7 +142,7 @@ class BoundedListener:
             task.add_done_callback(partial(self._welcomed, connection))
 
     async def _welcome(self, connection: "_Connection", tls: ssl.SSLContext | None) -> None:
-        """Until its handshake is done. Raises OSError."""
+        """Hands the connection to its protocol, and waits until its handshake is done. Raises OSError."""
         limits = {"ssl_handshake_timeout": self.bounds.request, "ssl_shutdown_timeout": SHUTDOWN_SECONDS} if tls else {}
         connect = asyncio.get_running_loop().connect_accepted_socket
         await connect(lambda: connection, connection.socket, ssl=tls, **limits)
@@ -199,7 +201,7 @@ class BoundedListener:
         return task
 
     def warn(self, message: str) -> None:
-        """The same once in a while: what callers cause must not fill the log."""
+        """Logs a warning, the same one only once in a while: what callers cause must not fill the log."""
         now = asyncio.get_running_loop().time()
         if now - self._warned.get(message, -QUIET_SECONDS) >= QUIET_SECONDS:
             self._warned[message] = now
@@ -250,13 +252,13 @@ class _Connection(asyncio.Protocol):
         self._gone(self)
 
     def rest(self, timer: asyncio.TimerHandle | None) -> None:
-        """When it will be closed, unless something happens before."""
+        """Sets the timer that will close the connection unless something happens before; None: none will."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
 
     def close(self) -> None:
-        """At once, whatever has not been sent."""
+        """Closes the connection at once, whatever has not been sent."""
         if self._transport is not None:
             self._transport.abort()
         elif self.task is not None:

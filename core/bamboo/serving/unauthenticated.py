@@ -66,7 +66,7 @@ class UnauthenticatedConnections(Generic[K]):
         return found
 
     def mark(self, key: K, *, busy: bool) -> None:
-        """Its request is worked on now, or has been answered."""
+        """Notes whether the caller's request is worked on now (`busy`), or has been answered."""
         caller = self._unauthenticated.get(key)
         if caller is not None and caller.busy != busy:
             caller.busy = busy

@@ -45,7 +45,7 @@ class ComparedJob:
 
     @property
     def profile(self) -> ModelProfile:
-        """For the job's microbatches."""
+        """The profile for the job's microbatches."""
         return self.place.costs.profile
 
     def with_nodes(self, nodes: int) -> "ComparedJob":
@@ -89,7 +89,9 @@ def published_job(profile: ModelProfile) -> ComparedJob:
 
 
 def own_job(profile: ModelProfile, spec: JobSpec, document: Mapping[str, Any]) -> ComparedJob:
-    """As its manifest says, on as many spot nodes as it asks for; and strategies' baseline on as many on demand."""
+    """The job that a manifest asks for, on as many spot nodes as it asks for; the strategies' baseline has as many on
+    demand.
+    """
     pools = document["spec"].get("nodePools") or []
     spot = [pool for pool in pools if pool.get("capacity", Capacity.SPOT) == Capacity.SPOT]
     if spot and len(spot) < len(pools):
@@ -257,8 +259,8 @@ def steps_without_pauses(rates: GridRates, nodes: Timeline) -> float:
 
 
 def _crossing_usd(job: ComparedJob, rates: GridRates, nodes: Timeline) -> float:
-    """Of a sample, on the best grid of as many nodes as there are on average, as many in each zone as in the others.
-    Every worker's final gradient goes to its shadow.
+    """The USD of a sample for what crosses zones, on the best grid of as many nodes as there are on average, as many in
+    each zone as in the others. Every worker's final gradient goes to its shadow.
     """
     zones = sorted(set(nodes.zones.values()))
     found = rates.best(max(1, round(nodes.node_seconds / nodes.duration)))

@@ -13,7 +13,7 @@ class SimulationError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of one run.
+    """The figures of one run.
 
     preemptions: nodes that were taken away. fatal: of these, how many were more than redundancy could bear.
     interval, lifetime: hours, means, between two preemptions and of all nodes. nodes, usd_per_hour: means over time.
@@ -53,7 +53,9 @@ class Spread:
 
 
 def spread(runs: Sequence[Countable]) -> Spread:
-    """Of at least one run. The deviation is that of the runs themselves, not an estimate for more of them."""
+    """The mean and deviation of each figure, of at least one run. The deviation is that of the runs themselves, not an
+    estimate for more of them.
+    """
     names = [field.name for field in fields(runs[0])]
     columns = {name: [float(getattr(run, name)) for run in runs] for name in names}
     return Spread(

@@ -45,7 +45,9 @@ def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Pat
 
 
 def new_figure(flag: str, size: tuple[float, float], title: str) -> Any:
-    """With its title. flag: of the command line, for messages. Raises SimulationError if matplotlib is missing."""
+    """A figure with its title. flag: of the command line, for messages. Raises SimulationError if matplotlib is
+    missing.
+    """
     if find_spec("matplotlib") is None:
         raise SimulationError(
             f"{flag} needs matplotlib, not installed here; pip install 'bamboo-spot[plots]' installs it"
@@ -58,7 +60,7 @@ def new_figure(flag: str, size: tuple[float, float], title: str) -> Any:
 
 
 def save(figure: Any, flag: str, path: Path) -> None:
-    """As PNG. Raises SimulationError if the file cannot be written."""
+    """Writes the figure to a PNG file. Raises SimulationError if the file cannot be written."""
     try:
         figure.savefig(path, format="png", dpi=110)
     except OSError as error:

@@ -52,7 +52,7 @@ def simulate_run(run: ResearchRun) -> Figures:
 
 
 def simulate_trace(workload: Workload, trace: Trace, options: ResearchOptions) -> Figures:
-    """Under recorded changes, to the millisecond. Raises SimulationError."""
+    """The figures of a run under recorded changes, to the millisecond. Raises SimulationError."""
     moments: list[Moment] = [
         (round(change.at * 1000), change.change is Change.ADD, change.node) for change in trace.changes
     ]
@@ -60,7 +60,8 @@ def simulate_trace(workload: Workload, trace: Trace, options: ResearchOptions) -
 
 
 def simulate_all(runs: Sequence[ResearchRun], jobs: int, done: Callable[[int], None]) -> Iterator[Figures]:
-    """In the order of the runs. done: told how many more runs are ready. jobs: processes; 1 is this one.
+    """The figures of all runs, in their order. done: is called with how many more runs are ready. jobs: processes; 1 is
+    this one.
 
     Raises SimulationError for the first run that cannot be done. Processes end with the iterator, also if it is left.
     """
@@ -68,7 +69,9 @@ def simulate_all(runs: Sequence[ResearchRun], jobs: int, done: Callable[[int], N
 
 
 def simulate_jobs(runs: Sequence[JobSeed], jobs: int, done: Callable[[int], None]) -> Iterator[JobResult]:
-    """The same of runs of one job. Raises SimulationError for the first run that cannot be done."""
+    """The results of runs of one job, as by `simulate_all`. Raises SimulationError for the first run that cannot be
+    done.
+    """
     yield from _in_chunks(_simulate_seeds, runs, (jobs, JOB_CHUNK), done)
 
 
@@ -91,7 +94,7 @@ def _simulate_chunk(runs: Sequence[ResearchRun]) -> list[Figures]:
 
 
 def _simulate_seeds(runs: Sequence[JobSeed]) -> list[JobResult]:
-    """With one model, since the step times of one run are of use to the next."""
+    """The results of runs of one job with one model, since the step times of one run are of use to the next."""
     model = model_of(runs[0].run)
     return [_simulate_seed(run, model) for run in runs]
 

@@ -9,5 +9,5 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 
 
 def traffic_usd(billed: float, price: float = ZONE_TRAFFIC_PRICE) -> float:
-    """Of so many bytes that cross zones. price: USD for each GB, and for each of both ways."""
+    """The USD for so many bytes that cross zones. price: USD for each GB, and for each of both ways."""
     return billed / GB * 2 * price

@@ -33,7 +33,7 @@ def date_told(spec: JobSpec, one: Assessment, now: datetime) -> str:
 
 
 def too_little(spec: JobSpec, bounds: Bounds, fastest: Assessment, cheapest: Assessment) -> Iterator[str]:
-    """Of bounds that no plan keeps: how far the job gets with them, at the mean rate of a plan."""
+    """The sentences on bounds that no option keeps: how far the job gets with them, at an option's mean rate."""
     if bounds.budget is not None and (pace := _pace(spec, cheapest)) and cheapest.usd > 0:
         per_hour = Decimal(f"{cheapest.usd / cheapest.hours:.6f}")
         found = money_reach(Decimal(str(bounds.budget)), Decimal(0), per_hour or None, pace)

@@ -26,7 +26,7 @@ from bamboo.sizing.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calm:
-    """Of a step: seconds; bytes that cross zones; USD, of nodes and of those bytes."""
+    """The cost of an undisturbed step: its seconds; bytes that cross zones; USD, of nodes and of those bytes."""
 
     seconds: float
     between_zones: float
@@ -47,7 +47,7 @@ def memory_needed(world: World, candidate: Candidate) -> int:
 
 
 def calm(world: World, candidate: Candidate) -> Calm:
-    """Of a candidate that the manifest's rules allow."""
+    """The cost of an undisturbed step of a candidate that the manifest's rules allow."""
     made = job_of(candidate, world.spec, world.document)
     assert made is not None
     profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
@@ -59,7 +59,9 @@ def calm(world: World, candidate: Candidate) -> Calm:
 
 
 def node_usd(world: World, candidate: Candidate) -> float:
-    """Of all its nodes, for a second, at prices that are means over time and over the zones in which it may be."""
+    """The USD of all nodes of a candidate for a second, at prices that are means over time and over the zones in which
+    it may be.
+    """
     prices = world.machines[candidate.machine].profile.prices
     spot = fmean(world.spot_usd(candidate.machine, zone) for zone in candidate.zones or ("",))
     on_demand = prices.on_demand if prices else 1.0
@@ -89,7 +91,7 @@ def _split(spec: JobSpec, profile: ModelProfile) -> Ranges:
 
 
 def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
-    """With the nodes that it asks for in each zone."""
+    """The plan of the job with the nodes that it asks for in each zone."""
     count = spec.topology.stages * spec.topology.pipelines
     names = zones or ("",)
     if pod_spread(spec).packs:

@@ -41,7 +41,7 @@ class Candidate:
     zones: tuple[str, ...] = ()
 
     def __lt__(self, other: "Candidate") -> bool:
-        """By the fields in their order; None comes first."""
+        """Whether this one comes first: by the fields in their order; None comes before any value."""
         return self._order < other._order
 
     @property

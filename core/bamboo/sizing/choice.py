@@ -35,7 +35,9 @@ class Bounds:
     per_hour: float | None = None
 
     def kept_by(self, one: Assessment) -> bool:
-        """With a margin for the spread of the runs: in 95 of 100, as far as those that were simulated tell."""
+        """Whether an option keeps the bounds, with a margin for the spread of the runs: in 95 of 100, as far as those
+        that were simulated tell.
+        """
         within = self.budget is None or one.sure("usd") <= self.budget
         within = within and (self.per_hour is None or one.usd <= self.per_hour * one.hours)
         return within and (self.deadline is None or one.sure("hours") <= self.deadline)
@@ -135,7 +137,7 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
 
 
 def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[PlanInstead]:
-    """The same plan with another value of one field, where that was simulated: what the choice of it is worth.
+    """The chosen option beside those that differ from it in one field and were simulated: what that choice is worth.
 
     A single worker has no neighbour to be apart from, and nobody who keeps its state.
     """

@@ -82,6 +82,6 @@ def _end(text: str, node: yaml.Node) -> int:
 
 
 def _inline(value: Any) -> str:
-    """As YAML in one line; objects in braces."""
+    """The value as YAML in one line; objects in braces."""
     made: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=WIDE, allow_unicode=True)
     return made.removesuffix("\n").removesuffix("\n...")

@@ -37,7 +37,7 @@ def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0)
 
 
 def distance(point: Point, others: Sequence[Point]) -> float:
-    """By how large a slack a point would just not be dominated by any of the others; 0 on their front."""
+    """The slack with which a point would just not be dominated by any of the others; 0 on their front."""
     return max([0.0, *(min(_ratio(point[0], time), _ratio(point[1], cost)) - 1 for time, cost in others)])
 
 

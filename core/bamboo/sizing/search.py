@@ -149,7 +149,9 @@ def _contrasts(world: World, limits: Limits, chosen: Candidate) -> list[Candidat
 
 
 def told_apart(found: Iterable[Assessment], like: Candidate) -> list[Assessment]:
-    """Without those that are neither faster nor cheaper than another one of the same grid that is more like the job."""
+    """The options without those that are neither faster nor cheaper than another one of the same grid that is more like
+    the job.
+    """
 
     def changes(one: Assessment) -> int:
         return sum(getattr(one.candidate, name) != getattr(like, name) for name in PROTECTION)
@@ -186,7 +188,7 @@ def _from_ends(count: int) -> list[int]:
 
 
 def _gains(race: _Race, one: Candidate, changed: Sequence[Candidate]) -> list[Candidate]:
-    """Of each thing that may be changed the change that pays most, if it pays; what pays most comes first."""
+    """The changes that pay, of each thing that may be changed the one that pays most; what pays most comes first."""
     base = race.newest[one]
     best: dict[str, Assessment] = {}
     for found in (race.newest[other] for other in changed if other in race.newest):
@@ -236,7 +238,7 @@ def fitting_grids(world: World, limits: Limits, like: Candidate, counts: Counts)
 
 
 def allowed(world: World, one: Candidate) -> bool:
-    """By the rules of manifests, such as that every pipeline has a share of a step."""
+    """Whether the rules of manifests allow a candidate: such as that every pipeline has a share of a step."""
     return job_of(one, world.spec, world.document) is not None
 
 

@@ -137,7 +137,7 @@ def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
 
 
 def _placed(world: World, one: Candidate, spread: SpreadPolicy) -> Candidate:
-    """With that policy; in the zones that suit it best, or where it has been."""
+    """The candidate with that policy; in the zones that suit it best, or where it has been."""
     if spread is one.spread and (one.zones or not spread.packs):
         return one
     there = replace(one, spread=spread, zones=())
@@ -149,7 +149,9 @@ def _placed(world: World, one: Candidate, spread: SpreadPolicy) -> Candidate:
 
 
 def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
-    """With one pipeline a zone for each is one zone; None is only for schedulers that know better."""
+    """The policies to choose from. With one pipeline a zone for each is one zone; None is only for schedulers that know
+    better.
+    """
     if len(world.market.zones) < 2:
         return (one.spread,)
     known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)

@@ -35,8 +35,8 @@ class PlanTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """Of one run. hours, usd: of the whole job, infinite if it does not come to its end. traffic_usd: that is for
-    traffic between zones. simulated: hours. failed: why the job ended early, "" if it did not.
+    """The outcome of one run. hours, usd: of the whole job, infinite if it does not come to its end. traffic_usd: that
+    is for traffic between zones. simulated: hours. failed: why the job ended early, "" if it did not.
     """
 
     hours: float
@@ -73,7 +73,7 @@ class Assessment:
         return self.hours, self.usd
 
     def deviation(self, name: str) -> float:
-        """Of the runs, as an estimate for others like them; 0 for a single one."""
+        """The standard deviation of a figure, as an estimate for other runs like these; 0 for a single one."""
         values = [float(getattr(outcome, name)) for outcome in self.outcomes]
         if len(values) < 2 or not all(map(math.isfinite, values)):
             return 0.0
@@ -93,7 +93,7 @@ class Assessment:
 def simulate_trials(
     world: World, trials: Sequence[PlanTrial], jobs: int, done: Callable[[int], None]
 ) -> list[Assessment | None]:
-    """In the order of the trials; None for one that the manifest's rules do not allow.
+    """The assessment of each trial, in their order; None for one that the manifest's rules do not allow.
 
     done: told how many more runs are ready. Raises SimulationError if one cannot be simulated.
     """
@@ -105,7 +105,9 @@ def simulate_trials(
 
 
 def simulate_trial(world: World, trial: PlanTrial) -> Assessment | None:
-    """With one model for all seeds, since the step times of one run are of use to the next."""
+    """The assessment of a trial, with one model for all seeds, since the step times of one run are of use to
+    the next.
+    """
     first = world.run(trial.candidate, trial.seeds[0], trial.seconds)
     if first is None:
         return None

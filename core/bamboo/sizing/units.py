@@ -14,7 +14,7 @@ class ReadableUnit:
     of_one: float = 1.0
 
     def number(self, value: float, deviation: float | None = None) -> str:
-        """Of hours or USD, with a deviation if there is one; a dash for what has no end."""
+        """The number as text, of hours or USD, with a deviation if there is one; a dash for what has no end."""
         if not math.isfinite(value):
             return "-"
         mean = value * self.of_one
@@ -34,13 +34,13 @@ USD: Final = ReadableUnit(name="USD")
 
 
 def time_unit(hours: Iterable[float]) -> ReadableUnit:
-    """In which the shortest of these times is easily read."""
+    """The unit in which the shortest of these times is easily read."""
     shortest = _least(hours)
     return SECONDS if shortest < 2 / 60 else MINUTES if shortest < 1 else HOURS
 
 
 def money_unit(usd: Iterable[float]) -> ReadableUnit:
-    """In which the least of these amounts is easily read."""
+    """The unit in which the least of these amounts is easily read."""
     return CENTS if _least(usd) < 0.5 else USD
 
 

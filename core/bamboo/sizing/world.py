@@ -55,29 +55,29 @@ class Market:
 
     @cached_property
     def supplies(self) -> Mapping[str, ZoneSupply]:
-        """Of a recording's zones; {} if nodes are made up, the same in all zones."""
+        """The supply of each zone of a recording; {} if nodes are made up, the same in all zones."""
         return zone_supplies(self.recording) if self.recording is not None else {}
 
     @cached_property
     def _loss_rate(self) -> float:
-        """Of a node, in an hour."""
+        """The losses of a node in an hour."""
         if self.recording is not None:
             return summarize(self.recording).removals_per_node_hour
         return self.generation.removal if self.generation else 0.0
 
     def losses_per_hour(self, workers: int) -> float:
-        """Of so many nodes, about."""
+        """The losses of so many nodes in an hour, about."""
         return workers * self._loss_rate
 
     @property
     def settled_hours(self) -> float:
-        """After which made-up nodes have forgotten that all were there at the beginning; at most a few."""
+        """The hours after which made-up nodes have forgotten that all were there at the beginning; at most a few."""
         if self.generation is None:
             return 0.0
         return 3 / max(0.5, self.generation.removal + self.generation.addition)
 
     def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
-        """For a job: made up are as many nodes as it wants, in the zones where its pods may be.
+        """A recording for a job: made up are as many nodes as it wants, in the zones where its pods may be.
 
         seed: from 1 on. seeds: how many there will be; recordings begin at as many places, evenly spread, and for a
         seed in the place of another one between that place and the next.
@@ -110,7 +110,9 @@ class World:
         return self.spec.training.steps
 
     def spot_usd(self, machine: str, zone: str) -> float:
-        """Of a node in that zone for an hour, on average over time; of all zones, if it is "". 1 if it is not known."""
+        """The USD of a node in that zone for an hour, on average over time; of all zones, if it is "". 1 if it is not
+        known.
+        """
         known = [one for one in self.market.zones if one]
         if not zone and known:
             return sum(self.spot_usd(machine, one) for one in known) / len(known)
@@ -121,8 +123,8 @@ class World:
         return next((price for price in (recorded, listed) if price is not None), usual)
 
     def on_demand_usd(self, machine: str) -> float | None:
-        """Of a node for an hour: of the price file or the profile, else the job's first pool on demand that says it;
-        None if it is not known, or if the price file has none.
+        """The USD of a node on demand for an hour: of the price file or the profile, else of the job's first pool on
+        demand that says it; None if it is not known, or if the price file has none.
         """
         kind = self.machines[machine]
         if kind.price is not None and kind.price.on_demand is None:
@@ -132,8 +134,8 @@ class World:
         return self.spec.spread.node_price(pool_price(self.spec.node_pools, Capacity.ON_DEMAND))
 
     def zones_for(self, machine: str, workers: int) -> list[str]:
-        """For so many workers that are to be in one zone: all zones, the best one first; [] if it makes no difference
-        in which one they are, or if nobody knows.
+        """The zones for so many workers that are to be in one zone, the best one first; [] if it makes no difference in
+        which one they are, or if nobody knows.
         """
         zones = [zone for zone in self.market.zones if zone]
         prices = {zone: self.spot_usd(machine, zone) for zone in zones}
@@ -168,7 +170,7 @@ def with_prices(spec: JobSpec, price: MachinePrice | None) -> JobSpec:
 
 
 def machine_of(name: str, profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
-    """With the price file's prices in place of the profile's."""
+    """The machine with the price file's prices in place of the profile's."""
     if price is not None:
         on_demand = price.on_demand if price.on_demand is not None else _on_demand(profile, price)
         known = ProfilePrices(spot=price.spot, on_demand=on_demand)

@@ -14,8 +14,8 @@ ENOUGH: Final = 0.9  # of the most that any zone has of what a job wants: a zone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneSupply:
-    """Of one zone of a recording. counts: for how long (seconds) it had so many nodes. usd: of a node for an hour, on
-    average over time; None if the recording does not say.
+    """The supply of one zone of a recording. counts: for how long (seconds) it had so many nodes. usd: of a node for an
+    hour, on average over time; None if the recording does not say.
     """
 
     counts: Mapping[int, float]
@@ -28,7 +28,7 @@ class ZoneSupply:
 
 
 def zone_supplies(trace: Trace) -> dict[str, ZoneSupply]:
-    """By the names of its zones; nodes of which no zone is known are left out."""
+    """The supplies by the names of a recording's zones; nodes of which no zone is known are left out."""
     found = {}
     for zone in sorted({change.zone for change in trace.changes} - {""}):
         counts: dict[int, float] = {}

@@ -9,7 +9,7 @@ _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES
 
 
 def sync(path: Path) -> None:
-    """To the disk: a file's content, or the names in a folder. Raises OSError."""
+    """Makes a file's content, or the names in a folder, durable on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -18,7 +18,7 @@ def sync(path: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """To the disk: the names in a folder. Some file systems cannot do it, and keep names in other ways."""
+    """Makes the names in a folder durable on the disk. Some file systems cannot do it, and keep names in other ways."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:

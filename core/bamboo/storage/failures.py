@@ -54,7 +54,9 @@ class Failure:
 
 
 def explain(error: BaseException) -> Failure:
-    """By the exception's type, its number of the system, or the status of the answer, in this order."""
+    """The failure that an exception means, by its type, its number of the system, or the status of the answer, in this
+    order.
+    """
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
         said = f" ({_said(error)})" if error.args and "bucket" in str(error).lower() else ""
@@ -88,7 +90,7 @@ def _of_system(error: OSError) -> Failure:
 
 
 def _status(error: BaseException) -> int | None:
-    """Of an HTTP answer, if it is one's exception."""
+    """The status of an HTTP answer, if the exception is about one."""
     for name in ("status_code", "status", "code"):
         value = getattr(error, name, None)
         if isinstance(value, int) and 100 <= value < 600:

@@ -25,7 +25,7 @@ class Files(Protocol):
         """Durable when it returns; until then nothing or the file before is at that path, never a part."""
 
     def create(self, path: str, data: bytes) -> None:
-        """The same; FileExistsError if there is such a file."""
+        """Writes a file as `write` does; raises FileExistsError if there is such a file."""
 
     def read(self, path: str, start: int, end: int) -> bytes:
         """Bytes from start to end (exclusive), or to the file's end. FileNotFoundError."""

@@ -17,7 +17,7 @@ _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, 
 
 
 class LocalFiles:
-    """Below one folder, which is made with the first file."""
+    """The files below one folder, which is made with the first file."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -77,7 +77,7 @@ class LocalFiles:
         sync_names(target.parent)
 
     def _make(self, folder: Path) -> None:
-        """With the folders above it; each is made durable in the one that holds it."""
+        """Makes a folder, and the folders above it; each is made durable in the one that holds it."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)

@@ -94,7 +94,9 @@ class ObjectFiles:
         self._check(path, len(data))
 
     def read(self, path: str, start: int, end: int) -> bytes:
-        """In pieces if it is large: a store serves one request slower than a client can read."""
+        """The bytes from `start` to `end`, fetched in pieces if they are many: a store serves one request slower than a
+        client can read.
+        """
         where = self._path(path)
         size = self._size(path)
         end = min(end, size)

@@ -82,7 +82,7 @@ def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
 
 
 def file_path(url: str) -> str:
-    """Of this machine, from a URL file:///..., whose path is the same bytes in every locale."""
+    """The path on this machine of a URL file:///...; it has the same bytes in every locale."""
     return os.fsdecode(unquote_to_bytes("/" + url.partition("://")[2].partition("/")[2]))
 
 
@@ -92,7 +92,7 @@ def _file(path: str) -> StoreUrl:
 
 
 def shown_url(url: str) -> str:
-    """The same without user, password and parameters, for messages and logs."""
+    """The URL without user, password and parameters, for messages and logs."""
     found = _SCHEME.fullmatch(url)
     if not found:
         return one_line(url)
@@ -107,7 +107,7 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The same without anything that is, or looks like, a credential. environment: whose secrets must not be shown."""
+    """The text without anything that is, or looks like, a credential. environment: whose secrets must not be shown."""
     environment = os.environ if environment is None else environment
     values = {
         value for name, value in environment.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET

@@ -37,7 +37,7 @@ def checkpoint_line(facts: CheckpointFacts) -> str:
 
 
 def of_run(summary: CheckpointSummary) -> str:
-    """Of a job whose coordinator is at hand."""
+    """The line on the checkpoints of a job whose coordinator is at hand."""
     writing = summary.writing
     told = f"writing step {writing.step}, {writing.written} of {count(writing.layers, 'layer')}" if writing else ""
     price = duration(summary.repeated_seconds) if summary.repeated_seconds else ""

@@ -40,7 +40,7 @@ def age(seconds: float) -> str:
 
 
 def document(one: Found) -> dict[str, Any]:
-    """For programs: one checkpoint as JSON values."""
+    """A checkpoint as JSON values, for programs."""
     known: dict[str, Any] = {
         "folder": one.attempt.folder,
         "step": one.attempt.step,

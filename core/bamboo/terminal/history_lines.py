@@ -40,7 +40,7 @@ def _evaluated(record: EvaluationRecord) -> str:
 
 
 def first_json_line() -> str:
-    """Of which version the others are."""
+    """The first line, which says of which version the others are."""
     return BEGINNING.decode().rstrip("\n")
 
 

@@ -46,7 +46,7 @@ def trace_table(trace: Trace, summary: NodeTraceSummary) -> Table:
 
 
 def trace_document(trace: Trace, summary: NodeTraceSummary) -> dict[str, Any]:
-    """For programs: all numbers of the summary, seconds and rates, and the removals in each hour."""
+    """A recording's summary for programs: all its numbers, seconds and rates, and the removals in each hour."""
     return {
         "source": trace.source,
         **asdict(summary),

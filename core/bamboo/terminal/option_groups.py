@@ -8,7 +8,7 @@ from typing import Any
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """For typer: the command with an option for each field of its parameters that are dataclasses.
+    """The command as typer takes it: with an option for each field of its parameters that are dataclasses.
 
     These options come after the command's own, in the order of the parameters. A field's annotation and default are
     those of its option.

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class OutputFormat(StrEnum):
-    """In which form things are printed."""
+    """The forms in which things are printed."""
 
     TEXT = "text"
     WIDE = "wide"

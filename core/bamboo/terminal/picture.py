@@ -45,7 +45,9 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """Below the picture. question: what a key has asked and is not answered; hints: what keys do; page: its URL."""
+    """The lines below the picture. question: what a key has asked and is not answered; hints: what keys do; page: its
+    URL.
+    """
 
     question: str = ""
     hints: tuple[str, ...] = ()
@@ -167,7 +169,7 @@ def _cell(worker: WorkerId, protected: bool, states: dict[WorkerId, WorkerState]
 
 
 def _worker(worker: WorkerId, state: WorkerState | None, usual: WorkerState | None = None) -> Text:
-    """Its key, name and state; without the state if that is the usual one."""
+    """The worker's key, name and state; without the state if that is the usual one."""
     style = STYLES[state] if state else "red"
     said = "" if state is usual else f" {STATES[state] if state else 'lost'}"
     return Text.assemble((letter(worker), f"{style} bold underline"), (f" {worker}{said}", style))

@@ -155,8 +155,8 @@ def _figures(one: Assessment, time: ReadableUnit, money: ReadableUnit) -> list[s
 
 
 def _fields(plan: Candidate) -> list[str | None]:
-    """Of FIELDS; "" where the plan has none, NOTHING where it makes no difference: a single worker has nobody who
-    keeps its state, and no neighbour to be apart from.
+    """The values of FIELDS; "" where the option has none, NOTHING where it makes no difference: a single worker has
+    nobody who keeps its state, and no neighbour to be apart from.
     """
     alone = plan.workers == 1
     return [
@@ -187,7 +187,7 @@ def _changes(report: PlanReport) -> list[str]:
 
 
 def _path(path: Sequence[str | int]) -> str:
-    """As YAML's users write it; keys with a dot in brackets."""
+    """The path as YAML's users write it; keys with a dot are in brackets."""
     steps = (f"[{step}]" if isinstance(step, int) or "." in step else f".{step}" for step in path)
     return "".join(steps)[1:]
 

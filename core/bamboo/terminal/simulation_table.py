@@ -107,7 +107,7 @@ def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
 def simulation_documents(
     cases: Sequence[Case], over_time: Sequence[dict[str, Any]] | None = None
 ) -> list[dict[str, Any]]:
-    """For programs: each case with the means, deviations and the share of runs with a fatal preemption.
+    """The cases for programs, each with the means, deviations and the share of runs with a fatal preemption.
 
     over_time: of each case, as `over_time_document` makes it, if it is known.
     """

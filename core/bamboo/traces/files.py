@@ -16,7 +16,9 @@ CHUNK = 64 << 10  # bytes that are looked at once
 
 
 def parse_trace(path: str, text: str, zone: str = "") -> Trace:
-    """Of any form that we read. zone: of nodes whose file names none. Raises NodeTraceError naming file and line."""
+    """The recording that a text of any form that we read holds. zone: of nodes whose file names none. Raises
+    NodeTraceError naming file and line.
+    """
     return parse_json_lines(path, text) if is_json_lines(text) else parse_table(path, text, zone)
 
 
@@ -33,7 +35,9 @@ def read_trace(path: str, zone: str = "") -> Trace:
 
 
 def _content(path: str) -> bytes:
-    """At most a byte more than may be read. Compressed files are told by how they begin. Raises NodeTraceError."""
+    """The content of a file, unpacked, of at most a byte more than may be read. Compressed files are known by how they
+    begin. Raises NodeTraceError.
+    """
     try:
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)  # at once, since a pipe is read but once
@@ -46,7 +50,8 @@ def _content(path: str) -> bytes:
 
 
 def _unpacked(content: bytes) -> bytes:
-    """As gzip's own tools have it: several streams are one text, and zeros between and behind them are nothing.
+    """The content as gzip's own tools have it: several streams are one text, and zeros between and behind them are
+    nothing.
 
     ValueError for whatever else is there, with a sentence.
     """
@@ -96,8 +101,8 @@ def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
 
 
 def read_nodes(paths: Sequence[str]) -> Trace:
-    """The same for who needs nodes: also raises NodeTraceError if there are none, as in a file of prices, or none for
-    any time.
+    """The recording of these files for who needs nodes. Also raises NodeTraceError if there are none, as in a file of
+    prices, or none for any time.
     """
     trace = read_traces(paths)
     if not trace.changes:

@@ -48,7 +48,9 @@ class Generation:
 
 
 def generate(wanted: Generation, seed: int) -> Trace:
-    """The same trace for the same arguments, on every machine. Raises NodeTraceError for what cannot be generated."""
+    """A made-up recording, which is the same for the same arguments on every machine. Raises NodeTraceError for what
+    cannot be generated.
+    """
     _check(wanted)
     rng = random.Random(seed)
     changes: list[NodeChange] = []

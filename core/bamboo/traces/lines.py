@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """From 1 on, without their ends; those of old systems count as ends only if there are no others."""
+    """The lines with their numbers from 1 on, without their ends; ends of old systems count only if there are no
+    others.
+    """
     if "\n" not in text:
         yield from enumerate(text.splitlines(), start=1)
         return

@@ -96,7 +96,7 @@ def _lifetimes(trace: Trace) -> list[float]:
 
 
 def _mean_price(trace: Trace) -> float | None:
-    """Over the time of all nodes, at the prices of their zones."""
+    """The mean price over the time of all nodes, at the prices of their zones; None if a zone has no price."""
     cost = node_seconds = 0.0
     for zone in sorted({change.zone for change in trace.changes}):
         series = price_series(trace, zone)

@@ -108,7 +108,7 @@ class _Counter:
 
 
 def _check_count(so_far: int) -> None:
-    """Before one more: files may have many times as many as a trace."""
+    """Raises NodeTraceError if there may not be one change more: files may have many times as many as a trace."""
     if so_far == MOST_CHANGES:
         raise NodeTraceError(f"a trace has at most {MOST_CHANGES} changes, and this one has more")
 

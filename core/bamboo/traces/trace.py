@@ -39,7 +39,8 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceChange:
-    """From `at` on a spot node of that zone costs so much. on_demand: the same node's price without the risk.
+    """A change of a price: from `at` on a spot node of that zone costs so much. on_demand: the same node's price
+    without the risk.
 
     zone: a zone, the beginning of the names of several (a region), or "" for all.
     """
@@ -79,14 +80,14 @@ def make_trace(
 
 
 def checked(seconds: float, what: str) -> float:
-    """The same seconds. Raises NodeTraceError if they are not between 0 and the most that a trace lasts."""
+    """These seconds. Raises NodeTraceError if they are not between 0 and the most that a trace lasts."""
     if not (math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS):
         raise NodeTraceError(f"{what} must be a number from 0 to {MOST_SECONDS:.0f} seconds, not {seconds:g}")
     return seconds
 
 
 def checked_price(price: float, what: str) -> float:
-    """The same price. Raises NodeTraceError if it cannot be one."""
+    """This price. Raises NodeTraceError if it cannot be one."""
     if not (math.isfinite(price) and 0 <= price <= 1e6):
         raise NodeTraceError(f"{what} must be a number from 0 to 1000000, not {price:g}")
     return price

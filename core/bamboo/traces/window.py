@@ -8,7 +8,8 @@ MOST_ROUNDS = 1000
 
 
 def window(trace: Trace, start: float, seconds: float) -> Trace:
-    """So many seconds from a start between 0 and the trace's duration on; nodes that are there then come at once.
+    """The recording of so many seconds from a start between 0 and the trace's duration on; nodes that are there then
+    come at once.
 
     When the trace is over, the nodes of its beginning follow those of its end. Nothing happens in an empty trace.
     """

@@ -19,7 +19,7 @@ MOST_HOURS = 87_600
 
 
 class SimulationFormat(StrEnum):
-    """In which form results are printed."""
+    """The forms in which results of simulations are printed."""
 
     TEXT = "text"
     JSON = "json"

@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """As the user gave them."""
+    """The options of a comparison as the user gave them."""
 
     strategy: Annotated[
         list[str] | None,

@@ -29,7 +29,7 @@ HOURS = 24.0  # of made-up preemptions, if nobody says how long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """As the user gave it.
+    """A comparison of strategies as the user asked for it.
 
     strategies: none means all. profile: a file or a name; of one of the published models if none is given. job: says
     the batch and the grid, instead of what was published.

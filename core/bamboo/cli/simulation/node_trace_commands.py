@@ -31,7 +31,7 @@ OPERATOR_NAMESPACE = "bamboo-system"  # where docs/install.md puts it
 
 
 class TraceFormat(StrEnum):
-    """In which form a trace is printed."""
+    """The forms in which a trace is printed."""
 
     TEXT = "text"
     JSON = "json"
@@ -173,7 +173,9 @@ def generate_trace(
 
 
 def _write(lines: Iterable[str], output: Path | None) -> None:
-    """To the file, or to standard output."""
+    """Writes the lines to the file, or to standard output if there is none. A file that cannot be written ends the
+    command.
+    """
     if output is None:
         sys.stdout.writelines(lines)
         return

@@ -20,7 +20,7 @@ NOT_BESIDE_TRACE = ("preempt_rate", "replace_rate", "pattern", "zones", "notice"
 
 
 class PlanFormat(StrEnum):
-    """In which form plans are printed."""
+    """The forms in which options are printed."""
 
     TEXT = "text"
     JSON = "json"
@@ -29,7 +29,7 @@ class PlanFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """As the user gave them."""
+    """The command's flags as the user gave them."""
 
     prices: Annotated[
         str | None,

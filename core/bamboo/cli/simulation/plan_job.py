@@ -47,7 +47,9 @@ ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """As the user gave it, checked as far as the flags themselves go. deadline, hours: hours; () means all."""
+    """A search for options as the user asked for it, checked as far as the flags themselves go. `deadline` and `hours`
+    are in hours; of several values () means all.
+    """
 
     job: Path
     prices: str | None

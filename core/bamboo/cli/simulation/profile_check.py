@@ -1,4 +1,4 @@
-"""Before a job is simulated: is the profile one of its model?"""
+"""A check before a job is simulated: is the profile one of its model?"""
 
 import sys
 from collections.abc import Mapping
@@ -32,7 +32,9 @@ def check_profiles(profiles: Mapping[str, ModelProfile], spec: JobSpec, manifest
 
 
 def _slowness(name: str, profile: ModelProfile) -> str:
-    """Of a profile that comes with Bamboo: its model beside what its device can do."""
+    """A sentence on a profile that comes with Bamboo: how its model's speed compares with what its device can do. Empty
+    for any other profile.
+    """
     if name not in shipped_names():
         return ""
     model, device = name.rsplit("-", 1)

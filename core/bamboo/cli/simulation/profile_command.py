@@ -20,7 +20,7 @@ MOST_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurroundingOptions:
-    """As the user gave them: megabytes a second and seconds."""
+    """The surroundings of a profile as the user gave them: rates in megabytes a second, times in seconds."""
 
     flow: Annotated[
         float | None,

@@ -27,7 +27,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResearchFlags:
-    """As the user gave them."""
+    """The flags of the research model as the user gave them."""
 
     workload: Annotated[
         str, typer.Option(metavar="NAME", help="gpt-2, bert, resnet, gnmt, vgg or alexnet, with its published grid.")

@@ -16,8 +16,8 @@ from rich.progress import (
 
 
 class RunProgress:
-    """Of so many runs; of a single one nobody knows how far it is. about: what is done. It leaves nothing behind on the
-    screen.
+    """A bar that shows on a terminal how many of `runs` are done; of a single run nobody knows how far it is. `about`
+    says what is done. The bar leaves nothing behind on the screen.
     """
 
     def __init__(self, runs: int, about: str = "simulating", *, shown: bool = True) -> None:
@@ -37,5 +37,5 @@ class RunProgress:
         self._bar.stop()
 
     def done(self, runs: int) -> None:
-        """So many more are ready."""
+        """Counts so many more runs as done."""
         self._bar.advance(self._task, runs)

@@ -28,7 +28,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """As the user gave them."""
+    """The command's flags as the user gave them."""
 
     seeds: Annotated[
         str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")

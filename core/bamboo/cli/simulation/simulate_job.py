@@ -34,7 +34,7 @@ ZONE = "zone-a"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSimulation:
-    """As the user gave it, checked as far as the flags themselves go."""
+    """A simulation of a job as the user asked for it, checked as far as the flags themselves go."""
 
     job: Path
     profile: str
@@ -102,7 +102,7 @@ def job_cases(
 
 
 def _run(wanted: JobSimulation) -> JobRun:
-    """With the steps that are asked for."""
+    """The job with the steps and the profile that are asked for. A manifest that is wrong ends the command."""
     try:
         source = read_manifest_source(str(wanted.job))
         spec = parse_source(source, unknown_in_template)

@@ -12,7 +12,7 @@ COUNT_SECONDS: Final = 120.0
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str:
-    """Or why that cannot be told on this machine. folders: of the task's modules."""
+    """The number of layers of a task, or why that cannot be told on this machine. folders: of the task's modules."""
     if missing := missing_packages():
         return f"{missing} not installed"
     try:

@@ -54,7 +54,7 @@ class MetricsView:
         self._stop()
 
     def fill(self, page: MetricsPage) -> None:
-        """In the thread that is scraped."""
+        """Fills the page; called in the thread that is scraped."""
         if (status := self._status) is not None:
             fill(page, (self._spec.namespace, self._spec.name), status, self._spec)
 

@@ -251,7 +251,7 @@ def _begun(summary: Summary) -> str:
 
 
 def _not_kept(summary: Summary) -> str:
-    """Of a run that did not complete: the steps that it has trained and that no checkpoint has."""
+    """A sentence on the steps of a run that did not complete: those that it has trained and that no checkpoint has."""
     steps = count(summary.committed - summary.kept_step, "step")
     if summary.kept_step:
         return f"{steps}, all since the checkpoint of step {summary.kept_step}"

@@ -34,7 +34,7 @@ class Backoff:
         return self.acted_at is None or now - self.acted_at >= shortest * GROWTH**self.level
 
     def after(self, shortest: float, now: float) -> "Backoff":
-        """Once something is done now."""
+        """The backoff once something is done now."""
         if self.acted_at is None:
             return Backoff(self.level, now)
         enough = self._longest(now) >= LASTING * shortest

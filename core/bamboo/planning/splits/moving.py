@@ -59,7 +59,8 @@ def _burden(bytes_lacking: Collection[float]) -> tuple[float, float]:
 def _matched(
     plan: Plan, seats: Sequence[WorkerId], workers: Sequence[WorkerId], held: Held, sizes: Sequence[float]
 ) -> dict[WorkerId, WorkerId]:
-    """For each place, called by who has it in the plan, the worker that gets it: the most of what is there first.
+    """The worker that gets each seat, which is called by who has it in the plan; the pair with the most bytes already
+    there comes first.
 
     Places that need the same and workers that have the same are looked at once.
     """
@@ -95,7 +96,7 @@ def filled_before(
     sizes: Sequence[float],
     has_room: Callable[[WorkerId, tuple[int, ...]], bool],
 ) -> dict[Cell, tuple[WorkerId, ...]]:
-    """Of which cells of the plan workers become replicas before the job goes on with the other one.
+    """The workers that become replicas of cells of the plan before the job goes on with the other one, by cell.
 
     spare: those that run nothing now. Each gets the stages whose layers it will mostly need, or the one of which it
     needs most, as far as it has room for their states beside what it keeps anyway. Pipelines take turns, so that no

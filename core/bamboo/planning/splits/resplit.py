@@ -163,7 +163,9 @@ def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[
 
 
 def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
-    """By a name of its own each: the workers, or, if there are fewer than cells, parts of them, neighbours together."""
+    """The seats of `cells` cells, each by a name of its own: the workers, or, if there are fewer than cells, slots of
+    them, neighbours together.
+    """
     if len(peers) >= cells:
         return {peer.worker: peer for peer in peers}
     return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}

@@ -60,7 +60,9 @@ class Speeds:
     others: Mapping[WorkerId, tuple[WorkerId, ...]]
 
     def excess(self, worker: WorkerId) -> float | None:
-        """By which factor it is slower than the median of the others; None if there is nobody to compare it with."""
+        """The factor by which a worker is slower than the median of the others; None if there is nobody to compare it
+        with.
+        """
         others = [self.slowness[other] for other in self.others.get(worker, ())]
         return self.slowness[worker] / median(others) if others else None
 

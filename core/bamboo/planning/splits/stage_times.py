@@ -28,7 +28,9 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def forward_share(times: Iterable[StageTimes], otherwise: float) -> float:
-    """Of what microbatches take there and back, by those who run both; `otherwise` if nobody has said."""
+    """The forward's share of a microbatch's time there and back, by those who run both; `otherwise` if nobody
+    has said.
+    """
     both = [(one.forward, one.backward) for one in times if one.forward > 0 and one.backward > 0]
     forward, backward = (sum(seconds) for seconds in zip(*both, strict=True)) if both else (0.0, 0.0)
     return forward / (forward + backward) if both else otherwise

@@ -77,6 +77,8 @@ def comparable(tried: Sequence[TriedSplit], now: Ranges, paces: Paces, seconds: 
 
 
 def remembering(tried: Sequence[TriedSplit], new: TriedSplit) -> tuple[TriedSplit, ...]:
-    """With what was measured now, instead of what was before at about these speeds; the oldest is forgotten."""
+    """The tried splits with what was measured now, which replaces what was measured at about these speeds before; the
+    oldest is forgotten.
+    """
     others = [t for t in tried if t.stages != new.stages or not are_alike(t.paces, new.paces)]
     return (*others, new)[-MOST_TRIED:]

@@ -46,7 +46,7 @@ def _shortest(total: Sequence[float], workers: Stages) -> float:
 
 
 def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
-    """Of the splits in which no stage takes longer than the limit, the one with the least sum of squares."""
+    """The split with the least sum of squares, of those in which no stage takes longer than the limit."""
     layers, stages = len(total) - 1, len(workers)
     unit = limit or 1.0  # squares of large numbers would be infinite
     best = [0.0] + [inf] * layers

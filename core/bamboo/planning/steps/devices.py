@@ -33,5 +33,7 @@ def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tu
 
 
 def machine(device: WorkerId) -> str:
-    """Whose connections it has: all devices of a worker have the same, and need none between each other."""
+    """The machine whose connections a device has: all devices of a worker share them, and need none between
+    each other.
+    """
     return device.partition(_BETWEEN)[0]

@@ -35,10 +35,10 @@ class GridRate:
 
 
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
-    """Of each number of stages within the bounds: the most pipelines that the workers fill, and all numbers below by
-    which the longest share of a step grows. Others in between compute for as long, and reduce for about as long. Each
-    by all schedules that the job may run by; one stage has nobody to wait for, and runs by the first one. only: grids
-    of so many stages.
+    """The grids of each number of stages within the bounds: the most pipelines that the workers fill, and all numbers
+    below by which the longest share of a step grows. Others in between compute for as long, and reduce for about as
+    long. Each comes with all schedules that the job may run by; one stage has nobody to wait for, and runs by the first
+    one. only: grids of so many stages.
     """
     elastic, training = spec.elastic, spec.training
     fewest = elastic.min_pipelines
@@ -75,7 +75,9 @@ def may_do_without(spec: JobSpec) -> bool:
 
 
 class GridRates:
-    """Of a job with these figures. memory: bytes of a worker's device; None: not known, so that all grids fit."""
+    """The rates at which a job with these figures trains on grids. memory: bytes of a worker's device; None: not known,
+    so that all grids fit.
+    """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
         self.figures, self.spec, self.memory = figures, spec, memory
@@ -94,7 +96,7 @@ class GridRates:
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
 
     def without_copies(self) -> "GridRates":
-        """The same job's if it keeps no replicas of stages."""
+        """The rates of this job if it kept no replicas of stages."""
         if self._bare is None:
             redundancy = replace(self.spec.redundancy, mode=RedundancyMode.NONE)
             self._bare = GridRates(self.figures, replace(self.spec, redundancy=redundancy), self.memory)
@@ -109,7 +111,9 @@ class GridRates:
         return self.without_copies().split(grid) if self.lacks_room(grid) else self.split(grid)
 
     def has_room_at_all(self, grid: Grid, split: Ranges) -> bool:
-        """For that split of the grid as the job runs it."""
+        """Whether workers have room for that split of the grid as the job runs it, without replicas if those have no
+        room.
+        """
         return (self.without_copies() if self.lacks_room(grid) else self).has_room(grid, split)
 
     def best(self, workers: int) -> GridRate | None:
@@ -183,7 +187,9 @@ class GridRates:
         return self._grids[filled]
 
     def fits(self, grid: Grid) -> bool:
-        """Also while a worker runs a lost one's stage, if there are copies for that, or other pipelines' owners."""
+        """Whether the grid fits, also while a worker runs a lost one's stage, if there are replicas for that, or other
+        pipelines' owners.
+        """
         return self.split(grid) is not None
 
     def split(self, grid: Grid) -> Ranges | None:
@@ -196,7 +202,9 @@ class GridRates:
         return self._splits[alike]
 
     def _alike_in_memory(self, grid: Grid) -> object:
-        """The same for grids whose workers need the same memory: more microbatches than are in flight need no more."""
+        """A key that is equal for grids whose workers need the same memory: more microbatches than are in flight need
+        no more.
+        """
         if self.spec.topology.shard_optimizer:
             return grid
         order = StageOrder(grid.schedule, self.spec.topology.lookahead)
@@ -206,11 +214,11 @@ class GridRates:
         return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1
 
     def has_room(self, grid: Grid, split: Ranges) -> bool:
-        """For that split of its stages."""
+        """Whether workers have room for that split of the grid's stages."""
         return self._fits_with(grid, split, self.spec.redundancy.kept)
 
     def copies(self, grid: Grid, split: Ranges) -> int:
-        """Of the replicas of each stage that are asked for, how many workers have room for with that split."""
+        """How many of the replicas of each stage that are asked for workers have room for with that split."""
         return next((n for n in range(self.spec.redundancy.kept, 0, -1) if self._fits_with(grid, split, n)), 0)
 
     def _fits_with(self, grid: Grid, split: Ranges, replicas: int) -> bool:
@@ -234,7 +242,7 @@ class GridRates:
         return replace(self.spec, topology=topology)
 
     def seconds(self, grid: Grid) -> float:
-        """Of a step, with a worker for each cell."""
+        """The seconds of a step on that grid, with a worker for each cell."""
         if grid not in self._seconds:
             self._seconds[grid] = self._model.seconds_alike(self._alike(grid))
         return self._seconds[grid]
@@ -246,13 +254,13 @@ class GridRates:
         return self._bounds[grid]
 
     def seconds_of(self, plan: Plan, layout: Layout) -> float:
-        """Of a step under that plan, in which workers may run several stages."""
+        """The seconds of a step under that plan, in which workers may run several stages."""
         if self._of_plan[0] is not plan or self._of_plan[1] is not layout:
             self._of_plan = plan, layout, self._model.seconds(plan, layout)
         return self._of_plan[2]
 
     def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """Of one pipeline; see `StepModel`."""
+        """The seconds after which each stage of one pipeline is done; see `StepModel.pipeline_ends`."""
         return self._model.pipeline_ends(self.ranges(stages), microbatches, order)
 
     def completed(self, grid: Grid, ends: Sequence[float]) -> float:

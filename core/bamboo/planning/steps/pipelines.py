@@ -88,7 +88,9 @@ def _is_alone(group: Group) -> bool:
 
 
 def _undisturbed(group: Group) -> GroupTimes:
-    """As `_Execution` does it, event by event in the same order, with no more of each than such a pipeline needs."""
+    """The times that `_Execution` would find, event by event in the same order, with no more of each than such a
+    pipeline needs.
+    """
     stages, network = len(group.forward), group.network
     programs = [_timed(group, stage) for stage in range(stages)]
     on_link = [size / network.link(size, group.flows) for size in group.boundary]
@@ -138,7 +140,9 @@ def _undisturbed(group: Group) -> GroupTimes:
 
 
 def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
-    """Of each instruction: its seconds, the frame that it needs, the stage that it sends to, and the frame sent."""
+    """The instructions of a stage, each as its seconds, the frame that it needs, the stage that it sends to, and the
+    frame sent.
+    """
     stages, forward, backward = len(group.forward), group.forward[stage], group.backward[stage]
     found = []
     for instruction in group.order.program(stage, stages, range(group.microbatches[0])):
@@ -160,7 +164,7 @@ def _number(frame: Frame) -> int:
 
 
 def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
-    """Of what takes so long as a whole."""
+    """The seconds of an instruction of a stage whose whole forward and backward take so long."""
     if isinstance(instruction, Forward):
         return forward
     if isinstance(instruction, BackwardWeight):
@@ -304,7 +308,7 @@ class _Execution:
         self._push(now + seconds, partial(self._turn, number))
 
     def _seconds(self, cell: _Cell) -> float:
-        """Of what comes next; of a mirror's forward a layer's part, as it does one at a time."""
+        """The seconds of what a cell does next; of a mirror's forward those of one layer, as it does one at a time."""
         instruction, stage = cell.next, cell.place[1]
         assert instruction is not None
         whole = seconds_of(instruction, self._group.forward[stage], self._group.backward[stage])
@@ -416,5 +420,5 @@ class _Execution:
 
 
 def _urgency(instruction: Computed | None) -> int:
-    """As the engine: what no other stage waits for comes last."""
+    """The rank by which the engine chooses, the least first: what no other stage waits for comes last."""
     return 2 if isinstance(instruction, BackwardWeight) else int(isinstance(instruction, Forward))

@@ -57,7 +57,7 @@ class PlannedGroup:
     numbers: dict[WorkerId, int]
 
     def cells(self) -> dict[Cell, Place]:
-        """By cell of the plan, its place in the group."""
+        """The place in the group of each cell of the plan."""
         stages = range(len(self.group.forward))
         return {Cell(row, s): (d, s) for d, row in enumerate(self.rows) for s in stages}
 
@@ -67,9 +67,9 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class AlikePipelines:
-    """Of one grid, each with workers of its own, and alike but for their microbatches. plan, layout: with one of them
-    for each number of microbatches. pipelines: how many there are. sums: that one sends for each number of a gradient,
-    at most.
+    """The pipelines of one grid, each with workers of its own, alike but for their microbatches. plan, layout: with one
+    of them for each number of microbatches. pipelines: how many there are. sums: how many that one sends for each
+    number of a gradient, at most.
     """
 
     plan: Plan
@@ -79,7 +79,7 @@ class AlikePipelines:
 
 
 class StepModel:
-    """Of one job with these figures, which are for its microbatches.
+    """The times of a job's steps by these figures, which are for its microbatches.
 
     Inside, each device of a worker is a worker of its own, and what one gives to another on the same machine takes no
     time.
@@ -98,7 +98,7 @@ class StepModel:
         return self._stages[ranges]
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
-        """From the begin of one step to that of the next, again and again, with nobody lost."""
+        """The seconds from the begin of one step to that of the next, again and again, with nobody lost."""
         key = (_shape(plan, layout), layout, plan.stages, plan.shards, plan.mode, plan.device_layers)
         if key not in self._steps:
             self._steps[key] = self._calm(on_devices(plan), layout)
@@ -164,7 +164,7 @@ class StepModel:
         return again, ends
 
     def _portions(self, plan: Plan, layout: Layout) -> dict[WorkerId, float]:
-        """Of one stage: when each worker has run all that it runs."""
+        """The second at which each worker has run all that it runs, in pipelines of one stage."""
         work: defaultdict[WorkerId, float] = defaultdict(float)
         for parts in _runners(plan, layout).values():
             for worker, count in parts:
@@ -173,7 +173,9 @@ class StepModel:
         return {worker: updates[worker] + seconds for worker, seconds in work.items()}
 
     def _updates(self, plan: Plan) -> dict[WorkerId, float]:
-        """Of one stage: of all that a worker holds; with shards these are the updates of its shards."""
+        """The seconds of each worker's updates, in pipelines of one stage: of all that it holds; with shards of its
+        shards.
+        """
         seconds = self.stages(plan.state_layers).update
         held: defaultdict[WorkerId, set[int]] = defaultdict(set)
         for cell in plan.cells():
@@ -186,7 +188,7 @@ class StepModel:
         return stages.forward[0] + stages.backward[0]
 
     def _given(self, plan: Plan, cell: Cell, worker: WorkerId) -> float:
-        """Until a cell's owner has what another worker's portion of it came to."""
+        """The seconds until a cell's owner has what another worker's portion of it came to."""
         return 0.0 if plan.at(cell).owner == worker else self._sync(self.stages(plan.stages).gradients[0], 1)
 
     # parts of steps of pipelines that are no plan's
@@ -194,7 +196,9 @@ class StepModel:
     def pipeline_ends(
         self, ranges: tuple[tuple[int, int], ...], microbatches: int, order: StageOrder
     ) -> tuple[float, ...]:
-        """When each stage of one pipeline has done its forwards and backwards, every stage by a worker of its own."""
+        """The seconds after which each stage of one pipeline has done its forwards and backwards, with a worker for
+        every stage.
+        """
         stages, workers = self.stages(ranges), tuple(range(len(ranges)))
         group = Group(
             forward=stages.forward,
@@ -221,7 +225,9 @@ class StepModel:
     # grids of pipelines that are alike
 
     def seconds_alike(self, alike: AlikePipelines) -> float:
-        """As `seconds`, of all pipelines; it costs as much as of one, however many there are."""
+        """The seconds of a step, as by `seconds`, of all these pipelines; it costs as much as of one, however many
+        there are.
+        """
         return self._calm(on_devices(alike.plan), alike.layout, alike)
 
     def least_alike(self, alike: AlikePipelines) -> float:
@@ -301,8 +307,8 @@ class StepModel:
     def _committed(
         self, plan: Plan, layout: Layout, ends: Mapping[Place, float], alike: AlikePipelines | None = None
     ) -> float:
-        """When all have heard of the commit, given when the cells have done their forwards and backwards. alike: the
-        pipelines of which these are some.
+        """The second at which all have heard of the commit, given when the cells have done their forwards and
+        backwards. alike: the pipelines of which these are some.
         """
         sums = alike.sums if alike else _sums(layout)
         stages, network = self.stages(plan.stages), self.figures.network
@@ -339,7 +345,7 @@ class StepModel:
         return ready + self.figures.commit + (0.0 if alone else 2 * network.latency)
 
     def _distribution(self, plan: Plan, layout: Layout) -> float:
-        """With shards: until all who run the model have the new parameters of all of them, for which they wait."""
+        """The seconds for which, with shards, all who run the model wait for the new parameters of all of them."""
         if not plan.shards:
             return 0.0
         network, sizes = self.figures.network, self.stages(plan.shards).trained
@@ -416,7 +422,7 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float, final: float) 
 
 
 def _runners(plan: Plan, layout: Layout) -> dict[Cell, list[tuple[WorkerId, int]]]:
-    """Of pipelines of one stage: who runs how many microbatches of each cell."""
+    """The workers that run each cell's microbatches in pipelines of one stage, and how many each of them runs."""
     found: dict[Cell, list[tuple[WorkerId, int]]] = {}
     for cell in (Cell(d, 0) for d in range(layout.pipelines)):
         assignment = plan.at(cell)
@@ -459,7 +465,7 @@ def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]
 
 
 def _machines(names: Mapping[WorkerId, int]) -> tuple[int, ...]:
-    """By number of a device, that of the first one on its machine."""
+    """The number of the first device on its machine, by number of a device."""
     first: dict[str, int] = {}
     return tuple(first.setdefault(machine(device), number) for device, number in names.items())
 

@@ -13,7 +13,7 @@ from bamboo.profiles.profile import ModelFigures, ModelProfile
 
 
 def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, split: Ranges | None = None) -> int:
-    """Of the device that needs most: in calm, or while its worker runs the stages of lost workers, too.
+    """The bytes of the device that needs most: in calm, or while its worker runs the stages of lost workers, too.
 
     split: the layers of each stage, if it is not by their costs. Raises ValueError if the layers cannot be split so.
     """
@@ -27,7 +27,7 @@ def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, spli
 def spare_bytes(
     figures: ModelFigures, spec: JobSpec, stages: tuple[tuple[int, int], ...], kept: tuple[int, ...]
 ) -> int:
-    """Of the device that needs most of a worker that runs nothing and keeps replicas of these stages."""
+    """The bytes of the device that needs most of a worker that runs nothing and keeps replicas of these stages."""
     devices = spec.worker.devices
     ranges = device_layers(spec, stages, figures.costs) or stages
     roles = Roles(stage=None, owned=(), kept=kept)
@@ -35,8 +35,8 @@ def spare_bytes(
 
 
 def most_bytes(figures: ModelFigures, spec: JobSpec, split: Ranges | None = None) -> int:
-    """Of the device that needs most at any time: also while a worker runs a lost one's stage, if there are copies for
-    that, or other pipelines' owners.
+    """The bytes of the device that needs most at any time: also while a worker runs a lost one's stage, if there are
+    copies for that, or other pipelines' owners.
     """
     several = spec.redundancy.mode is not RedundancyMode.NONE or spec.topology.pipelines > 1
     protected = several and spec.topology.stages > 1
@@ -70,7 +70,9 @@ def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]],
 
 
 def _of_shards(figures: ModelFigures, spec: JobSpec) -> int | None:
-    """Of what the optimizer remembers, the most that the holder of a shard and of others' has; None: all have all."""
+    """The most bytes of what the optimizer remembers that the holder of a shard, and of others' shards, has; None: each
+    holder has all of it.
+    """
     kinds = [layer.optimizer for layer in figures.layers]
     shards = shard_layers(kinds, spec.topology.pipelines) if spec.topology.shard_optimizer else ()
     held = range(1 + min(spec.redundancy.kept, len(shards) - 1))

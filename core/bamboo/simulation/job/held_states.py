@@ -89,7 +89,7 @@ class HeldStates:
         return self._held.get(worker, set())
 
     def state_bytes(self, layers: tuple[int, int]) -> int:
-        """Of a range of layers, with what the optimizer remembers."""
+        """The bytes of a range of layers, with what the optimizer remembers."""
         return self.bytes_of(range(*layers))
 
     def bytes_of(self, layers: Iterable[int]) -> int:

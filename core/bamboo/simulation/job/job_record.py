@@ -17,7 +17,7 @@ Span = tuple[float, float, float]  # from, until, how much
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """Of one run. Rates are means over the time since the job was submitted.
+    """The figures of one run. Rates are means over the time since the job was submitted.
 
     nodes: that were paid for. throughput: samples a second, each counted once. usd_per_hour, usd: of nodes and traffic,
     nan if a price is not known; zone_usd_per_hour: of these, for what crosses zones, zone_gb_per_hour. value: samples a
@@ -54,8 +54,8 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Over time, in bins of equal length, each value a mean over its bin; counts, and seconds of pauses, are sums up to
-    its end.
+    """The course of a run, in bins of equal length: each value is a mean over its bin; counts, and seconds of pauses,
+    are sums up to its end.
 
     hours: at the end of each bin.
     """
@@ -119,7 +119,9 @@ class JobRecord:
         self.moments.setdefault(what, []).extend([at] * count)
 
     def paid(self, now: float, nodes: int, usd_per_hour: float | None) -> None:
-        """So many nodes have been paid for since this was said last."""
+        """Records that so many nodes have been paid for since this was called last. usd_per_hour: of all of them; None
+        if a price is not known.
+        """
         if now > self._since:
             self.nodes.append((self._since, now, nodes * (now - self._since)))
             if usd_per_hour is None:
@@ -130,7 +132,7 @@ class JobRecord:
             self._since = now
 
     def sent(self, since: float, until: float, traffic: ZoneTraffic) -> None:
-        """In that time, evenly."""
+        """Records what was sent from one time to another, evenly."""
         self.traffic += traffic
         if traffic.billed:
             self.crossed.append((since, until, traffic.billed))
@@ -174,7 +176,7 @@ class JobRecord:
         return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
 
     def stepped(self, since: float, until: float, steps: int, new: int) -> None:
-        """So many steps were done in that time, of which the last ones are new."""
+        """Records that so many steps were done in that time, of which the last `new` had not been done before."""
         self.steps.append((since, until, max(0, new)))
         self.redone += (until - since) * (steps - max(0, new)) / steps
 
@@ -199,7 +201,7 @@ class JobRecord:
 
 
 def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Over the runs that last that long, at the ends of the bins of the longest one.
+    """The hours and the means of a value over the runs that last that long, at the ends of the bins of the longest run.
 
     What is counted up to a moment is over all runs: it stays what it was when a run ended.
     """

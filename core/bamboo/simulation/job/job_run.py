@@ -100,7 +100,7 @@ def model_of(run: JobRun) -> StepModel:
 
 
 def _simplified(run: JobRun) -> JobRun:
-    """Without what takes no time in the model. Raises SimulationError."""
+    """The run without what takes no time in the model. Raises SimulationError."""
     training = replace(run.spec.training, evaluation=None, until=None)
     if training.steps == UNKNOWN_STEPS:
         raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
@@ -148,7 +148,9 @@ class _Simulation:
         return self._record.usual
 
     def _usual_step(self) -> float:
-        """On the whole grid that the job asks for, with nothing lost. Raises SimulationError if there is none."""
+        """The seconds of a step on the whole grid that the job asks for, with nothing lost. Raises SimulationError if
+        there is no such grid.
+        """
         spec, profile = self._spec, self._run.profile
         if spec.topology.chooses_stages:
             best = GridRates(profile.figures, spec, profile.machine.memory).best(whole_workers(spec))
@@ -265,7 +267,7 @@ class _Simulation:
                 self._finish = command
 
     def _send_plan(self, worker: WorkerId, plan: Plan) -> None:
-        """To all at one moment: they hear it together, and it is one event."""
+        """Sends a plan to a worker. All to whom it is sent at one moment hear it together, in one event."""
         now = self._clock.now
         if self._sent is None or self._sent[0] is not plan or self._sent[1] != now:
             self._sent = plan, now, []
@@ -326,7 +328,9 @@ class _Simulation:
         self._end_when_spent()
 
     def _end_when_spent(self) -> None:
-        """As an operator does it, if nodes go on to cost as much as now."""
+        """Sets the moment at which the budget is spent if nodes go on to cost as much as now, as an operator
+        does it.
+        """
         budget, per_hour = self._spec.budget, self._paid[1]
         self._spending.cancel()
         if self._run.began is None or budget is None or budget.money is None or not per_hour:

@@ -76,7 +76,7 @@ class SimulatedTraining:
     # plans
 
     def plan_arrived(self, plan: Plan) -> None:
-        """At all workers that it names; each plan once."""
+        """Takes in a plan that has arrived at all workers that it names; each plan counts once."""
         newest = self._pending or self.plan
         if newest is not None and plan.epoch <= newest.epoch:
             return
@@ -125,7 +125,7 @@ class SimulatedTraining:
         self._waited()
 
     def _waited(self) -> None:
-        """Until now no grid has stood, if it has not."""
+        """Records that no grid has stood until now, if none has."""
         if self._idle_since is not None:
             self._record.stopped.append((self._idle_since, self._clock.now, self._clock.now - self._idle_since))
             self._idle_since = None
@@ -143,7 +143,7 @@ class SimulatedTraining:
                     self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
 
     def _switch(self, plan: Plan) -> None:
-        """At once: whoever runs cells from now on repeats what was done of them in this step."""
+        """Follows a plan at once: whoever runs cells from now on repeats what was done of them in this step."""
         before, now = self.plan, self._clock.now
         assert before is not None
         self._pending = None
@@ -214,7 +214,7 @@ class SimulatedTraining:
 
     @property
     def _current_plan(self) -> Plan:
-        """In force; there is one whenever a step runs."""
+        """The plan in force; there is one whenever a step runs."""
         assert self.plan is not None
         return self.plan
 
@@ -238,7 +238,9 @@ class SimulatedTraining:
         self._timer = self._clock.after(steps * self._seconds, partial(self._committed, steps))
 
     def _committed(self, steps: int) -> None:
-        """So many steps are done; the coordinator is told of the last one, as if the other messages were lost."""
+        """Takes in that so many steps are done; the coordinator hears of the last one, as if the other messages were
+        lost.
+        """
         plan, now = self._current_plan, self._clock.now
         self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)
@@ -294,7 +296,9 @@ class SimulatedTraining:
             self._answer(plan.at(cell).owner, protocol.Heartbeat(step=self.step, times=(times,)))
 
     def _step_traffic(self, plan: Plan) -> ZoneTraffic:
-        """Of one step in the layout in force; remembered, since most steps have the plan of the one before."""
+        """The traffic of one step in the layout in force; remembered, since most steps have the plan of the one
+        before.
+        """
         key = plan.epoch, self._generation
         if self._counted[0] != key:
             layout = next(one for one in plan.layouts if one.generation == self._generation)
@@ -303,7 +307,7 @@ class SimulatedTraining:
         return self._counted[1]
 
     def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
-        """At this moment, and between the zones that the plan says."""
+        """Records transfers of this moment, between the zones that the plan says."""
         zones = {peer.worker: peer.zone for peer in plan.workers}
         self._record.sent(self._clock.now, self._clock.now, by_zone(transfers, zones))
 

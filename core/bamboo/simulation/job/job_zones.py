@@ -1,4 +1,4 @@
-"""In which zones a job's nodes may be, by its pods' template, and made-up nodes where its pods would be. Pure."""
+"""The zones in which a job's nodes may be, by its pods' template, and made-up nodes where its pods would be. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def zone_allowed(spec: JobSpec, zone: str) -> bool:
 
 
 def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
-    """In their order those of them in which the job may be. Raises SimulationError if that is none."""
+    """The zones, of these and in their order, in which the job may be. Raises SimulationError if there is none."""
     known = tuple(zones)
     found = tuple(zone for zone in known if zone_allowed(spec, zone))
     if known and not found:
@@ -54,14 +54,15 @@ def allowed_zones(spec: JobSpec, zones: Iterable[str]) -> tuple[str, ...]:
 
 
 def listed(zones: Iterable[str]) -> str:
-    """For a sentence."""
+    """The zones' names for a sentence."""
     known = [zone or "no named zone" for zone in zones]
     return ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
 
 
 def made_up(generation: Generation, spec: JobSpec, seed: int) -> Trace:
-    """As many nodes as the job wants, in those zones in which its pods would be; in the order of the zones, and with
-    ZonePerPipeline beginning at another one for each seed, since nobody says which ones a scheduler takes.
+    """A recording of as many made-up nodes as the job wants, in those zones in which its pods would be; in the order of
+    the zones, and with ZonePerPipeline beginning at another one for each seed, since nobody says which ones a scheduler
+    takes.
 
     Raises SimulationError if the job may be in none of the zones.
     """

@@ -103,7 +103,7 @@ class NodeSupply:
         return node
 
     def _groups(self) -> Iterable[int]:
-        """That lack nodes, the smallest first."""
+        """The groups that lack nodes, the smallest first."""
         if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
             return (0,)
         sizes: Counter[int] = Counter()
@@ -113,7 +113,9 @@ class NodeSupply:
         return [group for group in groups if sizes[group] < self._most_of_group[group]] or groups[:1]
 
     def _allowed(self, group: int, free: Counter[str]) -> Collection[str | None]:
-        """In which zones the group's next node may be, the best first; None: in any. free: nodes, by zone."""
+        """The zones in which the group's next node may be, the best first; None stands for any. free: nodes, by
+        zone.
+        """
         if self._spread is SpreadPolicy.NONE:
             return (None,)
         used = Counter(node.zone for node in self._used.values())
@@ -124,7 +126,9 @@ class NodeSupply:
         return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
 
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
-        """From the first on-demand pool whose turn it is after so many seconds, and that is not full."""
+        """A node of the first on-demand pool whose turn it is after so many seconds, and that is not full; None if
+        there is none.
+        """
         for pool in self.fallbacks:
             mine = [node for node in self._used.values() if node.pool == pool]
             used = sum(self._workers[node.name] for node in mine)
@@ -151,7 +155,7 @@ class NodeSupply:
         return len(self._used)
 
     def usd_per_hour(self, now: float) -> float | None:
-        """Of all nodes that are used; None if the price of one is not known."""
+        """The USD per hour of all nodes that are used; None if the price of one is not known."""
         total, known = 0.0, dict[tuple[int, str], float | None]()
         for node in self._used.values():
             kind = id(node.pool), node.zone

@@ -39,7 +39,7 @@ class VirtualClock:
 
     @property
     def next(self) -> float:
-        """When the next thing happens; never, if nothing is to happen."""
+        """The second at which the next thing happens; infinite if nothing is to happen."""
         while self._queue and self._queue[0][2].action is None:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else math.inf

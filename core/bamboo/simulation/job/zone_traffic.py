@@ -79,9 +79,9 @@ def step_traffic(
     *,
     final: float = 1.0,
 ) -> ZoneTraffic:
-    """Of one undisturbed step under a plan. profile: for the job's microbatches (`for_microbatch`). zones: of workers,
-    if others than the plan says. checkpoint_steps: steps from one checkpoint to the next, of which each has its share.
-    final: see `gradient_groups.final_share`.
+    """The traffic between zones of one undisturbed step under a plan. profile: for the job's microbatches
+    (`for_microbatch`). zones: of workers, if others than the plan says. checkpoint_steps: steps from one checkpoint to
+    the next, of which each has its share. final: see `gradient_groups.final_share`.
 
     Workers of which no zone is known count as being in one together. Not counted, since they are small or rare:
     headers, tied parameters, running buffers, evaluation, and what is sent again after a loss.
@@ -101,8 +101,9 @@ def step_transfers(
     final: float = 1.0,
     zones: Mapping[WorkerId, str] | None = None,
 ) -> Iterator[Transfer]:
-    """Of one undisturbed step, between different workers. final: see `gradient_groups.final_share`. zones: of workers,
-    if what a reduction sends to those of one zone may be said at once: its pairs grow with the square of the pipelines.
+    """The transfers of one undisturbed step, between different workers. final: see `gradient_groups.final_share`.
+    zones: of workers, if what a reduction sends to those of one zone may be said at once: its pairs grow with the
+    square of the pipelines.
     """
     receivers = [_receivers(plan, layout, stage, zones) for stage in range(len(plan.stages))]
     parts = [profile.layers[first:end] for first, end in plan.stages]
@@ -142,8 +143,8 @@ def _sum(one: Mapping[TrafficKind, float], other: Mapping[TrafficKind, float]) -
 
 
 def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:
-    """Between a cell and the one after it: outputs there, their gradients back. size: of a step's outputs. trained:
-    whether it, or a stage before it, has parameters that are trained.
+    """The transfers between a cell and the one after it: outputs there, their gradients back. size: of a step's
+    outputs. trained: whether the cell, or a stage before it, has parameters that are trained.
     """
     if cell.stage == len(plan.stages) - 1:
         return

@@ -22,7 +22,9 @@ class BilledHours:
         self._nodes: list[int] = []
 
     def moment_over(self, now: int, nodes: int) -> None:
-        """To be called when all of a moment's events have happened. Those of the very first moment are no change."""
+        """Counts a moment's nodes when all of its events have happened. Those of the very first moment are no
+        change.
+        """
         if not self._since:
             if now > 0:
                 self._change(0.0, nodes)
@@ -34,7 +36,7 @@ class BilledHours:
         self._nodes.append(nodes)
 
     def usd_per_hour(self) -> float:
-        """At present."""
+        """The USD per hour at present."""
         return self._nodes[-1] * SPOT_USD
 
     def usd(self, begin: float, end: float) -> float:
@@ -80,7 +82,7 @@ class StepAverages:
 
     @property
     def last(self) -> int:
-        """When the last step was done."""
+        """The millisecond at which the last step was done."""
         return self._last
 
     def complete(self, now: int) -> None:
@@ -97,7 +99,9 @@ class StepAverages:
         self._steps += 1
 
     def complete_alike(self, took: int, count: int) -> None:
-        """So many steps, of so many milliseconds each, are done one after the other with the nodes of the present."""
+        """Counts that so many steps, of `took` milliseconds each, are done one after the other with the nodes of the
+        present.
+        """
         per_second, took_hours, usd = self._samples / (took / SECOND_MS), took / HOUR_MS, self._billed.usd_per_hour()
         throughput, value, began = self._throughput, self._value, self._last / HOUR_MS
         if not usd:
@@ -113,7 +117,7 @@ class StepAverages:
         self._steps += count
 
     def averages(self) -> tuple[float, float]:
-        """From the first grid to the last step, of which there has to be one."""
+        """The mean throughput and value from the first grid to the last step, of which there has to be one."""
         assert self._first is not None
         hours = self._last / HOUR_MS - self._first / HOUR_MS
         return self._throughput / hours, self._value / hours

@@ -46,7 +46,7 @@ class KnownBug(StrEnum):
 
 
 class Kind(IntEnum):
-    """Of events, in the order in which those of one moment are handled."""
+    """The kinds of events, in the order in which those of one moment are handled."""
 
     ADD = 1
     REMOVE = 2
@@ -58,7 +58,7 @@ class Kind(IntEnum):
 
 
 class State(StrEnum):
-    """Of the whole job."""
+    """The states of the whole job."""
 
     STOPPED = "stopped"
     RENDEZVOUS = "rendezvous"
@@ -233,7 +233,9 @@ class Simulation:
         return self._nodes.get(self._owners.get((pipeline, (stage - 1) % self._workload.stages), ""))
 
     def _slow_down(self, now: int) -> None:
-        """Once for each grid, however many were lost, and only while it is not being formed anew."""
+        """Makes steps longer, once for each grid, however many nodes were lost, and only while it is not being formed
+        anew.
+        """
         if self._slowed_at is None and self._state is State.RUNNING:
             self._slowed_at = now
             self._step_ms = int(SLOWDOWN * self._step_ms)
@@ -301,7 +303,8 @@ class Simulation:
             self._push_step(now + self._step_ms)
 
     def _complete_alike(self, now: int, limit: int) -> None:
-        """After a step: those that follow it alike, before anything else happens, up to the last but one of the run.
+        """Does at once the steps that follow a step alike before anything else happens, up to the last but one of the
+        run.
 
         Each of them would leave the heap and put the next one there, which moves other events. It is left out only if
         that moves none, so that events of one moment stay in their order; if not, steps go on one by one.

@@ -42,8 +42,8 @@ AS_FAST = 0.95  # as on-demand nodes: at least so fast is a training whose value
 
 
 class Aim(StrEnum):
-    """By what parameters, nodes and zones are chosen. VALUE: samples for a dollar, of all that are about as fast as
-    on-demand nodes; if none is, samples a second.
+    """The aim by which parameters, nodes and zones are chosen. VALUE: samples for a dollar, of all that are about as
+    fast as on-demand nodes; if none is, samples a second.
     """
 
     THROUGHPUT = "Throughput"
@@ -51,7 +51,7 @@ class Aim(StrEnum):
 
 
 class Comparable(Protocol):
-    """Of a run."""
+    """The figures of a run by which runs are compared."""
 
     @property
     def throughput(self) -> float: ...
@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def tried(self) -> tuple[int, ...]:
-        """Of the choices those that may be best, by the speed of an undisturbed grid of all, most or half the nodes."""
+        """The choices that may be best, by the speed of an undisturbed grid of all, most or half the nodes."""
         choices = self.choices
         several = (self.nodes, self.usual, max(1, self.usual // 2))
         found = {stages for nodes in several for stages in self.costs.best_stages(nodes, choices, MOST_TRIED)}
@@ -104,8 +104,8 @@ def _blocking(setting: Setting, *, at_every_change: bool = False) -> Iterator[Po
 
 
 def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
-    """Of all grids that fit. Where nodes are in one zone, and cost the same whatever is done with them, only those that
-    train about as much as the best one, as far as restarts alone tell.
+    """The policies for all grids that fit. Where nodes are in one zone, and cost the same whatever is done with them,
+    only for those that train about as much as the best one, as far as restarts alone tell.
     """
     savings = {stages: blocking(setting.costs, stages, setting.mtbf) for stages in setting.tried}
     grids = [
@@ -121,8 +121,8 @@ def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
 
 
 def _most_trained(setting: Setting, grids: Sequence[Grid], savings: Mapping[int, Saving]) -> list[Grid]:
-    """In the same order. Steps are looked at of those alone that could train enough if they took the least that they
-    can take.
+    """The grids that train about as much as the best one, in their order. Steps are computed for those alone that could
+    train enough if they took the least that they can take.
     """
     costs, stood = setting.costs, standings(setting.spot, {grid.cells for grid in grids})
 
@@ -259,8 +259,8 @@ def on_demand_speed(place: Workplace) -> float:
 
 
 def zone_choices(trace: Trace) -> Iterator[Trace]:
-    """In which of its zones a job may be: in one of them, or in all of a region, whose links are about as good as those
-    within a zone. Links between regions are not, so no pipelines are formed across these.
+    """The recordings of each choice of zones in which a job may be: one of them, or all of a region, whose links are
+    about as good as those within a zone. Links between regions are not, so no pipelines are formed across these.
     """
     zones = list(dict.fromkeys(change.zone for change in trace.changes))
     regions: dict[str, list[str]] = {}
@@ -273,8 +273,8 @@ def zone_choices(trace: Trace) -> Iterator[Trace]:
 
 
 def region_of(zone: str) -> str:
-    """By the names that clouds give: us-east-1a is in us-east-1, us-central1-b in us-central1, eastus-2 in eastus. A
-    zone with another name is in a region with all others of such names.
+    """The region of a zone, by the names that clouds give: us-east-1a is in us-east-1, us-central1-b in us-central1,
+    eastus-2 in eastus. A zone with another name is in a region with all others of such names.
     """
     found = REGION.match(zone)
     return found.group(1) or found.group(2) if found else ""
@@ -306,7 +306,7 @@ def _timeline(place: Workplace, trace: Trace, hours: float | None, nodes: int) -
 
 
 def _tried(name: str, place: Workplace, trace: Trace, hours: float | None, nodes: int) -> Iterator[StrategyResult]:
-    """With each of its parameters."""
+    """The results of a strategy with each of its parameters."""
     spot = _timeline(place, trace, hours, nodes)
     losses = sum(1 for change in spot.changes if change.lost)
     setting = Setting(

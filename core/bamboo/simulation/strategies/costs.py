@@ -36,8 +36,8 @@ class StageCost:
 
 
 class Costs:
-    """Of a job on one kind of machine. Its redundancy, its bounds and sums that do not depend on the grid are what
-    other systems do not have; everything else is as the job says.
+    """The costs of a job on one kind of machine. Its redundancy, its bounds and sums that do not depend on the grid are
+    what other systems do not have; everything else is as the job says.
     """
 
     def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
@@ -79,18 +79,20 @@ class Costs:
         return grid.stages <= len(self.profile.layers) and any(map(self._rates.fits, self._ways(grid)))
 
     def step(self, grid: Grid) -> float:
-        """Of the whole batch, with a node for each stage; by the best schedule, if the job leaves that open."""
+        """The seconds of a step of the whole batch, with a node for each stage; by the best schedule, if the job leaves
+        that open.
+        """
         found = self._steps.get(grid)
         if found is None:
             found = self._steps[grid] = min(map(self._rates.seconds, self._fitting(grid)))
         return found
 
     def _ways(self, grid: Grid) -> list[Grid]:
-        """By each schedule that the job may run by. What strategies call a grid says nothing of that."""
+        """The grid by each schedule that the job may run by. What strategies call a grid says nothing of that."""
         return [grid._replace(schedule=schedule) for schedule in self._schedules]
 
     def _fitting(self, grid: Grid) -> list[Grid]:
-        """Of those the ones for which there is the memory; the first one if there is for none."""
+        """The grids of `_ways` for which there is the memory; the first one if there is for none."""
         ways = self._ways(grid)
         return [way for way in ways if self._rates.fits(way)] or ways[:1]
 
@@ -98,7 +100,7 @@ class Costs:
         return StageOrder(schedule, self.spec.topology.lookahead)
 
     def paced(self, stages: int) -> float:
-        """Between two microbatches of the slowest stage: computing, or the way of what it sends."""
+        """The seconds between two microbatches of the slowest stage: computing, or the way of what it sends."""
         cost = self.stage(stages)
         return max(cost.seconds, cost.boundary / self._link(cost.boundary) if stages > 1 else 0.0)
 
@@ -113,7 +115,9 @@ class Costs:
         return found
 
     def _uneven_step(self, lengths: tuple[int, ...], grid: Grid) -> float:
-        """By the grid's schedule; it has as many pipelines, all as long as the shortest one."""
+        """The seconds of a step by the grid's schedule; the grid has as many pipelines, all as long as the shortest
+        one.
+        """
         order = self._order(grid.schedule)
         ends = [0.0] * grid.stages
         for length, share in self._shares(lengths, order):
@@ -155,8 +159,9 @@ class Costs:
         return found | {(length, shares[i]) for i, (length, _) in enumerate(runs)}
 
     def best_lengths(self, nodes: int, shortest: int, longest: int, fewest: int) -> tuple[int, ...]:
-        """Of the fastest pipelines of equal length, or of two lengths that use all nodes, at least so many; () if there
-        are none that fit. No step is looked at of those of whom it is clear that others are faster.
+        """The lengths of the fastest pipelines, at least `fewest` of them, of equal length or of two lengths that use
+        all nodes; () if there are none that fit. No step is computed for those of whom it is clear that others are
+        faster.
         """
         asked = nodes, shortest, longest, fewest
         if asked not in self._lengths:
@@ -191,7 +196,9 @@ class Costs:
         return ALMOST * (self.microbatches + missed) / passed
 
     def _slowest(self, length: int) -> tuple[float, float]:
-        """Of a pipeline's slowest stage: seconds in a step in which it can do nothing, and of a microbatch."""
+        """The seconds of a pipeline's slowest stage: those in a step in which it can do nothing, and those of a
+        microbatch.
+        """
         if length not in self._paces:
             sums = self._rates.stages(length)
             each = [forward + backward for forward, backward in zip(sums.forward, sums.backward, strict=True)]
@@ -215,7 +222,9 @@ class Costs:
         return found
 
     def _ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
-        """When each stage of a pipeline is done. From some number of microbatches on each one adds the same."""
+        """The seconds after which each stage of a pipeline is done. From some number of microbatches on each one adds
+        the same.
+        """
         found = self._pipelines.get((stages, microbatches, order))
         if found is None:
             most = 2 * stages + SETTLED
@@ -250,7 +259,7 @@ class Costs:
         return self.grid(nodes, found[0]) if found else NOTHING
 
     def best_stages(self, nodes: int, choices: Sequence[int], count: int) -> list[int]:
-        """So many of these numbers of stages, those whose grids are the fastest; of equals those with fewer stages.
+        """That many of these numbers of stages, those whose grids are the fastest; of equals those with fewer stages.
 
         No step is looked at of those of whom it is clear that others are faster.
         """

@@ -8,8 +8,9 @@ from bamboo.simulation.strategies.policy import Placement
 
 
 def crossing_bytes(costs: Costs, placed: Placement, zones: Mapping[str, str]) -> float:
-    """For each sample, by the zones of nodes. Outputs of stages and their gradients, the sum of gradients in a ring
-    over the pipelines, and what a policy copies to neighbours; not states that are copied after a loss.
+    """The bytes that cross zones for each sample, by the zones of nodes: outputs of stages and their gradients, the sum
+    of gradients in a ring over the pipelines, and what a policy copies to neighbours; not states that are copied after
+    a loss.
     """
     rows = [row for row in placed.rows if row]
     if not rows:

@@ -16,9 +16,10 @@ from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE, traffic_usd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyResult:
-    """Of a run. samples: trained, without those that were trained again. Seconds: productive, done again, without
-    progress while something is repaired (stalled), for want of nodes (idle), and of checkpoints' pauses; together they
-    are the duration. usd: of nodes and of what crosses zones; zone_usd: of these for the latter, crossed: its bytes.
+    """The result of a run. samples: trained, without those that were trained again. Seconds: productive, done again,
+    without progress while something is repaired (stalled), for want of nodes (idle), and of checkpoints' pauses;
+    together they are the duration. usd: of nodes and of what crosses zones; zone_usd: of these for the latter, crossed:
+    its bytes.
     """
 
     duration: float

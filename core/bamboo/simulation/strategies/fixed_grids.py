@@ -28,7 +28,9 @@ class Standing:
 
 
 def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Standing]]:
-    """For grids of each of these numbers of nodes. A grid takes those that have been there longest."""
+    """The times for which grids of each of these numbers of nodes stand. A grid takes those that have been there
+    longest.
+    """
     found: dict[int, list[Standing]] = {size: [] for size in sizes}
     numbers: dict[str, int] = {}  # of nodes that are ready, in the order in which they came
     ready: list[int] = []

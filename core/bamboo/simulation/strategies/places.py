@@ -20,7 +20,7 @@ class Places:
 
     @classmethod
     def filled(cls, costs: Costs, stages: int, ready: tuple[str, ...]) -> "Places":
-        """As many pipelines as these nodes fill; nobody if they fill none."""
+        """The places of as many pipelines as these nodes fill; without any node if they fill none."""
         grid = costs.grid(len(ready), stages)
         return cls(grid=grid, cells=ready[: grid.cells])
 
@@ -28,7 +28,9 @@ class Places:
 def begun(
     costs: Costs, stages: int, ready: tuple[str, ...], rate: Callable[[Places], float]
 ) -> tuple[Places, Reaction | None]:
-    """For the first time; nothing happens while the nodes fill no pipeline. rate: samples a second."""
+    """The places when training begins for the first time; nothing happens while the nodes fill no pipeline. rate:
+    samples a second.
+    """
     after = Places.filled(costs, stages, ready)
     return after, Reaction(rate=rate(after), stall=costs.restart(stages)) if after.cells else None
 
@@ -36,7 +38,7 @@ def begun(
 def begun_again(
     costs: Costs, stages: int, ready: tuple[str, ...], rate: Callable[[Places], float]
 ) -> tuple[Places, Reaction]:
-    """From the newest checkpoint, after a loss. rate: samples a second."""
+    """The places when training begins again from the newest checkpoint, after a loss. rate: samples a second."""
     after = Places.filled(costs, stages, ready)
     stall = costs.detection + (costs.restart(stages) if after.cells else 0.0)
     return after, Reaction(rate=rate(after), stall=stall, redo=None)

@@ -72,7 +72,9 @@ class Policy(Protocol):
         """The state in which there are no nodes."""
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
-        """To nodes that came or went, or to a wish to be asked. None: all goes on as it is."""
+        """The new state, and how training goes on, after nodes came or went, or after a wish to be asked. None: as
+        before.
+        """
 
     def placement(self, state: Any) -> Placement:
-        """Of what it trains in that state."""
+        """The placement of what the policy trains in that state."""

@@ -17,8 +17,8 @@ def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
 
 
 def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
-    """The same interval for checkpoints during which training stops until they are in the store, as `torch.save` and
-    the `save_checkpoint` of Megatron-LM and DeepSpeed do it if nothing is said about it.
+    """The interval of `young_daly` for checkpoints during which training stops until they are in the store, as
+    `torch.save` and the `save_checkpoint` of Megatron-LM and DeepSpeed do it if nothing is said about it.
     """
     storage = costs.profile.storage
     pause = storage.latency + costs.stage(stages).state / storage.write

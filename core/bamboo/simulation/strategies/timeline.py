@@ -1,4 +1,6 @@
-"""From a trace to what a job sees: nodes that it holds, when they are ready and gone, and what they cost. Pure."""
+"""The way from a trace to what a job sees: nodes that it holds, when they are ready and gone, and what they
+cost. Pure.
+"""
 
 import heapq
 from collections.abc import Mapping, Sequence

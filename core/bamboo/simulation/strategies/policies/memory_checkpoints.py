@@ -72,7 +72,7 @@ class MemoryCheckpoints:
         return not holders <= lost or (self.stages > 1 and peer not in lost)
 
     def _replaced(self, state: Places, view: View) -> Places:
-        """With spare nodes in the places, else with the pipelines that are filled by who is left."""
+        """The places with spare nodes for those that are gone, else the pipelines that are filled by who is left."""
         there, used = set(view.ready), set(state.cells)
         spare = [name for name in view.ready if name not in used]
         missing = sum(1 for name in state.cells if name not in there)

@@ -22,5 +22,5 @@ class OnDemand:
         return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None
 
     def placement(self, state: None) -> Placement:
-        """In one zone, which has as many as one pays for."""
+        """The placement in one zone, which has as many nodes as one pays for."""
         return Placement()

@@ -64,7 +64,7 @@ class Quorum:
         return Placement(rows=state.rows)
 
     def _more(self, view: View, rows: tuple[tuple[str, ...], ...], count: int) -> tuple[tuple[str, ...], ...]:
-        """So many replicas at most, of nodes that are in none."""
+        """The rows of nodes that are in no replica yet, `count` at most."""
         used = {name for row in rows for name in row}
         free = [name for name in view.ready if name not in used]
         stages = self.grid.stages

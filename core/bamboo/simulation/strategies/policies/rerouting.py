@@ -54,7 +54,7 @@ class Rerouting:
         return Placement(rows=in_rows(state.cells, self.stages))
 
     def _alive(self, state: Places) -> list[int]:
-        """Of each stage."""
+        """The number of living nodes of each stage."""
         alive, place = [len(state.cells) // self.stages] * self.stages, -1
         for _ in range(state.cells.count("")):
             place = state.cells.index("", place + 1)
@@ -96,7 +96,9 @@ class Rerouting:
         return Places(grid=Grid(self.stages, len(cells) // self.stages), cells=tuple(cells))
 
     def _rate(self, state: Places) -> float:
-        """Of the stage with the fewest peers, which have all of its microbatches."""
+        """The samples a second, which are those of the stage with the fewest peers, as these have all of its
+        microbatches.
+        """
         if not state.grid.pipelines:
             return 0.0
         costs, least = self.costs, min(self._alive(state))
