@@ -8,7 +8,7 @@ from bamboo import stop_signals
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Before and after the command nothing is open."""
+    """Lets signals end the process at once before and after the command, when nothing is open."""
     try:
         stop_signals.end_at_once()
         yield

@@ -37,7 +37,7 @@ def complain(what: BaseException | str, doing: str = "", *, program: str = "bamb
 
 
 class SilentErrorsNamed(logging.Filter):
-    """Of a log's handler: an exception without text among a record's values is written as its type."""
+    """A filter for a log's handler: an exception without text among a record's values is written as its type."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):

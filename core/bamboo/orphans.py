@@ -49,7 +49,9 @@ class Orphans:
         self._since: dict[int, float] = {}
 
     def end(self, pids: Iterable[int], now: float) -> None:
-        """Of all that there are now. To be called again while there are any. now: seconds of any clock."""
+        """Asks all of these processes to end, and kills those that have had their time. It is to be called again while
+        there are any. now: seconds of any clock.
+        """
         self._since = {pid: self._since.get(pid, now) for pid in pids}
         for pid, since in self._since.items():
             late = now >= since + GRACE_SECONDS

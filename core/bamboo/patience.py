@@ -24,7 +24,7 @@ class Effort:
 
 
 def effort_of(pid: int) -> Effort:
-    """Of a process and its descendants; nothing if it has ended."""
+    """The effort of a process and its descendants; nothing if it has ended."""
     parents, done = dict[int, int](), dict[int, Effort]()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -41,14 +41,16 @@ def effort_of(pid: int) -> Effort:
 
 @dataclass(frozen=True, slots=True)
 class WaitSoFar:
-    """Of a process for which something has waited that long, and that has done nothing for `quiet` seconds."""
+    """A wait for a process: for how many seconds it has been waited for, and for how many it has done nothing
+    (`quiet`).
+    """
 
     waited: float = 0.0
     quiet: float = 0.0
     effort: Effort = Effort()
 
     def after(self, seconds: float, effort: Effort) -> Self:
-        """So many seconds later, when it has done that."""
+        """The wait so many seconds later, when the process has done that."""
         quiet = self.quiet + seconds if effort == self.effort else 0.0
         return type(self)(self.waited + seconds, quiet, effort)
 

@@ -22,7 +22,7 @@ SHOWN: Final = "bamboo.shown"  # name of the way to write what the stream's enco
 
 
 def prepare() -> None:
-    """At the start of a program, before it opens any file.
+    """Prepares the standard streams at the start of a program, before it opens any file.
 
     A stream that is closed leads to /dev/null: otherwise the next file would get its number. Any text can be written:
     names of files as the bytes that they are, other letters as what the encoding has instead.
@@ -93,8 +93,9 @@ def give_up(stream: TextIO) -> None:
 
 
 def end(code: int, lost: OSError | None = None) -> int:
-    """At the end of a program that would exit with this code; the code with which it does. What could not be written to
-    standard output is a failure, unless somebody did not want to read on, as in `bamboo history JOB | head`.
+    """Flushes the standard streams at the end of a program that would exit with this code; returns the code with which
+    it does. What could not be written to standard output is a failure, unless somebody did not want to read on, as in
+    `bamboo history JOB | head`.
 
     lost: what has been raised already.
     """
@@ -211,7 +212,7 @@ class Unhurried(io.RawIOBase):
 
 @contextlib.contextmanager
 def unhurried() -> Iterator[None]:
-    """Meanwhile nobody has to read what is printed: a job goes on without."""
+    """A time in which nobody has to read what is printed: a job goes on without."""
     before = sys.stdout, sys.stderr
     raws: list[Unhurried] = []
 

@@ -19,15 +19,15 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
-    """From now on the process ends without a word: in the middle of an import, or of the interpreter's end, SystemExit
-    would be told as an error, or be lost.
+    """Lets the process end without a word at a signal: in the middle of an import, or of the interpreter's end,
+    SystemExit would be told as an error, or be lost.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
 
 
 def end_by_exception() -> None:
-    """From now on SystemExit with EXIT_INTERRUPTED is raised in the main thread, wherever that is."""
+    """Lets a signal raise SystemExit with EXIT_INTERRUPTED in the main thread, wherever that is."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
 
@@ -44,7 +44,7 @@ class Held:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Meanwhile signals have no effect. The first that nobody has taken comes again at the end."""
+    """A time in which signals have no effect. The first that nobody has taken comes again at the end."""
     keeper = Held()
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:

@@ -9,7 +9,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The same in one line of printable characters: line breaks become spaces. Cut in its middle if it is too long.
+    """The text in one line of printable characters: line breaks become spaces. It is cut in its middle if it is too
+    long.
 
     For text that comes from elsewhere, such as errors of the user's code, in places that promise one line.
     """
@@ -18,7 +19,7 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The same, with its head and its tail if it is too long."""
+    """The text, of which only the head and the tail are left if it is too long."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
@@ -75,7 +76,7 @@ def size(number: float) -> str:
 
 
 def printable(text: str, *, colours: bool = False) -> str:
-    """Without what a terminal would obey; others' text must not move the cursor. colours: may stay."""
+    """The text without what a terminal would obey; others' text must not move the cursor. colours: may stay."""
     parts = _COLOUR.split(text)
     kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)
     clean = ["".join(c if c.isprintable() or c == "\t" else " " for c in part) for part in parts]

@@ -73,7 +73,9 @@ class OperatorOptions:
 
 
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
-    """Until stop is set. Raises OSError if an address cannot be had, LeaseLost if another operator works now."""
+    """Runs the operator until stop is set. Raises OSError if an address cannot be had, LeaseLost if another operator
+    works now.
+    """
     await _Operator(options, stop).run()
 
 
@@ -146,14 +148,16 @@ class _Operator:
     # the lease
 
     async def _hold(self, lease: Lease) -> bool:
-        """Until this operator may work; False if it is to stop before."""
+        """Waits until this operator may work; False if it is to stop before."""
         if not await done_before(self._stop, lease.acquire()):
             return False
         self._begin(self._renew(lease))
         return await done_before(self._stop, lease.settle())
 
     async def _renew(self, lease: Lease) -> None:
-        """Without the lease nothing may be decided: workers are disconnected at once, before kopf has ended."""
+        """Renews the lease. Without it nothing may be decided: workers are disconnected at once, before kopf
+        has ended.
+        """
         try:
             await lease.keep()
         except LeaseLost as error:
@@ -218,7 +222,7 @@ class _Operator:
         return handlers
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:
-        """Until stop is set, a signal comes, or kopf fails.
+        """Works until stop is set, a signal comes, or kopf fails.
 
         kopf ends all tasks that were begun later than itself.
         """
@@ -241,7 +245,9 @@ class _Operator:
             self._job_kind.gone()
 
     async def _end_without_crd(self) -> None:
-        """If kopf has heard first that there is none any more: then it ends its watch of jobs, and goes on without."""
+        """Stops the operator if kopf has heard first that there is no CRD any more: then kopf ends its watch of jobs,
+        and goes on without.
+        """
         while not self._watch_health.jobs_unwatched() or await self._job_kind.served():
             await asyncio.sleep(POLL_SECONDS)
         self._job_kind.gone()

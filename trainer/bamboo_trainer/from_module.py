@@ -52,7 +52,7 @@ def from_module(
 def task_of(
     split: SplitModule, *, loss: Callable[[Any, Any], Any], dataset: Dataset, checkpoint: bool = False, **task: Any
 ) -> Task:
-    """Of a module that is split already; see `from_module`."""
+    """The task of a module that is split already; see `from_module`."""
     rate = task.pop("learning_rate", None)
     if isinstance(rate, int | float):
         task["learning_rate"] = partial(_constant, float(rate))

@@ -38,8 +38,8 @@ Row = tuple[str, int, int, int]  # a Kernel, and how often it is run
 
 
 class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one microbatch. The last layer has the loss; a backward adds the gradients up, and repeats the forward of a
-    layer that keeps nothing but its inputs.
+    """The work of a layer for one microbatch. The last layer has the loss; a backward adds the gradients up, and
+    repeats the forward of a layer that keeps nothing but its inputs.
     """
 
     forward: tuple[Row, ...]
@@ -47,7 +47,9 @@ class LayerWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layer_work(task: Task, spec: JobSpec) -> tuple[LayerWork, ...]:
-    """Of every layer, with the job's microbatch and precision. Raises TaskError for a layer that cannot be run."""
+    """The work of every layer, with the job's microbatch and precision. Raises TaskError for a layer that cannot be
+    run.
+    """
     length = len(task.dataset)
     batch = load_batch(task, [i % length for i in range(spec.training.micro_batch_size)])
     counted, problem = lines_of_child(msgspec.json.encode(one).decode() for one in _without_data(task, spec, batch))

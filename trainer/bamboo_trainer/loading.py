@@ -1,4 +1,4 @@
-"""From an entrypoint's name to a checked task."""
+"""The way from an entrypoint's name to a checked task."""
 
 import importlib
 import inspect

@@ -149,7 +149,9 @@ def _without_values(factory: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def _check_targets(task: Task, targets: tuple[str, ...]) -> None:
-    """On layers without values; a factory that cannot make one that way is not asked."""
+    """Raises ValueError if no layer has an nn.Linear that fits the targets. It looks at layers without values; if a
+    factory cannot make one that way, nothing is checked.
+    """
     names = []
     for factory in task.layers:
         layer = _without_values(factory)

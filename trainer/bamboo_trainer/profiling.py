@@ -119,7 +119,7 @@ def _measured(
     steadiness: Steadiness,
     clock: WorkClock,
 ) -> list[LayerTimes]:
-    """Of each layer. Only one is in memory at a time; each may use its share of the seconds that are left."""
+    """The times of each layer. Only one is in memory at a time; each may use its share of the seconds that are left."""
     count = len(task.layers)
     config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
     stages = tuple((index, index + 1) for index in range(count))
@@ -171,7 +171,7 @@ def _backward(clock: WorkClock, stage: Stage, work: Work, microbatch: int, outpu
 
 
 def _update(clock: WorkClock, stage: Stage, work: Work, repeats: int) -> list[float]:
-    """Of optimizer steps but the first, which makes what the optimizer remembers."""
+    """The seconds of optimizer steps but the first, which makes what the optimizer remembers."""
     values = stage.values
     gradient, running = work.gradients.total()[: values.final.size], values.final.folded(work.contributions)
     times = [_timed(clock, stage, lambda: values.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]

@@ -9,7 +9,7 @@ LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on 
 
 
 class ProgressLine:
-    """On standard error: one line that changes on a terminal, elsewhere a new one now and then.
+    """A line on standard error: on a terminal it changes, elsewhere a new one follows now and then.
 
     text: says in words how much is done of how much. Where lines come now and then, the last one says that all is done.
     """

@@ -1,4 +1,4 @@
-"""The same training in one process, in plain PyTorch: what the distributed result is compared with."""
+"""The training of a job in one process, in plain PyTorch: what the distributed result is compared with."""
 
 import math
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class _OneStep:
         self.param_groups = optimizer.inner.param_groups if optimizer.inner else []
 
     def step(self) -> None:
-        """With gradients of the parameters' type, in which an optimizer wants them."""
+        """Does an optimizer step with gradients of the parameters' type, in which an optimizer wants them."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None

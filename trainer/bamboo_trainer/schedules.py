@@ -17,13 +17,13 @@ Schedule = Callable[[int], float]
 
 
 def constant(value: float, warmup: int = 0) -> Schedule:
-    """The same at each step, after the warm-up, if there is one."""
+    """A schedule with one value at each step after the warm-up, if there is one."""
     _check(warmup=warmup)
     return lambda step: _warming(value, warmup, step, value)
 
 
 def linear(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
-    """In a straight line from the peak to `final`."""
+    """A schedule in a straight line from the peak to `final`."""
     return polynomial(peak, steps=steps, warmup=warmup, final=final, power=1.0)
 
 
@@ -68,7 +68,8 @@ def milestones(value: float, at: Sequence[int], factor: float = 0.1) -> Schedule
 def one_cycle(
     peak: float, *, steps: int, rise: float = 0.3, start_factor: float = 25.0, final_factor: float = 1e4
 ) -> Schedule:
-    """From peak / start_factor up to the peak and down to that start / final_factor, each along half a cosine.
+    """A schedule from peak / start_factor up to the peak and down to that start / final_factor, each along half a
+    cosine.
 
     rise: the share of the steps in which it goes up. The same as torch's OneCycleLR. For momentum or betas, which go
     the other way, take `cycled`.
@@ -107,7 +108,7 @@ def _warming(peak: float, warmup: int, step: int, after: float) -> float:
 
 
 def _progress(step: int, warmup: int, steps: int) -> float:
-    """From 0 at the end of the warm-up to 1 at `steps`."""
+    """The share of the way from the end of the warm-up (0) to `steps` (1)."""
     if step >= steps:
         return 1.0
     return max(0.0, (step - warmup) / (steps - warmup))

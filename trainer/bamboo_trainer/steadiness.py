@@ -1,4 +1,6 @@
-"""Until when something is measured again: until its median is known well enough, or for long enough. Pure."""
+"""The decision until when something is measured again: until its median is known well enough, or for long
+enough. Pure.
+"""
 
 import math
 import statistics
@@ -32,7 +34,7 @@ class Steadiness:
 
 
 def spread(times: Sequence[float]) -> float:
-    """By what share of itself the median of these may be off; infinite if they are too few, or all zero."""
+    """The share of itself by which the median of these times may be off; infinite if they are too few, or all zero."""
     if len(times) < FEWEST:
         return math.inf
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")

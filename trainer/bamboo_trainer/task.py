@@ -139,7 +139,9 @@ class TrainingFacts:
 
     @property
     def microbatches(self) -> int:
-        """Of a step, over all pipelines; their gradients are accumulated, and the optimizer steps once."""
+        """The microbatches of a step, over all pipelines; their gradients are accumulated, and the optimizer steps
+        once.
+        """
         return self.global_batch_size // self.micro_batch_size
 
 

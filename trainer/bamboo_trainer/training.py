@@ -56,7 +56,7 @@ class TrainingConfig:
 
     @classmethod
     def of(cls, training: TrainingSpec) -> Self:
-        """What a manifest says of it."""
+        """The configuration that a manifest describes."""
         return cls(
             seed=training.seed,
             precision=training.precision.value,
@@ -75,17 +75,19 @@ class TrainingConfig:
 
     @property
     def parameter_dtype(self) -> torch.dtype:
-        """Of trained and frozen parameters; gradients are summed in fp32."""
+        """The type of trained and frozen parameters; gradients are summed in fp32."""
         return torch.bfloat16 if self.parameter_precision == "bf16" else torch.float32
 
     @property
     def boundary_dtype(self) -> torch.dtype:
-        """Of what a layer gives to the next one: see `mixed_precision.passed_on`."""
+        """The type of what a layer gives to the next one: see `mixed_precision.passed_on`."""
         return torch.bfloat16 if self.boundary_precision == "bf16" else torch.float32
 
     @property
     def gradient_dtype(self) -> torch.dtype:
-        """Of final gradients: what they are rounded to after they are summed in fp32, and in what they are sent."""
+        """The type of final gradients: what they are rounded to after they are summed in fp32, and in what they are
+        sent.
+        """
         return torch.bfloat16 if self.gradient_precision == "bf16" else torch.float32
 
     @property
@@ -97,7 +99,8 @@ class TrainingConfig:
 
 
 def loss_unit(task: Task, config: TrainingConfig) -> float:
-    """By what losses that are sums over tokens or samples are divided before they are scaled; 1 if they are not scaled.
+    """The number by which losses that are sums over tokens or samples are divided before they are scaled; 1 if they are
+    not scaled.
 
     About the weight of a whole step, as a power of two. A mean that is scaled is about 1, and so is then a sum: the
     scales that suit one suit the other.
@@ -126,7 +129,7 @@ def _amount(training: TrainingSpec, unit: Unit) -> int | None:
 
 
 def with_steps(spec: JobSpec, task: Task) -> JobSpec:
-    """The same, with the number of steps that follows from the task's data. Raises TaskError if it does not."""
+    """The job with the number of steps that follows from the task's data. Raises TaskError if none does."""
     tokens = task.tokens_per_sample
     if tokens is None:
         tokens = getattr(task.dataset, "tokens_per_sample", None)

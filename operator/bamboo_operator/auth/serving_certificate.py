@@ -37,7 +37,7 @@ class ServingCertificate:
         return text
 
     async def keep_fresh(self, context: ssl.SSLContext) -> None:
-        """For ever: new connections get the certificate that is in the files."""
+        """Gives new connections the certificate that is in the files, for ever."""
         seen = self._stamp()
         while True:
             await asyncio.sleep(POLL_SECONDS)

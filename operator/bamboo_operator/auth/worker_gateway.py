@@ -51,7 +51,7 @@ class WorkerGateway:
         return sum(len(channels.connected) for channels in tuple(self._open.values()))
 
     def counting_refusals(self, authenticate: Authenticate) -> Authenticate:
-        """The same check; callers that it refuses are counted."""
+        """A check that counts the callers whom this one refuses."""
 
         async def check(request: web.Request) -> WorkerId | None:
             try:
@@ -73,7 +73,7 @@ class WorkerGateway:
         self._open.setdefault(job, channels)
 
     async def close(self, job: JobKey, channels: Channels) -> None:
-        """By now another job of that name may have opened the path; then that one's stays open."""
+        """Closes the job's channels. The path stays open if another job of that name has opened it by now."""
         if self._open.get(job) is channels:
             del self._open[job]
         await channels.close()

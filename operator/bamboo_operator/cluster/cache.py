@@ -40,7 +40,9 @@ class ClusterCache:
             del self._listeners[job]
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
-        """Of that very job, not of one that had the name before; by name. The same object until one has changed."""
+        """The pods of that very job, not of one that had the name before, by name. The same object until one has
+        changed.
+        """
         if (pods := self._pods.get(job)) is None:
             return {}
         owned = self._owned.setdefault(job, {})
@@ -54,7 +56,7 @@ class ClusterCache:
         return any(pod["metadata"]["uid"] == pod_uid and owner_uid(pod) != uid for pod in pods)
 
     def pod_uids(self) -> dict[tuple[str, str], str]:
-        """Of all jobs, by namespace and name."""
+        """The uids of the pods of all jobs, by namespace and name."""
         return {
             (job[0], name): pod["metadata"]["uid"] for job, pods in self._pods.items() for name, pod in pods.items()
         }
@@ -171,7 +173,7 @@ def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
 
 
 def _trimmed_node(node: Mapping[str, Any]) -> Object:
-    """Without what changes at every heartbeat of the kubelet."""
+    """The node without what changes at every heartbeat of the kubelet."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     metadata = node["metadata"]
     conditions = [

@@ -100,7 +100,9 @@ def pod_deleted_signal(name: str) -> Signal:
 
 
 def notice_ended_signal(name: str) -> Signal:
-    """Its time is over, and it has not joined: on a node that hangs, a pod may be on its way out without end."""
+    """The signal of a pod whose time is over and whose worker has not joined: on a node that hangs, a pod may be on its
+    way out without end.
+    """
     return Signal(kind=SignalKind.LOST, source="NoticeEnded", message=f"pod {name} should be gone by now")
 
 
@@ -131,7 +133,7 @@ def is_deleted(pod: Json) -> bool:
 
 
 def seconds_over(pod: Json, now: datetime) -> float:
-    """For how long the pod should have been gone; negative if it has time left, or is not deleted at all."""
+    """The seconds for which the pod should have been gone; negative if it has time left, or is not deleted at all."""
     deadline = _time(_metadata(pod).get("deletionTimestamp"))
     return -math.inf if deadline is None else (now - deadline).total_seconds()
 

@@ -38,7 +38,7 @@ class MetricSources:
     prices: PriceSource = field(default_factory=PriceSource)
 
     def fill(self, page: MetricsPage) -> None:
-        """In any thread."""
+        """Fills the page; may be called in any thread."""
         states = dict.fromkeys(job_catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:
@@ -106,7 +106,7 @@ def _workers(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> N
 
 
 def _rollout(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> None:
-    """Once it is known."""
+    """Adds a rollout's metrics to the page, once it is known."""
     if (rollout := status_now.get("rollout")) is None:
         return
     page.add(job_catalog.JOB_UPDATED_WORKERS, rollout["updated"], *job)

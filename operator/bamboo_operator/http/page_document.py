@@ -1,4 +1,4 @@
-"""From what the operator knows of a BambooJob to the document of its page. Pure; the time comes in."""
+"""The way from what the operator knows of a BambooJob to the document of its page. Pure; the time comes in."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def counts_so_far(written: Mapping[str, Any], counts: d.PageCounts) -> Mapping[s
 
 
 def evaluation_in_status(view: JobView) -> d.PageEvaluation | None:
-    """As the status remembers it, of a job whose coordinator is new or gone."""
+    """The newest evaluation as the status remembers it, of a job whose coordinator is new or gone."""
     known = (view.written.get("training") or {}).get("evaluation")
     wanted = view.spec.training.evaluation if view.spec else None
     if known is None or wanted is None:
@@ -175,7 +175,7 @@ def _remembered(view: JobView, progress: d.PageProgress) -> Mapping[str, Any]:
 
 
 def state_in_status(view: JobView) -> d.PageState:
-    """As the status says it; a job without one has only just been seen."""
+    """The job's state as the status says it; a job without one has only just been seen."""
     name = str(view.written.get("state") or "Pending")
     kind = CONDITIONS.get(name, name)
     found: Mapping[str, Any] = next((c for c in view.written.get("conditions") or () if c.get("type") == kind), {})
@@ -232,7 +232,7 @@ def cost(view: JobView, seconds_left: float | None) -> d.PageCost | None:
 
 
 def _what_is_missing(pools: Sequence[NodePool], *, compared: bool) -> str:
-    """Of the prices, if anything."""
+    """A sentence on the prices that are missing; empty if none is."""
     unpriced = [pool.name for pool in pools if pool.price_per_hour is None]
     if len(unpriced) == len(pools):
         return NO_PRICE
@@ -243,7 +243,7 @@ def _what_is_missing(pools: Sequence[NodePool], *, compared: bool) -> str:
 def _compared(
     found: d.PageCost, view: JobView, pools: Sequence[NodePool], paid: Mapping[str, int], seconds_left: float | None
 ) -> d.PageCost:
-    """With what was counted, also if there is nothing to compare with any more."""
+    """The cost with what was counted for the comparison, also if there is nothing to compare with any more."""
     reference, instead, counted = on_demand_pool(pools), on_demand_per_hour(pools, paid), view.facts.comparison
     if counted.since is not None:
         found = _replace(

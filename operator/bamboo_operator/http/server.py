@@ -58,7 +58,9 @@ class WebServer:
         return await self._health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """In a thread and once for many callers, because with many jobs it takes a while to write."""
+        """Answers with the metrics, which are written in a thread and once for many callers: with many jobs it takes a
+        while.
+        """
         async with self._scraping:
             if time.monotonic() - self._scraped_at > FRESH_SECONDS:
                 self._scraped = await asyncio.to_thread(generate_latest, self._registry)

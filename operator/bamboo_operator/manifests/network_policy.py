@@ -8,7 +8,9 @@ from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
 
 def network_policy(job: JobSpec, meta: JobMeta) -> dict[str, Any]:
-    """Between workers any port is open: each takes one that is free. What workers connect to is not restricted."""
+    """The policy for a job's workers. Between workers any port is open: each takes one that is free. What workers
+    connect to is not restricted.
+    """
     workers = {"matchLabels": {LABEL_JOB_UID: meta.uid}}
     return {
         "apiVersion": "networking.k8s.io/v1",

@@ -23,7 +23,7 @@ def _one_of(key: str, *values: str) -> Mapping[str, Any]:
 
 
 def _none_of(key: str, *values: str) -> Mapping[str, Any]:
-    """Also of nodes without that label."""
+    """A term that none of these values meets; nodes without that label meet it, too."""
     return {"key": key, "operator": "NotIn", "values": list(values)}
 
 

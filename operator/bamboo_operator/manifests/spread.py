@@ -1,4 +1,4 @@
-"""In which zones and on which nodes a job's pods go, relative to each other: what the scheduler is asked for. Pure.
+"""The zones and nodes on which a job's pods go, relative to each other: what the scheduler is asked for. Pure.
 
 Pods do not know of which pipeline they will run a stage: the coordinator gives those of a zone to a pipeline when they
 have joined. So with ZonePerPipeline they are made in as many groups as there are pipelines, and a group stays together;
@@ -27,7 +27,7 @@ def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
 
 
 def spread_labels(job: JobSpec, group: int) -> Json:
-    """By which pods of a group find each other."""
+    """The labels by which pods of a group find each other."""
     return {names.LABEL_ZONE_GROUP: str(group)} if pod_spread(job) is SpreadPolicy.ZONE_PER_PIPELINE else {}
 
 
@@ -53,8 +53,8 @@ def spread(job: JobSpec, uid: str, group: int) -> Json:
 
 
 def _at_most(of_job: Json, room: int) -> Json:
-    """So many pods on a node. A skew is what a node has beyond the one with the fewest, which counts as one with none
-    as long as there are fewer nodes than minDomains.
+    """A constraint that lets so many pods be on a node. A skew is what a node has beyond the one with the fewest, which
+    counts as one with none as long as there are fewer nodes than minDomains.
     """
     return {
         "maxSkew": room,

@@ -88,7 +88,7 @@ def selector(meta: JobMeta) -> str:
 
 
 def selector_of(job: str, numbers: Iterable[str]) -> str:
-    """Of the job's pods that `job` selects those of the workers with these numbers, perhaps of none."""
+    """A selector of the pods, among those that `job` selects, of the workers with these numbers, perhaps of none."""
     return f"{job},{names.LABEL_WORKER_INDEX} in ({','.join(sorted(numbers, key=int)) or 'none'})"
 
 

@@ -145,11 +145,15 @@ class PodController:
 
     @property
     def deadline(self) -> float:
-        """When something is to be done though nothing has happened (time.monotonic()); math.inf if nothing is."""
+        """The time (time.monotonic()) at which something is to be done though nothing has happened; math.inf if nothing
+        is.
+        """
         return min((when for when in self._deadlines() if when > self._looked_at), default=math.inf)
 
     def _deadlines(self) -> Iterator[float]:
-        """Of everything that a reconciliation decides by the time; what was due before the last one is done with."""
+        """The times of everything that a reconciliation decides by the clock; what was due before the last one is done
+        with.
+        """
         if self._waiting_since is not None:
             released = [at for name in self.pods.unscheduled() if (at := self._releases.at(name)) is not None]
             for since in (self._waiting_since, *released):
@@ -245,7 +249,7 @@ class PodController:
             self._requests.withdraw(count)
 
     async def _look_for_nodes(self) -> None:
-        """Of a job that was taken over."""
+        """Reads the nodes of the pods of a job that was taken over."""
         if self._nodes is not None:
             await self._nodes.read(pod["spec"]["nodeName"] for pod in self.pods.placed().values())
 
@@ -280,7 +284,7 @@ class PodController:
             await self._create(self._rolling.template(self._sight()), pool)
 
     async def _create(self, template: WorkerTemplate, pool: NodePool | None) -> None:
-        """Or not, if the name is taken; then the next number is tried."""
+        """Creates the next worker's pod. If its name is taken, the next number is tried the next time."""
         number = self.created
         if worker_name(self._spec.name, number) in self._known():
             self.created = number + 1  # it was created, and the answer to that was lost
@@ -300,7 +304,9 @@ class PodController:
     # deleting
 
     async def _delete_ended_pods(self) -> None:
-        """But for the last failed ones; and the pods of workers that were to leave and did not."""
+        """Deletes the pods that have ended, but for the last failed ones; and the pods of workers that were to leave
+        and did not.
+        """
         now, pods = time.monotonic(), self.pods.all()
         ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
         failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
@@ -335,7 +341,7 @@ class PodController:
         await self._rechecks.read(waited_for, time.monotonic())
 
     async def _read_startup_events(self) -> None:
-        """Of pods that do not start though their status has nothing to say against it."""
+        """Reads the events of pods that do not start though their status has nothing to say against it."""
         await self._startup_events.read(self._not_joined(), time.monotonic())
 
     # pools

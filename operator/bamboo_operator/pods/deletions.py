@@ -30,7 +30,7 @@ class PodDeletions:
             self._cluster.forget_pod((metadata["namespace"], metadata["name"]), metadata["uid"])
 
     def deadlines(self, pods: Iterable[dict[str, Any]]) -> Iterator[float]:
-        """When those of these are deleted again of which no watch tells that they are to go."""
+        """The times at which those of these pods are deleted again of which no watch tells that they are to go."""
         for pod in pods:
             if (at := self._asked.get(pod["metadata"]["uid"])) is not None and not is_deleted(pod):
                 yield at + DELETED_SECONDS

@@ -63,7 +63,7 @@ def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence
 
 
 class DisruptionBudgetApi(Protocol):
-    """Of an API server."""
+    """The requests about disruption budgets that an API server answers."""
 
     async def apply_disruption_budget(self, budget: dict[str, Any]) -> None: ...
 
@@ -97,7 +97,9 @@ class DisruptionBudgetWriter:
 
     @property
     def deadlines(self) -> tuple[float, float]:
-        """When it is written again, and what was refused is tried again (time.monotonic()); in the past if never."""
+        """The times (time.monotonic()) at which the budget is written again, and what was refused is tried again; in
+        the past if never.
+        """
         return self._repair_at, self._retry_at
 
     async def remove(self, spec: JobSpec) -> None:

@@ -49,7 +49,7 @@ class JobPods:
         return Counter(worker_pool(pod) or "" for pod in self.living().values())
 
     def paid_for(self) -> Counter[str]:
-        """The same, but only those that have a node."""
+        """Living workers' pods that have a node, by the name of their pool."""
         return Counter(worker_pool(pod) or "" for pod in self.placed().values())
 
     def with_zones(self) -> Iterator[tuple[WorkerId, dict[str, Any], str]]:

@@ -28,7 +28,7 @@ def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: C
 
 
 def patience_ends(pools: Pools, waiting_since: float) -> Iterator[float]:
-    """When another pool may be taken for a worker that has been missing since then."""
+    """The times at which another pool may be taken for a worker that has been missing since then."""
     return (waiting_since + pool.after_seconds for pool in pools if pool.after_seconds)
 
 

@@ -26,7 +26,7 @@ class RecheckSchedule:
         return [key for key, (at, _) in self._next.items() if at <= now]
 
     def next(self) -> float:
-        """When the next object is to be read; math.inf if none is waited for."""
+        """The time at which the next object is to be read; math.inf if none is waited for."""
         return min((at for at, _ in self._next.values()), default=math.inf)
 
     def answered(self, key: str, now: float) -> None:
@@ -44,7 +44,7 @@ class PodRechecks:
         self.more = False
 
     def next(self) -> float:
-        """When (monotonic seconds)."""
+        """The time (monotonic seconds) at which the next pod is to be read."""
         return self._schedule.next()
 
     async def read(self, waited_for: Mapping[str, WorkerId], now: float) -> None:

@@ -17,8 +17,8 @@ EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 
 
 def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
-    """For a worker that was told to stop. logging: its loggers take what is left of the history, for which it has less
-    than its pod's grace period; a pod that is deleted meanwhile would have no more.
+    """The seconds in which a worker that was told to stop should exit. logging: its loggers take what is left of the
+    history, for which it has less than its pod's grace period; a pod that is deleted meanwhile would have no more.
     """
     return EXIT_SECONDS + grace_period(pod) if logging else EXIT_SECONDS
 

@@ -28,16 +28,16 @@ class PodRequests(Protocol):
     def status(self) -> Status: ...
 
     def withdraw(self, count: int) -> None:
-        """So many requested pods are not needed any more."""
+        """Takes back the request for so many pods, which are not needed any more."""
 
     def give_back(self, worker: WorkerId, seconds: float) -> None:
         """The worker is to leave as soon as it can be spared."""
 
     def removal_forced(self, worker: WorkerId) -> None:
-        """Its pod is about to be deleted, because the worker did not exit."""
+        """Notes that a pod is about to be deleted, because its worker did not exit."""
 
     def removal_done(self, worker: WorkerId) -> None:
-        """Its pod has ended, or was deleted."""
+        """Notes that a worker's pod has ended, or was deleted."""
 
     def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
         """Workers that have ended before they joined, and how, since this was asked last."""

@@ -38,8 +38,9 @@ class WorkersByPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown:
-    """At most one of these. release: the worker that is to leave, and why, a sentence; delete: one whose pod has no
-    node and is deleted; probe: the pool in which one more worker is requested. probes: those that remain.
+    """A step of going down, at most one of these. release: the worker that is to leave, and why, a sentence; delete:
+    one whose pod has no node and is deleted; probe: the pool in which one more worker is requested. probes: those that
+    remain.
     """
 
     release: WorkerId | None = None

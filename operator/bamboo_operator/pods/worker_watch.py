@@ -59,7 +59,7 @@ class WorkerWatch:
     # what happens
 
     def pod_changed(self, name: WorkerId, now: float) -> list[Event | Emit]:
-        """Or its node."""
+        """The events of a change of a worker's pod, or of that pod's node."""
         pod = self.pods().get(name)
         if pod is None or name in self.lost:
             return []
@@ -107,11 +107,13 @@ class WorkerWatch:
         return [_left(worker, until - now) for worker, until in self._notices.items()]
 
     def open_notice(self, worker: WorkerId, now: float) -> list[Event | Emit]:
-        """That worker's, if it has one."""
+        """The notice of a worker as an event, if it has one."""
         return [_left(worker, self._notices[worker] - now)] if worker in self._notices else []
 
     def expired_notices(self, is_known: Callable[[WorkerId], bool], now: float) -> list[Event | Emit]:
-        """Of workers that the coordinator does not know, for it does not keep theirs: they count as lost."""
+        """The losses of workers whose notice is over and that the coordinator does not know, for it does not keep their
+        notices.
+        """
         over = [worker for worker, until in self._notices.items() if now > until + NOTICE_EXPIRY_SECONDS]
         unknown = [worker for worker in over if not is_known(worker)]
         return [event for worker in unknown for event in self._gone(worker, notice_ended_signal(worker))]
@@ -119,14 +121,14 @@ class WorkerWatch:
     # what others ask or say
 
     def uid_of(self, worker: WorkerId) -> str | None:
-        """Of its pod; empty if it is lost, None if it is not known (yet)."""
+        """The uid of a worker's pod; empty if the worker is lost, None if its pod is not known (yet)."""
         if worker in self.lost:
             return ""
         pod = self.pods().get(worker)
         return str(pod["metadata"].get("uid")) if pod else None
 
     def located(self, hello: Hello, topology_key: str) -> Hello:
-        """With the worker's node, and its zone: the worker itself does not know them."""
+        """The hello with the worker's node and zone, which the worker itself does not know."""
         pod = self.pods().get(hello.worker)
         node = self._cluster.node_of(pod) if pod else None
         zone = (node["metadata"].get("labels") or {}).get(topology_key) if node else None
@@ -134,7 +136,7 @@ class WorkerWatch:
         return msgspec.structs.replace(hello, zone=str(zone or hello.zone), node=name)
 
     def removal_forced(self, worker: WorkerId) -> None:
-        """Its pod is about to be deleted, because the worker did not exit."""
+        """Notes that a pod is about to be deleted, because its worker did not exit."""
         self._forced.add(worker)
 
     def start_failed(self, worker: WorkerId, how: str) -> None:

@@ -17,7 +17,7 @@ Zones = Mapping[str, Collection[str]]  # by the name of a pool: of each of its w
 
 
 def worker_price(pool: NodePool, job: JobSpec, prices: PriceList | None, zone: str = "") -> Decimal | None:
-    """Of one worker for an hour, its share of a node in that zone ("": of any); None if it has no price."""
+    """The price of one worker for an hour, its share of a node in that zone ("": of any); None if it has no price."""
     machine = _machine(pool, prices)
     found = None if machine is None else _of_node(pool, machine, zone)
     if found is None:
@@ -26,7 +26,7 @@ def worker_price(pool: NodePool, job: JobSpec, prices: PriceList | None, zone: s
 
 
 def _exact(price: Decimal) -> Decimal:
-    """To the millionth, and not longer than that takes."""
+    """The price to the millionth, and not longer than that takes."""
     return price.quantize(EXACT).normalize() + 0
 
 

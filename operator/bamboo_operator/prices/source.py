@@ -48,7 +48,7 @@ class PricePlace:
         return "://" in self.text
 
     def __str__(self) -> str:
-        """Without credentials."""
+        """The text of the source without credentials."""
         return shown_url(self.text) if self.is_url else self.text
 
 
@@ -68,14 +68,14 @@ class PriceSource:
         return None if self._read_at is None else time.monotonic() - self._read_at
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Reads the prices again and again, until it is cancelled."""
         while self._place is not None:
             await self.look()
             self._looked.set()
             await asyncio.sleep(self._place.seconds)
 
     async def looked(self, seconds: float) -> None:
-        """Until prices were looked for once, and for at most that long."""
+        """Waits until prices were looked for once, and for at most that long."""
         if self._place is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._looked.wait(), seconds)

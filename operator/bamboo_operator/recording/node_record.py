@@ -34,7 +34,9 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Since when (seconds since 1970) a node has had a notice, and since when it has not been heard of."""
+    """What is wrong with a node: since when (seconds since 1970) it has had a notice, and since when it has not been
+    heard of.
+    """
 
     uid: str
     noticed: float | None = None
@@ -51,7 +53,7 @@ class NodeRecord:
 
     @property
     def newest(self) -> float:
-        """Of the changes, in seconds since 1970; times never go back."""
+        """The seconds since 1970 of the newest change; times never go back."""
         return self.began + max((change.at for change in self.trace.changes[-1:]), default=0.0)
 
 
@@ -95,8 +97,8 @@ def observed(
 def troubles_of(
     before: Mapping[str, Trouble], nodes: Mapping[str, Mapping[str, Any]], marks: Sequence[NodeMark], now: datetime
 ) -> dict[str, Trouble]:
-    """Of nodes that are, or were until now, announced to go, or not ready. before: what was known a moment ago, which
-    is kept for nodes that are gone by now.
+    """The troubles of nodes that are, or were until now, announced to go, or not ready. before: what was known a moment
+    ago, which is kept for nodes that are gone by now.
     """
     found = {name: trouble for name, trouble in before.items() if name not in nodes}
     for name, node in nodes.items():
@@ -112,8 +114,8 @@ def troubles_of(
 
 
 def bounded(record: NodeRecord, most: int = MOST_CHANGES) -> NodeRecord:
-    """At most so many changes and prices: the record begins later, with the nodes and prices of that time. More only
-    if there are so many nodes at once.
+    """The record with at most so many changes and prices: it begins later, with the nodes and prices of that time. It
+    has more only if there are so many nodes at once.
     """
     while _size(record) > most:
         shorter = without_oldest(record)
@@ -124,7 +126,7 @@ def bounded(record: NodeRecord, most: int = MOST_CHANGES) -> NodeRecord:
 
 
 def without_oldest(record: NodeRecord) -> NodeRecord:
-    """Without the oldest part; the same if nothing has happened since it began."""
+    """The record without its oldest changes; the same record if nothing has happened since it began."""
     trace = record.trace
     moments = [change.at for change in trace.changes] + [price.at for price in trace.prices]
     times = sorted(at for at in moments if at > 0)
@@ -176,7 +178,7 @@ def _size(record: NodeRecord) -> int:
 
 
 def _is_ready(node: Mapping[str, Any]) -> bool:
-    """Or does nobody say?"""
+    """Whether a node is ready; one of which nobody says it counts as ready."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return all(condition.get("status") == "True" for condition in conditions if condition.get("type") == "Ready")
 

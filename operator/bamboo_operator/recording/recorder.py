@@ -78,7 +78,7 @@ class NodeRecorder:
         self._said: str | None = None  # what went wrong last
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Records nodes until it is cancelled."""
         while True:
             await self.turn()
             await asyncio.sleep(OBSERVE_SECONDS)
@@ -101,7 +101,7 @@ class NodeRecorder:
             await self._attempt(self._write, "write")
 
     def _has_settled(self) -> bool:
-        """Until all nodes have been listed, those that are missing would count as gone."""
+        """Whether all nodes have been listed; until then those that are missing would count as gone."""
         if self._looks < SETTLED_LOOKS:
             count = len(self._cluster.nodes)
             self._looks = self._looks + 1 if count and count == self._count else 0
@@ -122,7 +122,7 @@ class NodeRecorder:
         return name in record.there or self._worker_on(name) is not None
 
     def _worker_on(self, node: str) -> tuple[JobKey, Object] | None:
-        """Of a worker on that node, if there is one that is not of a pool on demand."""
+        """The job and the pod of a worker on that node, if there is one that is not of a pool on demand."""
         for job, pod in self._cluster.workers_on(node):
             labels = pod["metadata"].get("labels") or {}
             if labels.get(names.LABEL_CAPACITY_TYPE) != Capacity.ON_DEMAND.value:

@@ -120,7 +120,7 @@ def _margin(before: bool) -> float:
 def warned_of(
     earlier: Sequence[str], found: Sequence[Shortfall], since: datetime | None, now: datetime, spec: JobSpec | None
 ) -> list[str]:
-    """Of which shortfalls of the present budget the user has been warned, with an event each: of each kind once.
+    """The shortfalls of the present budget of which the user has been warned, with an event each: of each kind once.
 
     since: when the budget began to fall short. It has to last for a while, as steps may be slow for a moment.
     """
@@ -132,7 +132,7 @@ def warned_of(
 
 
 def warnings(new: Mapping[str, Any], old: Mapping[str, Any], found: Sequence[Shortfall]) -> list[Emit]:
-    """Of what the user is warned with that status, and was not with the one before; with how far the job gets."""
+    """The warnings that this status brings and the one before did not; each says how far the job gets."""
     keys = set(new.get("budgetWarnings") or ()) - set(old.get("budgetWarnings") or ())
     return [Emit(one.reason, _with_how_far(new, one), True) for one in found if one.key in keys]
 

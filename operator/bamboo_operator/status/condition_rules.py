@@ -72,7 +72,7 @@ class RuleInput:
 
     @property
     def pods(self) -> Mapping[str, int]:
-        """By pool; those of a job that is over or suspended are as good as gone."""
+        """The number of pods by pool; those of a job that is over or suspended are as good as gone."""
         return {} if self.idle else self.facts.pods
 
     def per_hour(self) -> Decimal | None:
@@ -87,7 +87,7 @@ class RuleInput:
         return shortfalls(spec, self.facts.total_cost, self.per_hour(), status, before=self.was("BudgetShort"))
 
     def damage(self) -> list[PipelineDamage]:
-        """Of the pipelines that are there."""
+        """The damage of the pipelines that are there."""
         status, spec = self.status, self.facts.spec
         if status is None or spec is None:
             return []
@@ -135,7 +135,7 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
 
 
 def _as_many_as_pods(given: RuleInput, needed: int) -> ConditionResult:
-    """Of a coordinator that does not know its workers yet: at most those are ready that have a pod."""
+    """The result for a coordinator that does not know its workers yet: at most those are ready that have a pod."""
     there = sum(given.pods.values())
     if given.was("Running") and there < needed and not given.facts.unattended:
         message = f"{there} of {needed} workers have a pod; the operator was restarted, and waits for their reports"

@@ -73,14 +73,18 @@ def _budget_warnings(given: RuleInput, conditions: Sequence[Json], previous: Jso
 
 
 def _plan(status: Status | None, previous: Json, facts: StatusFacts) -> str | None:
-    """Of a job that is to be suspended it stays until its training has ended, for another operator to end it."""
+    """The plan to keep. That of a job that is to be suspended stays until its training has ended, for another operator
+    to end it.
+    """
     if facts.suspended and (status is None or facts.finish is not None):
         return None
     return facts.plan or previous.get("plan")
 
 
 def worth_writing(new: Json, old: Json, seconds_since_last: float) -> bool:
-    """At once if anything but progress has changed; progress alone at most every 15 s."""
+    """Whether a status is to be written: at once if anything but progress has changed; for progress alone at most every
+    15 s.
+    """
     if new == old:
         return False
     return seconds_since_last >= PROGRESS_SECONDS or _lasting(new) != _lasting(old)
@@ -137,7 +141,8 @@ def _desired_pipelines(given: RuleInput, previous: Json) -> int:
 
 
 def _selector(given: RuleInput, previous: Json) -> str | None:
-    """As many pods as there are ready pipelines: one owner of each, of the first stage if it runs no other pipeline.
+    """A selector of as many pods as there are ready pipelines: one owner of each, of the first stage if it runs no
+    other pipeline.
 
     An autoscaler counts these pods and sets the number of pipelines. With all workers' pods it would ask for as many
     pipelines as there are workers.

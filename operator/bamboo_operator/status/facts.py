@@ -82,12 +82,12 @@ class StatusFacts:
 
     @property
     def suspended(self) -> bool:
-        """By its user, or because its budget is spent."""
+        """Whether the job is suspended, by its user, or because its budget is spent."""
         return self.spec is not None and (self.spec.suspend or self.spent)
 
     @property
     def total_cost(self) -> Decimal:
-        """Over all operators."""
+        """The cost over all operators."""
         return self.earlier.cost + self.cost
 
     @property
@@ -98,5 +98,5 @@ class StatusFacts:
 
     @property
     def time(self) -> str:
-        """As the API writes times."""
+        """The time as the API writes times."""
         return api_time(self.now)

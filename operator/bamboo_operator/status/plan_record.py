@@ -21,7 +21,7 @@ def plan_record(plan: Plan, lost: Iterable[WorkerId], task: str) -> str:
 
 
 def start_record(lost: Iterable[WorkerId]) -> str:
-    """Of a job that does not train yet."""
+    """The record of a job that does not train yet."""
     return json.dumps({"lost": sorted(lost)}, separators=(",", ":"))
 
 

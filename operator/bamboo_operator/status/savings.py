@@ -18,7 +18,9 @@ _CENTS = Decimal("0.0001")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostComparison:
-    """Since a time: what was paid, and what the same workers would have cost on demand. None: never compared yet."""
+    """A comparison since a time: what was paid, and what the same workers would have cost on demand. since: None:
+    nothing was ever compared.
+    """
 
     since: datetime | None = None
     spent: Decimal = Decimal(0)
@@ -26,7 +28,7 @@ class CostComparison:
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> "CostComparison":
-        """As it was written to that status last."""
+        """The comparison as it was written to that status last."""
         cost = status.get("cost") or {}
         try:
             since = datetime.fromisoformat(cost["comparedSince"])
@@ -43,7 +45,9 @@ class CostComparison:
     def later(
         self, pools: Sequence[NodePool], paid: Mapping[str, int], seconds: float, now: datetime
     ) -> "CostComparison":
-        """So many seconds later, with so many workers paid in each pool; the same without a price to compare with."""
+        """The comparison so many seconds later, with so many workers paid in each pool; unchanged without a price to
+        compare with.
+        """
         instead = on_demand_per_hour(pools, paid)
         if instead is None:
             return self

@@ -26,7 +26,7 @@ _ALL_LAYERS: Final = 1 << 20  # codes of all layers of one class, in a process's
 
 
 class CompiledLayers:
-    """By number. left: those that run as they are, and why.
+    """The compiled layers, by number. left: those that run as they are, and why.
 
     deterministic: kernels are chosen by no measurement. Random numbers are those that the layers would draw anyway.
     """
@@ -57,7 +57,7 @@ class CompiledLayers:
         self.seconds = 0.0  # that were spent to compile ahead
 
     def call(self, index: int, given: Any) -> Any:
-        """As `call_layer`. Raises TaskError for a layer that cannot be compiled."""
+        """The outputs of a layer, as by `call_layer`. Raises TaskError for a layer that cannot be compiled."""
         layer = self._layers[index]
         compiled = self._compiled.get(index, layer)
         try:
@@ -73,7 +73,7 @@ class CompiledLayers:
     def compile_ahead(
         self, forms: Mapping[int, tuple[InputForm, ...]], device: torch.device, call: Callable[..., Any]
     ) -> None:
-        """Before they are needed: with zeros of these forms. call: (layer, inputs), as in a forward.
+        """Compiles layers before they are needed, with zeros of these forms. call: (layer, inputs), as in a forward.
 
         Code for the backward is made with that of the forward. A layer that cannot take zeros is compiled later.
         """
@@ -106,7 +106,7 @@ def _left(layer: nn.Module) -> str:
 
 
 def _problem(error: Exception) -> str | None:
-    """Of an error of torch.compile itself, in words; None for others."""
+    """A sentence on an error of torch.compile itself; None for other errors."""
     from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 
     if isinstance(error, FailOnRecompileLimitHit):

@@ -18,7 +18,7 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class InputForm(msgspec.Struct, frozen=True):
-    """Of a tensor. dtype: as torch calls it. needs: is a gradient computed for it?"""
+    """The form of a tensor. dtype: as torch calls it. needs: is a gradient computed for it?"""
 
     shape: tuple[int, ...]
     dtype: str
@@ -30,7 +30,7 @@ class InputForm(msgspec.Struct, frozen=True):
 
 
 def input_forms(task: Task, config: TrainingConfig, end: int) -> dict[int, tuple[InputForm, ...]]:
-    """Of the inputs of the layers up to that one, by layer; of fewer, if one cannot be run without data.
+    """The forms of the inputs of the layers up to that one, by layer; of fewer, if one cannot be run without data.
 
     In a child process, as what a layer's code remembers in passing would have no data.
     """

@@ -28,7 +28,7 @@ class Toolchain:
 
 @functools.cache
 def toolchain(*, gpu: bool) -> Toolchain:
-    """Of this machine. gpu: to compile for one, too."""
+    """The compiler of this machine, or what is missing. gpu: it is to compile for a GPU, too."""
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return Toolchain("", f"Python's headers (Python.h in {sysconfig.get_path('include')})")
     compiler = os.environ.get("CXX") or "g++"

@@ -241,7 +241,7 @@ class BlockCache:
             os.close(descriptor)
 
     def _blocks(self) -> Iterator[tuple[float, int, str]]:
-        """When it was used, bytes and path of each; what was never finished goes."""
+        """The time at which each block was used, its bytes and its path; what was never finished is removed."""
         now = time.time()
         for number in range(_FOLDERS):
             try:

@@ -92,13 +92,13 @@ class TokenFile:
         self._ends: NDArray[np.uint64] | None = None
 
     def tokens(self, first: int, count: int) -> NDArray[Any]:
-        """So many from that one on, as they are in the file: not to be written to."""
+        """The tokens from `first` on, as they are in the file: not to be written to."""
         assert 0 <= first <= first + count <= self.header.tokens
         begin = _HEADER.size + first * self.header.width
         return np.frombuffer(self._source.read(begin, begin + count * self.header.width), self._type)
 
     def ends(self) -> NDArray[np.uint64]:
-        """For each document the number of tokens up to its end, in order."""
+        """The number of tokens up to the end of each document, in order. Raises ValueError if the file is damaged."""
         if self._ends is None:
             found = np.frombuffer(self._source.read(self.header.ends_at, self.header.size), np.dtype("<u8"))
             if len(found) and (int(found[-1]) != self.header.tokens or bool(np.any(found[1:] < found[:-1]))):
@@ -177,7 +177,8 @@ class TokenWriter:
 
 @contextmanager
 def new_file(path: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
-    """At that path when the block ends without an error, durably; nothing, or what was there, until then.
+    """A file that is at that path when the block ends without an error, durably; until then there is nothing, or what
+    was there.
 
     Raises ValueError if there is one already that is not to be replaced, or somebody else is writing it; OSError.
     """
@@ -193,7 +194,7 @@ def new_file(path: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder, which gets its name when the block ends without an error."""
+    """A folder that gets its name, as a `new_file` does, when the block ends without an error."""
     with _partial(path, replace=False, folder=True) as (partial, _):
         for left in partial.iterdir():  # of one who was killed
             left.unlink()

@@ -1,4 +1,6 @@
-"""From texts to files of tokens. Bytes are tokens as they are; else a tokenizer.json of the library `tokenizers`."""
+"""The way from texts to files of tokens. Bytes are tokens as they are; else a tokenizer.json of the library
+`tokenizers`.
+"""
 
 import gzip
 import json

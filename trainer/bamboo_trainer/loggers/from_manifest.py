@@ -23,7 +23,9 @@ _USER_IN_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+@", re.IGNORECASE
 
 
 def loggers_of(task: Task, training: TrainingSpec) -> dict[str, MakeLogger]:
-    """By name: the task's and the manifest's. Nothing is connected to yet. Raises TaskError, naming the field."""
+    """The loggers of the task and of the manifest, by name. Nothing is connected to yet. Raises TaskError, naming the
+    field.
+    """
     found = dict(task.loggers)
     for number, spec in enumerate(training.loggers):
         where = f"training.loggers[{number}]"

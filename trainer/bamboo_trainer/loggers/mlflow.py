@@ -1,4 +1,4 @@
-"""To a run of MLflow, which everybody who writes for the job finds by its tag."""
+"""A logger to a run of MLflow, which everybody who writes for the job finds by its tag."""
 
 import importlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""To event files of TensorBoard."""
+"""A logger to event files of TensorBoard."""
 
 import importlib
 from collections.abc import Sequence
@@ -47,7 +47,9 @@ class _TensorBoard(Logger):
             self._writer.close()
 
     def _begin_anew(self, step: int, forgotten: int) -> None:
-        """If that step is before what was written. forgotten: what was written of it and of later ones."""
+        """Begins new files if that step is before what was written. forgotten: the first step of which they replace
+        what was written.
+        """
         if self._writer is None or step < self._step:
             self.close()
             self._writer = self._open(self._folder, purge_step=forgotten)

@@ -1,4 +1,4 @@
-"""To a run of Weights & Biases, which everybody who writes for the job resumes."""
+"""A logger to a run of Weights & Biases, which everybody who writes for the job resumes."""
 
 import importlib
 import os

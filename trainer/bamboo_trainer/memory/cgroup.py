@@ -21,7 +21,7 @@ class HostMemory(NamedTuple):
     used: int
 
     def has_room(self, more: int, freed: int = 0) -> bool:
-        """For so many bytes more, once others are freed."""
+        """Whether there is room for so many bytes more, once `freed` bytes are free."""
         return self.used - freed + more <= USABLE * self.limit
 
 
@@ -38,13 +38,15 @@ _VERSION_1: Final = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "to
 
 
 def host_memory(root: Path = ROOT, groups: Path = GROUPS) -> HostMemory | None:
-    """Of the group that has least left; None if no limit is known. May be called in any thread."""
+    """The memory of the group that has least left; None if no limit is known. May be called in any thread."""
     found = [memory for folder, files in _folders(root, groups) if (memory := _read(folder, files)) is not None]
     return min(found, key=lambda memory: memory.limit - memory.used, default=None)
 
 
 def _folders(root: Path, groups: Path) -> Iterator[tuple[Path, _Files]]:
-    """Of this process's groups, and of those above. Some cannot be seen in a container, and lead nowhere."""
+    """The folders of this process's groups, and of those above. Some cannot be seen in a container, and lead
+    nowhere.
+    """
     try:
         lines = groups.read_text().splitlines()
     except OSError:

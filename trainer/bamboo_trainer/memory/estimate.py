@@ -243,7 +243,9 @@ def _sharded(
 
 
 def _account(sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, roles: Roles) -> Memory:
-    """Of a worker's device at its highest: the kinds are those of its account while it runs (`memory.account`)."""
+    """The account of a worker's device at its highest: the kinds are those of its account while it runs
+    (`memory.account`).
+    """
     depth, pipelines = len(stages), spec.topology.pipelines
     owned, kept = roles.owned, roles.kept
     microbatches = most_microbatches(spec.training, pipelines)
@@ -284,7 +286,8 @@ def _copies(
     spec: JobSpec,
     held: tuple[Sequence[int], Sequence[int]],
 ) -> int:
-    """Of layers that a worker writes of checkpoints, while one is being written. held: the stages it runs, and keeps.
+    """The bytes of layers that a worker writes of checkpoints, while one is being written. held: the stages it runs,
+    and keeps.
 
     A stage's layers are dealt in turn to its owners in all pipelines, then to those that keep its replicas.
     """

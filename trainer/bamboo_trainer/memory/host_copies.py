@@ -32,7 +32,7 @@ class Copied:
 
 
 class Copy(Protocol):
-    """Of some tensors."""
+    """A copy of some tensors."""
 
     def ready(self) -> bool: ...
 
@@ -45,11 +45,13 @@ class HostCopies(Protocol):
     """Used by the engine's thread only, but for `buffer`."""
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        """In host memory. bulk: what is not urgent, and so large that what is may not be behind it."""
+        """Starts to copy tensors to host memory. bulk: what is not urgent, and so large that what is may not be behind
+        it.
+        """
         ...
 
     def bring(self, tensors: Iterable[Tensor]) -> Parts:
-        """The same on the device: what is started there from now on may use them."""
+        """Copies of these tensors on the device: what is started there from now on may use them."""
         ...
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -71,7 +73,7 @@ class _There:
 
 
 class AtOnce:
-    """For tensors in host memory, which need none; all others are waited for."""
+    """The copies for tensors in host memory, which need none; all others are waited for."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
@@ -143,7 +145,7 @@ class CudaCopies:
         return there
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """In pinned memory, as long as there is room."""
+        """A buffer in pinned memory, as long as there is room there."""
         size = pinned_size(math.prod(shape) * dtype.itemsize)
         pinned = self._take(size)
         buffer = torch.empty(shape, dtype=dtype, pin_memory=pinned)
@@ -168,8 +170,8 @@ class CudaCopies:
 
 
 class CopiesOfDevices:
-    """Of the tensors of several devices, each with its own streams. What is brought goes to the first of them; a part
-    of a stage has the copies of its own.
+    """The copies for tensors of several devices, each with its own streams. What is brought goes to the first device; a
+    slice of a stage has the copies of its own.
     """
 
     def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:
@@ -201,5 +203,5 @@ def copies_by_device(devices: Iterable[torch.device], told: Callable[[], None]) 
 
 
 def together(by_device: Mapping[torch.device, HostCopies]) -> HostCopies:
-    """For tensors of any of these devices."""
+    """The copies for tensors of any of these devices."""
     return next(iter(by_device.values())) if len(by_device) == 1 else CopiesOfDevices(by_device)

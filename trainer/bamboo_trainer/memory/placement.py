@@ -37,7 +37,7 @@ def choose_device(worker: str) -> torch.device:
 
 
 def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
-    """So many of them, for the parts of a worker's stages: GPUs next to each other, or the CPU as often.
+    """The devices for the slices of a worker's stages, `count` of them: GPUs next to each other, or the CPU as often.
 
     BAMBOO_DEVICE may name the first one; else workers of one machine take turns. Raises DeviceError.
     """
@@ -87,7 +87,7 @@ def use(device: torch.device, *, deterministic: bool = True) -> None:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until what was started there is done."""
+    """Waits until what was started on the device is done."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 

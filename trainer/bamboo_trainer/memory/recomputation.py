@@ -24,7 +24,8 @@ def checkpointed_layers(task: Task) -> frozenset[int]:
 
 
 def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same call of a layer, repeated in the backward. Its graph stays the same, and so do the gradients' bits.
+    """A call of a layer that does what this one does, and is repeated in the backward. Its graph stays the same, and so
+    do the gradients' bits.
 
     The call seeds the generators and enters autocast by itself, so there is no state to keep for the repetition.
     """

@@ -34,7 +34,9 @@ class SavedTensor(NamedTuple):
 
 @contextmanager
 def saved_for_backward(holds: Holds) -> Iterator[list[SavedTensor]]:
-    """Around a forward: what it keeps for the backward. holds: is it a parameter or a constant? These do not count."""
+    """What a forward in the block keeps for the backward. holds: is it a parameter or a constant? These do not
+    count.
+    """
     saved: list[SavedTensor] = []
 
     def pack(tensor: Tensor) -> Tensor:

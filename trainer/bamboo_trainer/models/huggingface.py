@@ -212,7 +212,9 @@ def positions_of(model: nn.Module, config: Any) -> int | None:
 
 
 def _rows(table: nn.Embedding) -> int:
-    """For tokens: some models leave out the first rows, or those up to that of a token that fills."""
+    """The number of a table's rows for tokens: some models leave out the first rows, or those up to that of a token
+    that fills.
+    """
     padding = -1 if table.padding_idx is None else table.padding_idx
     return table.num_embeddings - int(getattr(table, "offset", padding + 1))
 

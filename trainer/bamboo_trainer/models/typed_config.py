@@ -7,7 +7,7 @@ from typing import Any
 def typed_values(
     config: Mapping[str, Any], keys: Mapping[str, tuple[str, Any]], *, nullable: Collection[str] = ()
 ) -> dict[str, Any]:
-    """By the names of fields. keys: of each key its field, and the type or types of its values.
+    """The values by the names of fields. keys: of each key its field, and the type or types of its values.
 
     A whole number is taken for a float; True and False are no numbers. nullable: keys that may also be null.
     Raises ValueError, naming the key and what was expected.

@@ -27,7 +27,7 @@ class MessageLog:
         yield from list(self._frames.get(cell, {}).values())
 
     def tensors(self) -> Iterator[Tensor]:
-        """Of all frames; several may share memory."""
+        """The tensors of all frames; several may share memory."""
         return (tensor for frames in self._frames.values() for frame in frames.values() for tensor in frame.tensors)
 
     def committed(self, step: int) -> None:

@@ -51,7 +51,7 @@ class Outbox:
         self.log = MessageLog()
 
     def connect(self) -> None:
-        """To the workers of the plan in force, and to nobody else."""
+        """Connects to the workers of the plan in force, and to nobody else."""
         workers = self._plan.current.workers
         self._transport.peers({p.worker: (p.host, p.port) for p in workers if p.worker != self._plan.worker})
 
@@ -61,20 +61,20 @@ class Outbox:
         return Frame(address=address, epoch=plan.epoch, origin=plan.origin, tensors=there, payload=payload)
 
     def emit(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> None:
-        """To the owner of the cell that it is for; kept in the log.
+        """Sends a frame to the owner of the cell that it is for, and keeps it in the log.
 
         A gradient goes to the cell's shadow, too, if that runs backwards in advance.
         """
         self._leave_after(address, tensors, payload, None)
 
     def post(self, worker: WorkerId, address: Address, tensors: Iterable[Tensor], payload: Any) -> None:
-        """To that worker, and not kept in the log."""
+        """Sends a frame to that worker, and does not keep it in the log."""
         self._leave_after(address, tensors, payload, worker)
 
     def _leave_after(
         self, address: Address, tensors: Iterable[Tensor], payload: Any, receiver: WorkerId | None
     ) -> None:
-        """Once the tensors are copied, and what came before has left."""
+        """Lets a frame leave once its tensors are copied, and what came before has left."""
         lane = lane_of(address.kind)
         copy, queue = self._copies.start(tensors, bulk=lane is not Lane.BOUNDARY), self._leaving[lane]
         if queue or not copy.ready():

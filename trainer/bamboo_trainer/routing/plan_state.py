@@ -39,7 +39,7 @@ class PlanState:
         return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
 
     def activate(self, plan: Plan) -> None:
-        """That plan is in force from now on."""
+        """Puts a plan in force."""
         self.current = plan
         self.heirs_may_differ, self.nodes_are_shared = heirs_may_differ(plan), share_nodes(plan.workers)
         self._workers = plan.worker_ids()
@@ -69,7 +69,7 @@ class PlanState:
         return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
-        """Of one stage at most?"""
+        """Whether these cells are slices of one stage at most."""
         return len({cell_of(cell, self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:

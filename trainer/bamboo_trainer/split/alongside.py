@@ -26,7 +26,7 @@ class Alongside(Protocol):
 
 
 class Seen:
-    """Around a block's run: what watched modules return."""
+    """What watched modules return while a block is run in it."""
 
     def __init__(self, watched: list[nn.Module]) -> None:
         self.outputs: list[tuple[nn.Module, object]] = []

@@ -20,8 +20,8 @@ _ATTENTION: Final[tuple[Callable[[], bool], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """Of a block's call, where they differ from those of the model's. autocast: device types, each with whether it is
-    on and with its dtype. gradients: None if they are as around the model.
+    """The settings of a block's call, where they differ from those of the model's. autocast: device types, each with
+    whether it is on and with its dtype. gradients: None if they are as around the model.
     """
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
@@ -54,7 +54,7 @@ def surroundings() -> Surroundings:
 
 
 def settings_of(name: str, outside: Surroundings, inside: Surroundings) -> CallSettings:
-    """Of the call of the block of that name. outside: around the model's forward; inside: around the call.
+    """The settings of the call of the block of that name. outside: around the model's forward; inside: around the call.
 
     Raises CannotSplit for what a layer cannot set again.
     """

@@ -130,7 +130,9 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def without_values(mode: FakeTensorMode) -> Iterator[FirstValues]:
-    """Around a constructor: what it makes has no data. It draws the same numbers wherever and whenever it runs."""
+    """A block in which a constructor makes what has no data. It draws the same numbers wherever and whenever it
+    runs.
+    """
     values = FirstValues(mode)
     numpy = sys.modules.get("numpy.random")
     states = random.getstate(), numpy.get_state() if numpy else None

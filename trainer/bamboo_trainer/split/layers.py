@@ -144,7 +144,9 @@ class SplitLayer(nn.Module):
 
     @staticmethod
     def _passed(recording: Recording, key: Key, value: Tensor) -> Tensor:
-        """Of one layout wherever the layer that gets it is: the bits of a product may depend on it."""
+        """The value as a layer passes it on: of one layout wherever the layer that gets it is, as the bits of a product
+        may depend on it.
+        """
         passed = value if key in recording.gradients else value.detach()
         return (torch.view_as_real(passed.resolve_conj()) if key in recording.complex else passed).contiguous()
 
@@ -251,7 +253,9 @@ class ModelRun(TorchFunctionMode):
 
     @contextmanager
     def _gradients_aside(self) -> Iterator[None]:
-        """Of parameters whose gradients have another type than they: torch imagines no tensor that has such a one."""
+        """A block without the gradients of parameters that have another type than these: torch imagines no tensor with
+        such a gradient.
+        """
         self._paused = True
         aside = [(p, p.grad) for p in self._layer.module.parameters() if p.grad is not None and p.grad.dtype != p.dtype]
         for parameter, _ in aside:
@@ -295,7 +299,7 @@ class ModelRun(TorchFunctionMode):
             self._imagine(tensor, key)
 
     def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """In the place of a block's forward."""
+        """Stands in the place of a block's forward."""
         i, self._next = self._next, self._next + 1
         name = self._route.blocks[i]
         given, form = take_apart((args, kwargs), f"{name} gets something that")
@@ -322,7 +326,7 @@ class ModelRun(TorchFunctionMode):
         return put_together(self._recording.outs[i], outs)
 
     def _begins(self, i: int, forward: Any) -> Any:
-        """From here on there are data."""
+        """Begins the position at the block of that number: from here on there are data."""
         self._stack.close()
         self._real = True
         recording, values = self._recording, self._values

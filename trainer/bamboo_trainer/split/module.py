@@ -1,4 +1,4 @@
-"""From a module to layers: which position has which parameters, and modules that hold no others."""
+"""The way from a module to layers: which position has which parameters, and modules that hold no others."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -175,7 +175,7 @@ class SplitModule:
         return SplitLayer(module, position, self.route)
 
     def _real(self, tensors: Sequence[Tensor], names: Sequence[str], read: bool = True) -> dict[int, Tensor]:
-        """With values, by the id of what has none."""
+        """The tensors with values, by the id of what has none."""
         distinct = {id(t): t for t in tensors}
         if not values_wanted():
             made = {i: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for i, t in distinct.items()}
@@ -222,7 +222,9 @@ class SplitModule:
         return any(f"{name}.".startswith(f"{block}.") for block in self.blocks)
 
     def _plain(self, modules: Iterable[nn.Module], memo: Mapping[int, Any]) -> dict[int, Any]:
-        """Of tensors that are attributes without being parameters or buffers: by id, with their values."""
+        """The tensors with values that are attributes without being parameters or buffers, by the id of what
+        has none.
+        """
         found = {id(t): t for t in _plain_tensors(modules) if id(t) not in memo}
         if not found:
             return {}
@@ -249,7 +251,7 @@ def _some_values(imagined: Tensor) -> Tensor:
 
 
 def _like(imagined: Tensor, value: Tensor) -> Tensor:
-    """As what it stands for: a parameter, a buffer."""
+    """The value as what it stands for: a parameter, a buffer."""
     if isinstance(imagined, nn.Parameter):
         return nn.Parameter(value, imagined.requires_grad)
     return value

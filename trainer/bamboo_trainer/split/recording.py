@@ -40,9 +40,9 @@ def born(key: Key) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """By block: the forms and tensors of its call and of what it returns, what shapes the latter have (those of the
-    call's tensor of that number, or these), and the settings around the call. result, result_keys: what the model
-    returns.
+    """What was seen of a model's forward. By block: the forms and tensors of its call and of what it returns, what
+    shapes the latter have (those of the call's tensor of that number, or these), and the settings around the call.
+    result, result_keys: what the model returns.
 
     boundaries: by position, the tensors that later positions need, in order. own_code: positions that run code of the
     model's besides a block. gradients: tensors that have one. complex: those of complex numbers, which cross as pairs
@@ -214,7 +214,7 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _block(self, block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        """In the place of a block's forward."""
+        """Stands in the place of a block's forward."""
         if self._body is not None:
             return forward(*args, **kwargs)
         i = self._next
@@ -306,8 +306,9 @@ class _Recorder(TorchFunctionMode):
         return key
 
     def _written_to(self, tensor: Tensor) -> None:
-        """Between the blocks. Of what shares its memory in the model, a position has a copy of its own of each tensor
-        from earlier ones, so what is written to one of them is not seen in the others.
+        """Notes that the model writes to a tensor between its blocks. Of what shares its memory in the model, a
+        position has a copy of its own of each tensor from earlier ones, so what is written to one of them is not seen
+        in the others.
         """
         sharing = self._sharing(tensor)
         if sharing:

@@ -12,7 +12,7 @@ Contributed = list[tuple[nn.Module, Parts]]  # in order
 
 @dataclass(slots=True)
 class Capture:
-    """Of one forward of a layer, in order.
+    """What one forward of a layer contributes, in order.
 
     fill, count, momentum: what BatchNorm finds as its running statistics meanwhile, as the number of its batches, and
     as its momentum: 1, or 0.5 with a fill of 0. What it contributes must not depend on these, nor its output.
@@ -46,7 +46,7 @@ def current() -> Capture | None:
 
 
 class capturing:
-    """Around a forward."""
+    """A block in which a forward is captured."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture

@@ -19,14 +19,16 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSchedule:
-    """When states are evaluated, and on how many batches: after every so many steps, and after the last one."""
+    """The schedule by which states are evaluated, and on how many batches: after every so many steps, and after the
+    last one.
+    """
 
     every_steps: int
     batches: int
     steps: int  # of the job
 
     def batches_of(self, version: int) -> int:
-        """Of the state that has seen so many steps; 0 if it is not evaluated."""
+        """The batches on which the state that has seen so many steps is evaluated; 0 if it is not."""
         due = version == self.steps or (version > 0 and version % self.every_steps == 0)
         return self.batches if due else 0
 
@@ -62,7 +64,7 @@ def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
 
 
 def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Sum]:
-    """Of one batch: the loss, and each metric. A mean counts as often as the batch has samples. Raises TaskError."""
+    """The loss and each metric of one batch. A mean counts as often as the batch has samples. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
         found: dict[str, object] = {LOSS: task.loss(outputs, targets)}

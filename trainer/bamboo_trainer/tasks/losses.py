@@ -31,7 +31,7 @@ class Weighted:
 
 
 def add_loss(value: Tensor, name: str = "added") -> None:
-    """In a layer's forward: a loss of the layer's own (such as balancing experts), which is added to the task's.
+    """Adds a loss of a layer's own (such as balancing experts) to the task's. It is called in the layer's forward.
 
     It needs no way through the layers after it. It counts as its mean over the microbatches of the step; if the task's
     loss is `Weighted`, each microbatch counts with the weight of its loss. The loss that is reported includes it, and
@@ -70,7 +70,9 @@ def parted(given: Any, what: str) -> tuple[Any, float | None]:
 
 
 def sum_and_weight(name: str, value: object, samples: int) -> Sum:
-    """Of what a metric has returned for a batch: `Weighted` or a pair; or a mean, which counts once for each sample."""
+    """The sum and the weight of what a metric has returned for a batch: `Weighted` or a pair; or a mean, which counts
+    once for each sample.
+    """
     if isinstance(value, Weighted):
         total, weight = parted(value, f"the metric {name!r}")
         return _number(name, total), weight or 0.0

@@ -29,14 +29,16 @@ def kept_in_fp32(layer: nn.Module) -> set[int]:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """As torch has it; entered per layer, so a parameter that two layers share is cast for each of them."""
+    """Autocast as torch has it; entered per layer, so a parameter that two layers share is cast for each of them."""
     dtype = REDUCED.get(precision)
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
 @contextmanager
 def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
-    """The same in one of the reduced precisions, but what was cast is found again next time, until `forget_casts`."""
+    """Autocast in one of the reduced precisions, in which what was cast is found again next time, until
+    `forget_casts`.
+    """
     kind, reduced = device.type, REDUCED[precision]
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     torch.set_autocast_enabled(kind, True)
@@ -75,7 +77,7 @@ def as_passed_on(parts: Parts) -> Parts:
 
 
 class keep_casts:
-    """Around a backward in which layers are run again: torch then enters and leaves autocast by itself.
+    """A block for a backward in which layers are run again: torch then enters and leaves autocast by itself.
 
     What runs in another thread, as a backward on a GPU does, is not kept from forgetting them; they come again.
     """
@@ -88,5 +90,5 @@ class keep_casts:
 
 
 def forget_casts() -> None:
-    """To be called whenever a parameter has changed."""
+    """Forgets what was cast; to be called whenever a parameter has changed."""
     torch.clear_autocast_cache()

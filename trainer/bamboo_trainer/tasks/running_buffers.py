@@ -56,7 +56,8 @@ def track_buffers(module: nn.Module, names: Sequence[str], update: Update) -> No
 
 
 def contribute(module: nn.Module, *tensors: Tensor) -> None:
-    """In a forward: what this microbatch contributes to the buffers that the module has declared (`track_buffers`).
+    """Contributes what this microbatch gives to the buffers that the module has declared (`track_buffers`). It is
+    called in a forward.
 
     They keep their values until the step commits, so all microbatches of a step see the same ones, as they see the same
     parameters. Nothing happens in eval mode. Outside of Bamboo, in plain PyTorch, the buffers are updated at once.
@@ -112,7 +113,9 @@ def intercept(module: nn.Module) -> None:
 
 
 class _LentStatistics:
-    """Around the forward of a BatchNorm or InstanceNorm: statistics that are lent to it become the batch's."""
+    """The hooks around the forward of a BatchNorm or InstanceNorm, by which statistics that are lent to it become the
+    batch's.
+    """
 
     def __init__(self) -> None:
         self._kept: list[tuple[dict[str, Tensor | None], float | None] | None] = []
@@ -260,7 +263,9 @@ def _updated(who: str, declared: _Declared, buffers: Mapping[str, Tensor], given
 
 
 def _averaged(module: nn.Module, buffers: dict[str, Tensor], contributed: Sequence[Parts]) -> dict[str, Tensor]:
-    """As torch's own forwards do it one after the other, with each contribution's mean and variance."""
+    """The buffers as torch's own forwards average them one after the other, with each contribution's mean and
+    variance.
+    """
     assert isinstance(module, _BatchNorm | _InstanceNorm)
     running = torch.cat([buffers[name].reshape(-1) for name in _STATISTICS])
     count = buffers.get(_COUNT)

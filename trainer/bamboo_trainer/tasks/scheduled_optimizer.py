@@ -67,7 +67,9 @@ class ScheduledOptimizer:
         return rate
 
     def settings(self, version: int) -> dict[str, Value]:
-        """Of the step that begins at this version: the rate, and whatever else is scheduled. Raises TaskError."""
+        """The settings of the step that begins at this version: the rate, and whatever else is scheduled. Raises
+        TaskError.
+        """
         found: dict[str, Value] = {RATE: self.learning_rate(version)}
         if self.inner is not None:
             for name, schedule in self._schedules.items():
@@ -131,7 +133,7 @@ def _held(values: Iterable[object]) -> Iterator[torch.optim.Optimizer]:
 
 
 def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
-    """By the key of parameter groups. Raises TaskError if they cannot be that."""
+    """The schedules by the key of parameter groups. Raises TaskError if they cannot be that."""
     given = task.schedules
     if not isinstance(given, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in given.items()):
         raise TaskError('task.schedules must be a mapping from names such as "momentum" to functions of the step')
@@ -141,7 +143,7 @@ def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
 
 
 def _checked(name: str, value: object, default: object, version: int) -> Value:
-    """Of a schedule: a number, or as many as the default has. Raises TaskError."""
+    """The value of a schedule: a number, or as many as the default has. Raises TaskError."""
     wanted = len(default) if isinstance(default, tuple | list) else None
     values = tuple(value) if wanted and isinstance(value, tuple | list) else (value,)
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))

@@ -46,7 +46,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """In one line. An exception of the user's may be unable to say what it is."""
+    """The message of an error in one line. An exception of the user's may be unable to say what it is."""
     try:
         return one_line(str(error))
     except Exception as failed:
@@ -54,7 +54,7 @@ def _message(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Its type, its message and where it was raised, in one line."""
+    """The type of an error, its message and where it was raised, in one line."""
     message, place = _message(error), where(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return f"{text} ({place})" if place else text
@@ -90,7 +90,9 @@ def is_tasks(error: BaseException) -> bool:
 
 
 class in_task:
-    """Around a call into the task: an error there becomes a TaskError, or a TaskOutOfMemory, that begins with what."""
+    """A block for a call into the task: an error there becomes a TaskError, or a TaskOutOfMemory, that begins with
+    `what`.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -132,7 +134,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def shown(file: str) -> str:
-    """From the current folder, if it is in there."""
+    """The path of a file from the current folder, if it is in there."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, FileNotFoundError):  # it is elsewhere, or the folder has been removed

@@ -12,7 +12,7 @@ from bamboo_trainer.tasks.user_code import build_layer, named_layer
 
 
 def tied_groups(task: Task) -> dict[str, tuple[int, str]]:
-    """Of every tied name its group's number and first name. Raises TaskError for names that cannot be."""
+    """The number and the first name of each tied name's group. Raises TaskError for names that cannot be."""
     groups: dict[str, tuple[int, str]] = {}
     for number, names in enumerate(task.tied):
         if len(set(names)) < 2:
@@ -81,7 +81,7 @@ def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
 
 
 def forbid_training(layer: nn.Module, index: int, trained: Collection[int] = ()) -> None:
-    """For a layer that is made beside those of the stages, and that the task's code may have kept.
+    """Forbids to train a layer that is made beside those of the stages, and that the task's code may have kept.
 
     A backward that reaches one of its parameters, however late, raises TaskError. trained: ids of those that are a
     stage's all the same.

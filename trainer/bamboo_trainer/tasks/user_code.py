@@ -203,7 +203,7 @@ def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
 
 
 def dataset_length(task: Task, dataset: Dataset | None = None) -> int:
-    """At least 1. dataset: if not the one that is trained on. Raises TaskError."""
+    """The length of a dataset, at least 1. dataset: if not the one that is trained on. Raises TaskError."""
     asked = task.dataset if dataset is None else dataset
     check_dataset(asked)
     with in_task("the dataset, asked for its length,"):
@@ -239,7 +239,7 @@ def seed_forward(device: torch.device, seed: int) -> None:
 
 
 class Loss(NamedTuple):
-    """Of a microbatch. weight: None if total is a mean."""
+    """The loss of a microbatch. weight: None if total is a mean."""
 
     total: Tensor
     weight: float | None
@@ -269,7 +269,7 @@ def check_metrics(task: Task) -> None:
 
 
 def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:
-    """Of a microbatch. Raises TaskError."""
+    """The metrics of a microbatch. Raises TaskError."""
     if not task.metrics:
         return {}
     found, outputs = {}, _in_fp32(p.detach() for p in outputs)
@@ -304,7 +304,7 @@ def _is_parts(value: object) -> bool:
 
 
 def _form(value: object) -> str:
-    """Its type, and those of what is in it."""
+    """The type of a value, and the types of what is in it."""
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
     return type(value).__name__
@@ -312,7 +312,9 @@ def _form(value: object) -> str:
 
 @contextmanager
 def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """Around a forward: TaskError if one of these layers made a parameter in it, which nobody would train or copy."""
+    """A block for a forward. Raises TaskError if one of these layers made a parameter in it, which nobody would train
+    or copy.
+    """
     before = {index: dict(layer.named_parameters()) for index, layer in layers.items()}
     yield
     for index, layer in layers.items():
@@ -331,7 +333,7 @@ def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
 
 @contextmanager
 def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """Around a forward: TaskError if it changed a buffer of these layers, by layer number."""
+    """A block for a forward. Raises TaskError if it changed a buffer of these layers, which are given by number."""
     before = _buffer_copies(layers)
     yield
     after = _buffer_copies(layers)
@@ -365,7 +367,7 @@ def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Of tensors on the same device; numbers that are none are equal if their bits are."""
+    """Whether two tensors on the same device have the same bits; numbers that are none are equal if their bits are."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))

@@ -43,6 +43,8 @@ class CurrentInstruction:
         self._observer.event(name, **facts)
 
     def now(self) -> tuple[str, float]:
-        """In words, and for how many seconds; nothing and 0 if it is inside none. From any thread."""
+        """The instruction in words, and for how many seconds it has run; nothing and 0 if none runs. May be called in
+        any thread.
+        """
         begun = self._begun
         return (str(begun), max(0.0, self._clock() - begun.at)) if begun else ("", 0.0)

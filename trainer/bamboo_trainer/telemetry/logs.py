@@ -23,7 +23,7 @@ Step = Callable[[], int | None]
 
 
 def begin(worker: str, step: Step, *, shared: bool) -> None:
-    """From now on this process's log is that of the worker. step: the newest that is committed; None before training.
+    """Makes this process's log that of the worker. step: the newest that is committed; None before training.
 
     shared: others write to the same file.
     """
@@ -108,7 +108,7 @@ class Printed(io.TextIOBase):
 
     @property
     def buffer(self) -> object:
-        """For who writes bytes: as they are."""
+        """The stream for who writes bytes, which stay as they are."""
         return self._stream.buffer
 
     def _put(self, line: str) -> None:

@@ -48,7 +48,9 @@ class TimeAccount:
         pass
 
     def seconds(self) -> Mapping[TimeUse, float]:
-        """By kind, the wait in progress included. Never falls, though it is read while the engine writes."""
+        """The seconds by kind, the wait in progress included. None ever falls, though they are read while the engine
+        writes.
+        """
         found, since = dict(self._seconds), self._idle_since
         if since is not None:
             found[TimeUse.IDLE] += max(0.0, self._clock() - since)

@@ -36,7 +36,9 @@ class BodySender(Protocol):
     """Belongs to one connection of a link. Used by the thread that sends over it, but for `listen` and `end`."""
 
     def listen(self, sock: socket.socket) -> None:
-        """In a thread of its own: take in what the receiver says, until the connection ends. OSError, WireError."""
+        """Takes in what the receiver says, in a thread of its own, until the connection ends. Raises OSError,
+        WireError.
+        """
         ...
 
     def send(self, sock: socket.socket, head: wire.Buffer, body: Sequence[wire.Buffer]) -> None:
@@ -75,7 +77,7 @@ class BodyReceiver(Protocol):
         ...
 
     def close(self) -> None:
-        """As the sender's."""
+        """Releases what the connection's receiver holds."""
         ...
 
 

@@ -163,7 +163,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SumsOfForwards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of what a cell's forwards, or what followed from them, came to in a step, by microbatch."""
+    """The sums of what a cell's forwards, or what followed from them, came to in a step, by microbatch."""
 
     of: Result = Result.FORWARD
     by_microbatch: dict[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
@@ -243,7 +243,7 @@ FORMS: Final = {
 
 
 def read(frame: Frame) -> Frame:
-    """The same frame, its payload in the form that its kind has. Raises RefusedFrame."""
+    """The frame with its payload in the form that its kind has. Raises RefusedFrame."""
     form, count = FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise RefusedFrame(f"{count} tensors")

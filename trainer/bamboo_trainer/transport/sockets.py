@@ -35,7 +35,7 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float | None =
 
 
 def receive(sock: socket.socket, size: int, deadline: float | None = None) -> bytearray:
-    """As receive_into, into a new buffer."""
+    """The next bytes from a socket, in a new buffer; see `receive_into`."""
     buffer = bytearray(size)
     receive_into(sock, memoryview(buffer), deadline)
     return buffer
@@ -50,7 +50,7 @@ class SocketReader:
         self._start = self._end = 0  # of what was read and not taken
 
     def receive_into(self, view: memoryview) -> None:
-        """As the function of that name, without a deadline."""
+        """Fills the view, as the function of that name does, without a deadline."""
         while len(view):
             if self._start == self._end:
                 if len(view) >= len(self._ahead):
@@ -94,7 +94,7 @@ class SocketReader:
         return count
 
     def receive(self, size: int) -> bytearray:
-        """As receive_into, into a new buffer."""
+        """The next bytes in a new buffer; see `receive_into`."""
         end = self._start + size
         if end <= self._end:  # as all but the first bytes of a small frame are
             found, self._start = bytearray(self._ahead[self._start : end]), end

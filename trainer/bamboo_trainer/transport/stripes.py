@@ -273,7 +273,7 @@ class ArrivingBody:
         return views
 
     def arrived(self, count: int) -> None:
-        """That many bytes of claimed chunks are there."""
+        """Counts so many bytes of claimed chunks as arrived."""
         self._missing -= count
 
 

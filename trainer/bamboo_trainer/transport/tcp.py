@@ -134,7 +134,7 @@ class TcpTransport:
         self._listener.close()
 
     def admit(self, link: Inbound, hello: wire.LinkHello) -> bool:
-        """For readers only. A newer link of the same sender and lane replaces an older one.
+        """Whether a link may deliver, for readers only. A newer link of the same sender and lane replaces an older one.
 
         Then only the sender has seen the older one break. What it sent over it may be lost all the same: a LinkUp.
         """
@@ -158,13 +158,15 @@ class TcpTransport:
         return True
 
     def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
-        """For readers only. Only the newest link of a sender and lane can be joined."""
+        """Whether a connection may join its link, for readers only. Only the newest link of a sender and lane can be
+        joined.
+        """
         with self._lock:
             link = self._inbound.get((hello.worker, hello.lane))
         return link is not None and hmac.compare_digest(link.nonce, hello.joins) and link.take_in(sock)
 
     def arrived(self, link: Inbound, frame: Frame) -> None:
-        """For readers only."""
+        """Delivers a frame if its link is still the newest; for readers only."""
         assert link.hello is not None
         with self._lock:
             current = self._inbound.get((link.hello.worker, link.hello.lane)) is link
@@ -172,7 +174,7 @@ class TcpTransport:
             self._deliver(Arrived(link.hello.worker, frame))
 
     def left(self, link: Inbound, reason: str) -> None:
-        """For readers only."""
+        """Notes that a link has ended; for readers only."""
         with self._news:
             with self._changed:
                 self._accepted.discard(link)

@@ -94,7 +94,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -157,7 +157,7 @@ def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
 
 @lru_cache(maxsize=PLAIN_METAS)
 def _plain_meta(specs: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
-    """Of a frame without a payload, as most are: of the same few forms of tensors, step by step."""
+    """The meta of a frame without a payload, as most are: of the same few forms of tensors, step by step."""
     return msgspec.msgpack.encode(_Meta(list(specs), None))
 
 
@@ -206,7 +206,7 @@ def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSp
 
 @lru_cache(maxsize=PLAIN_METAS)
 def _plain_specs(raw: bytes) -> tuple[TensorSpec, ...] | None:
-    """Of a meta without a payload, as `_plain_meta` makes them; None if it has one."""
+    """The tensors of a meta without a payload, as `_plain_meta` makes them; None if it has a payload."""
     specs, payload = _decoded(raw)
     return specs if payload is None else None
 
@@ -230,7 +230,7 @@ def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffer]:
-    """The same bytes in the same order; small buffers joined up to `limit`, large ones untouched."""
+    """These bytes in their order; small buffers are joined up to `limit`, large ones are untouched."""
     small: list[Buffer] = []
     size = 0
     for buffer in buffers:

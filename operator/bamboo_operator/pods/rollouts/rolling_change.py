@@ -119,7 +119,7 @@ class RollingChange:
         return self.surged, self._record and replace(self._record, moved=0.0), self._refusal is None
 
     def template(self, sight: Sight) -> WorkerTemplate:
-        """Of which a worker that is missing is made."""
+        """The template of which a missing worker is made."""
         record, view = self._record, self._view
         newest = self._templates.newest(sight.job)
         ready = self._ready(sight)
@@ -135,7 +135,7 @@ class RollingChange:
         return next_step(self._record, self._view) if self._record and self._view else NOTHING
 
     def done(self, step: RolloutStep) -> None:
-        """That was done."""
+        """Notes that a step of the rollout was done."""
         assert self._record is not None
         self._refusal = None
         if step.act is Act.SURGE:
@@ -191,7 +191,7 @@ class RollingChange:
         )
 
     def _current_refusal(self, revision: str, *, paused: bool) -> Refusal | None:
-        """After a pause, and with another template, it is tried again."""
+        """The refusal that still counts: after a pause, and with another template, what was refused is tried again."""
         if self._refusal and (paused or self._refusal.revision != revision):
             self._refusal = None
         return self._refusal
@@ -237,5 +237,5 @@ def _held(status: Status, job: JobSpec) -> bool:
 
 
 def _whole_second(when: datetime) -> datetime:
-    """As the API server writes down when a pod was made."""
+    """The time in whole seconds, as the API server writes down when a pod was made."""
     return parsed_time(api_time(when)) or when

@@ -80,7 +80,7 @@ class RolloutView:
 
     @property
     def updated(self) -> int:
-        """So many are done."""
+        """The number of workers that are up to date and ready."""
         return sum(w.updated and w.ready for w in self.workers)
 
     @property
@@ -127,7 +127,7 @@ class RolloutRecord:
         return f"{done}; spec.rollout.paused is true" if self.state is RolloutState.PAUSED else done
 
     def written(self) -> dict[str, Any]:
-        """For the job's status."""
+        """The record as the job's status has it."""
         written = {
             "revision": self.revision,
             "state": self.state.value,
@@ -177,7 +177,9 @@ def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: 
 
 
 def deadlines(record: RolloutRecord, view: RolloutView, now: float) -> Iterator[float]:
-    """When it stops, or goes on in another way, if nothing happens. now: of the view (monotonic seconds)."""
+    """The times at which a rollout stops, or goes on in another way, if nothing happens. now: of the view (monotonic
+    seconds).
+    """
     if record.state is RolloutState.PROGRESSING:
         if record.waits:
             yield record.moved + view.deadline

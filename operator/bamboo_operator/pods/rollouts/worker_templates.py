@@ -1,4 +1,4 @@
-"""Of what a job's workers' pods were made, of what new ones are made, and which of them are out of date.
+"""The templates of which a job's workers' pods were made and new ones are made, and which pods are out of date.
 
 Nothing of it is kept but in the pods themselves and in the job's ControllerRevisions, so any operator knows it.
 """
@@ -37,7 +37,7 @@ class WorkerTemplate:
         return worker_pod(self.job, self.meta, number, pool, self.settings, group)
 
     def revisions(self) -> dict[str | None, str]:
-        """By the pool's name; None for pods that were made for no pool."""
+        """The revisions by the pool's name; None stands for pods that were made for no pool."""
         pools: tuple[NodePool | None, ...] = (None, *self.job.node_pools)
         return {p.name if p else None: worker_revision(self.job, self.meta, p, self.settings) for p in pools}
 
@@ -52,7 +52,7 @@ class WorkerTemplates:
         self._digest = ""  # of the newest one's section
 
     def newest(self, job: JobSpec) -> WorkerTemplate:
-        """As the job says now, and this operator makes pods."""
+        """The template as the job says it now, and as this operator makes pods."""
         if self._newest is None or self._newest.job is not job:
             self._newest = WorkerTemplate(job=job, meta=self._meta, settings=self._settings)
             self._revisions, self._digest = self._newest.revisions(), worker_digest(job.worker)
@@ -64,7 +64,7 @@ class WorkerTemplates:
         return self._revisions[pools[0].name if pools else None]
 
     def section_digest(self, job: JobSpec) -> str:
-        """Of what the user wrote of it."""
+        """The digest of what the user wrote of the job's worker section."""
         self.newest(job)
         return self._digest
 
@@ -75,7 +75,7 @@ class WorkerTemplates:
         return labels.get(names.LABEL_WORKER_REVISION) == self._revisions.get(worker_pool(pod))
 
     def of(self, job: JobSpec, pods: Mapping[str, Json]) -> WorkerTemplate:
-        """That by which most likely more workers like these can be made, of which there is one at least.
+        """The template by which most likely more workers like these can be made, of which there is one at least.
 
         The newest of them counts. What another version of the operator did differently is not known here.
         """

@@ -14,7 +14,8 @@ REPORT_SECONDS, REPLACE_SECONDS = 60.0, 600.0
 def seconds_unjoined(
     pods: Mapping[WorkerId, Mapping[str, Any]], joined: Collection[WorkerId], since: datetime, now: datetime
 ) -> dict[WorkerId, float]:
-    """Of these living workers' pods, those whose container runs and that have not joined; for how many seconds.
+    """The seconds for which the containers of living workers' pods have run without the worker having joined, by
+    worker.
 
     since: when the operator began to listen, before which no worker could join.
     """
@@ -23,7 +24,9 @@ def seconds_unjoined(
 
 
 def join_deadlines(unjoined: Iterable[float], now: float) -> Iterator[float]:
-    """When such workers are reported, and replaced. unjoined: for how many seconds each has run by now."""
+    """The times at which such workers are reported, and replaced. unjoined: for how many seconds each has run
+    by now.
+    """
     return (now + limit - seconds for seconds in unjoined for limit in (REPORT_SECONDS, REPLACE_SECONDS))
 
 

@@ -17,7 +17,7 @@ def gates_of(pod: Json) -> tuple[str, ...]:
 
 
 class GateReleases:
-    """When the gates of pods without a node went away.
+    """The times at which the gates of pods without a node went away.
 
     A pod does not tell whether it ever had gates. One that may have had some, and has none when it is first seen, as
     after a restart of the operator, counts as released then.

@@ -33,7 +33,7 @@ class StartBackoff:
 
     @property
     def until(self) -> float:
-        """When workers are requested again."""
+        """The time at which workers are requested again."""
         return self.ended + self.pause
 
     def holds(self, now: float) -> bool:

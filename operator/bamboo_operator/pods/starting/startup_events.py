@@ -78,12 +78,12 @@ class StartupEvents:
         self.more = False
 
     def next(self) -> float:
-        """When events are to be read (monotonic seconds)."""
+        """The time (monotonic seconds) at which events are to be read."""
         return self._schedule.next()
 
     @property
     def problems(self) -> Mapping[str, StartupProblem]:
-        """By the pods' uids."""
+        """The problems by the pods' uids."""
         return self._problems
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:

@@ -49,7 +49,9 @@ class BalancedExperts:
         return self._experts * torch.sum((chosen / tokens) * (probable / tokens))
 
     def _sums(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        """Of one router. logits: [tokens, experts]. mask: [samples, length]; 0 for tokens that do not count."""
+        """The sums of one router: [2 * experts + 1]. logits: [tokens, experts]. mask: [samples, length]; 0 for tokens
+        that do not count.
+        """
         probable = torch.softmax(logits.reshape(-1, self._experts), dim=-1)
         counts = torch.ones(len(probable), device=logits.device) if mask is None else mask.reshape(-1).float()
         picked = torch.topk(probable, self._chosen, dim=-1).indices

@@ -21,15 +21,17 @@ _OLDER: Final = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "La
 
 
 class PublishedWeights:
-    """By published names. Raises ValueError, a sentence for the user, for a folder that is not whole."""
+    """The weights in a folder, by published names. Raises ValueError, a sentence for the user, for a folder that is not
+    whole.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = self._found()
 
     def read(self, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of tensors by the model's names and forms, those that the folder has, in fp32. A tensor may have several
-        names there, and one here.
+        """The values in fp32 of those tensors that the folder has. wanted: by the model's names, tensors of the wanted
+        forms. A tensor may have several names there, and one here.
         """
         values: dict[int, Tensor] = {}
         for name, form in wanted.items():

@@ -21,7 +21,7 @@ class Flat(nn.Module):
 
 
 def numbers(c: Mapping[str, Any], key: str, count: str, example: str) -> list[int]:
-    """So many whole numbers from 1 on, such as those of the example, in the config's text. count: in a word.
+    """The whole numbers from 1 on that the config's text has, as many as the example. count: that number as a word.
 
     Raises ValueError, naming the key and what was expected.
     """

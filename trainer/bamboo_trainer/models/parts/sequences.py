@@ -105,7 +105,7 @@ def open_sequences(
 
 
 def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-    """The same, with that length if its kind has one and it says none."""
+    """The config with that length if its kind has one and it says none."""
     kind = config.get("kind", settings.MADE_UP)
     return {"length": length, **config} if length is not None and kind in KINDS_WITH_LENGTH else dict(config)
 

@@ -102,7 +102,7 @@ class _RealRun:
         self.next, self.trained = 0, False
 
     def cost(self, index: int) -> int:
-        """Of that layer, after those before it have been run, too."""
+        """The cost of that layer, found by running it after those before it."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             while self.next <= index:
                 layer = build_layer(self._task, 0, self.next)
@@ -131,7 +131,7 @@ class Imagined:
         self._needed = [part.is_floating_point() and before.trained for part in before.parts]  # a gradient
 
     def cost(self) -> int:
-        """Of the next layer. Raises whatever it raises because there are no data, or anyway."""
+        """The cost of the next layer. Raises whatever it raises because there are no data, or anyway."""
         index, layer = self._next, layer_without_values(self._task, self._next, self._mode)
         with self._mode, failing_quietly():
             blank = [cast(Tensor, self._mode.from_tensor(p.detach())) for p in self._parts]
@@ -147,7 +147,7 @@ class Imagined:
 
 
 def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
-    """Without memory, if it can be done; a factory that reads values from a file has to be let do so."""
+    """The layer without memory, if it can be made so; a factory that reads values from a file has to be let do so."""
     try:
         return build_layer(task, 0, index, mode)
     except Exception as error:

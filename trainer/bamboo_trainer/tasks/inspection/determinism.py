@@ -45,7 +45,9 @@ CAUSES: Final = (
 
 
 class NotDeterministic(TaskError):
-    """The same work did not come to the same bits; the message names the first layer and tensor that differ."""
+    """An error for work that, done again, did not come to the same bits; the message names the first layer and tensor
+    that differ.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class DeterminismCheck:
 
 
 def compare_contributions(layer: nn.Module, index: int, one: Contributed, other: Contributed) -> None:
-    """Of a layer's two equal runs, to its running buffers; TaskError if they differ."""
+    """Raises TaskError if two equal runs of a layer contribute different values to its running buffers."""
     if [module for module, _ in one] == [module for module, _ in other] and all(
         len(first) == len(second) and all(map(same_bits, first, second))
         for (_, first), (_, second) in zip(one, other, strict=True)
@@ -239,7 +241,9 @@ class _Draws:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around a run. Of this thread alone: the control channel draws numbers, too."""
+        """A block that notes which random numbers a run in it draws. It looks at this thread alone: the control channel
+        draws numbers, too.
+        """
         found: set[str] = set()
         seeded = False
 

@@ -32,8 +32,8 @@ def values_wanted() -> bool:
 
 @contextmanager
 def failing_quietly() -> Iterator[None]:
-    """Around what is tried on tensors without data, and done with data if that fails: torch prints a traceback of its
-    own before it raises, which would look like an error of the job.
+    """A block for what is tried on tensors without data, and done with data if that fails: torch prints a traceback of
+    its own before it raises, which would look like an error of the job.
     """
     torchs = logging.getLogger(FakeTensorMode.__module__)
     level = torchs.level

@@ -86,8 +86,8 @@ _ALLOCATIONS: Final = frozenset(
 
 
 class _NoModules(nullcontext[None]):
-    """In place of the counter's hooks, by which it counts for each module: without gradients they fail behind one that
-    returns a part of a parameter.
+    """What stands in the place of the counter's hooks, by which it counts for each module: without gradients they fail
+    behind one that returns a part of a parameter.
     """
 
     parents = frozenset({"Global"})

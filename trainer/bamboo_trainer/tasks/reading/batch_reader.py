@@ -71,7 +71,7 @@ class BatchReader:
             self._expected |= self._submit(new)
 
     def twice(self, stage: int, step: int, microbatch: int) -> tuple[Batch, Batch]:
-        """The same microbatch, read two times; the next `batch` returns the first of them.
+        """The microbatch, read two times; the next `batch` returns the first of them.
 
         The second time it is read as it will be from now on.
         """

@@ -87,7 +87,7 @@ class ReaderTemplate:
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def wait(self) -> None:
-        """Until it has ended; reaps it."""
+        """Waits until the process has ended, and reaps it."""
         with contextlib.suppress(ChildProcessError):  # others have reaped it
             os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         with self._ending:
@@ -150,7 +150,7 @@ class ReaderProcess:
 
 
 def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoReturn:
-    """In a process that has just been forked: works until nobody asks any more."""
+    """Works, in a process that has just been forked, until nobody asks any more."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # they are for the worker, which may have time left
@@ -170,7 +170,7 @@ def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoRet
 
 
 def _serve(control: socket.socket, read: Read) -> None:
-    """In the template: starts and ends readers, and ends all of them when nobody asks any more."""
+    """Starts and ends readers, in the template, and ends all of them when nobody asks any more."""
     gc.freeze()  # what is here stays, and its pages stay shared with the worker
     readers: set[int] = set()
     try:
@@ -195,7 +195,7 @@ def _serve(control: socket.socket, read: Read) -> None:
 
 
 def _start_reader(descriptor: int, read: Read) -> int:
-    """Its process id, or the number of the error, negative."""
+    """The process id of a new reader, or the number of the error, negative."""
     template = os.getpid()
     with socket.socket(fileno=descriptor) as channel:
         try:
@@ -234,14 +234,14 @@ def _answer(channel: socket.socket, indices: Sequence[int], read: Read) -> None:
 
 
 def _plain(part: Tensor) -> Tensor:
-    """In host memory, one element after the other."""
+    """The tensor in host memory, one element after the other."""
     if part.layout is not torch.strided:
         raise TaskError(f"the dataset returned a tensor of layout {part.layout}, expected torch.strided")
     return part.detach().cpu().contiguous()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """Of a contiguous tensor in host memory."""
+    """The bytes of a contiguous tensor in host memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 

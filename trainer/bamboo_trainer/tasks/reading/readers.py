@@ -25,7 +25,7 @@ MOST_ENDS: Final = 3  # of reader processes over one batch
 
 
 class Readers:
-    """As many as the dataset wants. They start with the first batch that is submitted.
+    """The readers of a dataset, as many as it wants. They start with the first batch that is submitted.
 
     Of processes, `submit` and `result` must be called by the one thread that runs torch operations, which is quiet
     while it is here: what it held while a process is forked would stay locked in that. Only then is the template forked
@@ -187,7 +187,7 @@ class Readers:
         return ended
 
     def _child(self, number: int) -> ReaderProcess | None:
-        """That thread's process, if it has one; if not, one can be started."""
+        """The process of that thread, if it has one; if not, one can be started."""
         with self._state:
             self._state.wait_for(lambda: self._closed or number in self._children or self._ready())
             if self._closed:

@@ -64,7 +64,7 @@ class NixlAgent:
         return Landing(_call("describe itself", self._agent.get_agent_metadata), self._ring.ctypes.data)
 
     def reach(self, landing: Landing) -> None:
-        """From now on `write` goes there."""
+        """Lets `write` go to that landing from now on."""
         self._remote = _call("reach the peer", self._agent.add_remote_agent, landing.metadata)
         self._landing = landing.address
 
@@ -116,7 +116,7 @@ class NixlAgent:
 
 
 def prove() -> None:
-    """That agents can be made on this machine. Raises TransportUnavailable."""
+    """Proves that agents can be made on this machine. Raises TransportUnavailable if they cannot."""
     try:
         NixlAgent("trial").close()
     except NixlError as error:
@@ -124,7 +124,9 @@ def prove() -> None:
 
 
 def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Its result; NixlError if it fails, which holds none of the library's objects, so that the agent can go."""
+    """The result of a call; NixlError if it fails, which holds none of the library's objects, so that the agent
+    can go.
+    """
     try:
         return function(*arguments)
     except Exception as error:  # the library's errors have no other base

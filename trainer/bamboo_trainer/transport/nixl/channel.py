@@ -168,7 +168,7 @@ class NixlSender:
             return self._taken
 
     def _wait(self, taken: int, seconds: float | None) -> None:
-        """Until the receiver says something, at most that long."""
+        """Waits until the receiver says something, at most that long."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._taken != taken, seconds)
 
