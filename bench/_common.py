@@ -73,7 +73,7 @@ def manifest(task: TaskName, stages: int, microbatches: int, steps: int, *, mode
 
 
 def slower(document: Any, task: TaskName, factor: int) -> Any:
-    """The same job, whose emulated layers take so many times as long."""
+    """The job with emulated layers that take so many times as long."""
     config = document["spec"]["task"]["config"]
     if task is TaskName.EMULATED:
         config |= {name: factor * config[name] for name in ("forwardMs", "backwardMs")}
@@ -167,7 +167,7 @@ class Job:
         )
 
     async def run(self) -> "Job":
-        """Until the job ends. RuntimeError if it ends badly."""
+        """Runs the job until it ends. Raises RuntimeError if it ends badly."""
         server = ControlServer(self.queue.put_nowait, token_check(self._token))
         self.lab.on_exit = self._exited
         ticking = asyncio.create_task(self._ticks())
@@ -278,7 +278,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def write_json(path: Path | None, document: Any) -> None:
-    """To a file, or to standard output for "-"."""
+    """Writes JSON to a file, or to standard output for "-"."""
     if path is not None:
         text = json.dumps(document, indent=1)
         print(text) if str(path) == "-" else path.write_text(text + "\n", encoding="utf-8")

@@ -54,7 +54,7 @@ class Fleet:
         return Counter(self._nodes.values())[worker.node] == 1
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs the fleet for ever."""
         tasks = [asyncio.create_task(play.train()) for play in self.plays.values()]
         tasks.append(asyncio.create_task(self._measure_lag()))
         connector = aiohttp.TCPConnector(limit=0)

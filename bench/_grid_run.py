@@ -58,7 +58,9 @@ def grid_job(steps: int, grid: Grid, workers: int, *, chosen: bool) -> dict[str,
 
 
 def nodes_of(counts: Sequence[int], seconds: float, *, notice: bool, apart: float = 0.0) -> Trace:
-    """As many nodes as each of these counts says, for so long each. apart: seconds between two that go."""
+    """A recording of as many nodes as each of these counts says, for so long each. apart: seconds between two
+    that go.
+    """
     changes: list[NodeChange] = []
     there: list[str] = []
     made = 0

@@ -82,7 +82,7 @@ class Network:
         self._channel = channel
 
     def shape(self, shape: Shape) -> dict[str, float]:
-        """From now on; what the switch has carried, dropped and taken until now."""
+        """Shapes the network from now on; returns what the switch has carried, dropped and taken until now."""
         self._channel.send(json.dumps({"shape": asdict(shape)}).encode())
         found: dict[str, float] = json.loads(self._channel.recv(4096))
         return found
@@ -118,21 +118,23 @@ def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "
 
 
 def time_steps_of_one_bucket(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
-    """The same, with no part of the reduction before the last backward is done."""
+    """Times steps with no part of the reduction before the last backward is done; see `time_steps`."""
     buckets.MOST_BUCKETS = 1  # type: ignore[misc]
     return time_steps(worker, url, token, zone, trace)
 
 
 def time_steps_in_buckets(worker: str, url: str, token: str, zone: str = "", trace: str = "") -> int:
-    """The same, with each layer's gradients in a bucket: small ones on a slow network show what large ones do on a fast
-    one, without this machine's part in it.
+    """Times steps with each layer's gradients in a bucket: small ones on a slow network show what large ones do on a
+    fast one, without this machine's share in it. See `time_steps`.
     """
     buckets.BUCKET_BYTES = 1 << 16  # type: ignore[misc]
     return time_steps(worker, url, token, zone, trace)
 
 
 def _cutting(mark: Path) -> Callable[..., None]:
-    """In place of `stripes.send_body`: once the mark is there, one body loses one of its connections; the mark goes."""
+    """What stands in the place of `stripes.send_body`: once the mark is there, one body loses one of its connections;
+    the mark goes.
+    """
     send_body = stripes.send_body
 
     def send(

@@ -1,4 +1,4 @@
-"""The same training on torch.distributed.pipelining (over gloo), one rank of it; optionally checkpointed.
+"""A job's training on torch.distributed.pipelining (over gloo), one rank of it; optionally checkpointed.
 
 Layers, data, loss and optimizer come from the same task, and the split of layers from the same function.
 """
@@ -116,7 +116,7 @@ def run(
 
 
 def _in_flight(order: Sequence[Any]) -> int:
-    """Of how many microbatches a rank keeps activations at most, summed over its stages."""
+    """The most microbatches of which a rank keeps activations at a time, summed over its stages."""
     flying = most = 0
     for action in filter(None, order):
         flying += {"FORWARD": 1, "FULL_BACKWARD": -1, "BACKWARD_WEIGHT": -1}.get(action.computation_type.name, 0)

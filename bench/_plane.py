@@ -46,7 +46,9 @@ NODE_REPORT_SECONDS = 300.0  # a kubelet writes its node's status that often if 
 
 
 class Plane(ControlPlane):  # type: ignore[misc]
-    """Without limits that are for small clusters. Nodes may be silent for a day: their leases are no load here."""
+    """A control plane without limits that are for small clusters. Nodes may be silent for a day: their leases are no
+    load here.
+    """
 
     async def _spawn(self, name: str, *flags: str) -> None:
         await super()._spawn(name, *flags, *self._more().get(name, ()))
@@ -159,7 +161,7 @@ def ready() -> Json:
 
 
 async def report_nodes(api: Api, nodes: int) -> None:
-    """For ever: every node's status is written once in five minutes, as kubelets do."""
+    """Writes every node's status once in five minutes, as kubelets do, for ever."""
     index = 0
     while True:
         await asyncio.sleep(NODE_REPORT_SECONDS / nodes)

@@ -48,7 +48,9 @@ class Operator:
 
 @contextmanager
 def operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[Operator]:
-    """Under its own ServiceAccount, for all namespaces. profile: where cProfile writes, which makes all slower."""
+    """An operator under its own ServiceAccount, for all namespaces. profile: where cProfile writes, which makes all
+    slower.
+    """
     kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig", 7200)
     (folder / "key").write_bytes(secrets.token_bytes(32))
     watched = ["-m", "cProfile", "-o", str(profile)] if profile else []

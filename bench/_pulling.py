@@ -17,7 +17,7 @@ Write = Callable[[Json], Awaitable[None]]  # a container's state, to the pod's s
 
 
 async def cannot_pull(image: str, rng: random.Random, write: Write) -> None:
-    """For ever: it is tried, and waited longer and longer for the next time."""
+    """Tries to pull an image for ever, and waits longer and longer for the next time."""
     error = f'failed to pull and unpack image "{image}": failed to resolve reference: not found'
     backoff = FIRST_BACKOFF_SECONDS
     await asyncio.sleep(rng.uniform(*PULL_SECONDS))
@@ -31,7 +31,9 @@ async def cannot_pull(image: str, rng: random.Random, write: Write) -> None:
 
 
 class Told:
-    """When each job's status was first seen to say that its workers cannot start (monotonic clock), by name."""
+    """The moments at which each job's status was first seen to say that its workers cannot start (monotonic clock), by
+    name.
+    """
 
     def __init__(self, api: Api, jobs: str) -> None:
         self._api, self._jobs = api, jobs
@@ -56,7 +58,7 @@ class Told:
                     self.at.setdefault(job["metadata"]["name"], time.monotonic())
 
     async def all_of(self, count: int) -> None:
-        """Until so many jobs have said so; at most for five minutes."""
+        """Waits until so many jobs have said so; at most for five minutes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOLD_SECONDS):
                 while len(self.at) < count:

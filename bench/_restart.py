@@ -35,14 +35,14 @@ class Progress:
         return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def ends(self) -> dict[int, float]:
-        """When each step ended at the first rank, which is the last to end it."""
+        """The moment at which each step ended at the first rank, which is the last to end it."""
         return {value: at for event, value, at in self.told(0) if event == "step"}
 
     def pid(self, rank: int) -> int:
         return next(value for event, value, _ in self.told(rank) if event == "pid")
 
     def ready(self) -> float:
-        """When all had their state."""
+        """The moment at which all had their state."""
         return max(at for rank in range(self.world) for event, _, at in self.told(rank) if event == "ready")
 
     def resumed(self) -> int:
@@ -70,7 +70,7 @@ class RestartedRun:
             rank.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, also if nobody asks
 
     async def reach(self, step: int) -> float:
-        """When that step ended."""
+        """The moment at which that step ended, once it has."""
         while (end := self.progress.ends().get(step)) is None:
             await asyncio.sleep(POLL_SECONDS)
             for rank in self.ranks:

@@ -72,7 +72,7 @@ class Scene:
         self._next = 0
 
     async def start(self) -> Json:
-        """Until all jobs say that they run; a wave of them is begun when the one before runs."""
+        """Starts all jobs, and waits until they say that they run; a wave of them is begun when the one before runs."""
         async with self.window() as window:
             names = list(self.plays)
             for first in range(0, len(names), self.size.wave):
@@ -137,7 +137,8 @@ class Scene:
         return sum(play.cuts for play in self.plays.values())
 
     async def notice(self, count: int) -> list[Json]:
-        """To one node each of the next jobs, at once; afterwards the jobs have healed, and the nodes are as before.
+        """Gives a notice to one node each of the next jobs, at once; afterwards the jobs have healed, and the nodes are
+        as before.
 
         Seconds since the taint's write was begun: to its end, and to the plan's arrival at the first and last survivor.
         """
@@ -152,7 +153,7 @@ class Scene:
         return list(found)
 
     def _victim(self, play: Play) -> Standin:
-        """With a node of its own, if there is one."""
+        """A worker with a node of its own, if there is one."""
         workers = [play.workers[name] for name in sorted(play.workers)]
         return self._rng.choice([w for w in workers if self.fleet.alone(w)] or workers)
 
@@ -220,7 +221,9 @@ async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | No
 
 
 async def _namespace(api: Api) -> None:
-    """With its default ServiceAccount, without which no pod is let in. (No pod here mounts a Secret of it.)"""
+    """Makes the namespace with its default ServiceAccount, without which no pod is let in. (No pod here mounts a Secret
+    of it.)
+    """
     await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     while not await api.find(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"):
         await asyncio.sleep(0.1)

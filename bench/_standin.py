@@ -58,7 +58,7 @@ class Play:
     ended: list[str] = field(default_factory=list)  # reasons for which workers were told to go, but for their notice
 
     async def train(self) -> None:
-        """For ever: a step takes its time and is committed; plans that wait for that are in force then."""
+        """Trains for ever: a step takes its time and is committed; plans that wait for that are in force then."""
         await asyncio.sleep(random.uniform(0, self.step_seconds))  # noqa: S311
         while True:
             await asyncio.sleep(self.step_seconds)
@@ -185,7 +185,7 @@ class Standin:
             self._apply(self._plan)
 
     def _apply(self, plan: Plan, old: Plan | None = None) -> None:
-        """In force: replicas are in sync at once, and cells are taken over at once."""
+        """Puts a plan in force: replicas are in sync at once, and cells are taken over at once."""
         self.epoch = plan.epoch
         self.say(PlanApplied(epoch=plan.epoch))
         for cell in plan.owned_by(self.name):

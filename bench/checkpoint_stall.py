@@ -37,7 +37,7 @@ TARGET = 2.0  # percent of a step
 
 @dataclass(slots=True)
 class Stalls:
-    """By step of the checkpoint: the longest wait that a worker has told."""
+    """The longest wait that a worker has told, by step of the checkpoint."""
 
     seconds: dict[int, float] = field(default_factory=dict)
 

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def made_up(layers: int, megabytes: int) -> list[LayerState]:
-    """As AdamW has it: a parameter, and two tensors of its size."""
+    """The state of made-up layers as AdamW has it: a parameter, and two tensors of its size."""
     elements = (megabytes << 20) // (4 * len(KINDS))
     return [
         LayerState(

@@ -164,7 +164,7 @@ class Roll:
 
 
 async def change(place: Lab, what: str, task: TaskName, stages: int) -> dict[str, float]:
-    """Its figures, in a job of its own."""
+    """The figures of a change, in a job of its own."""
     document = manifest(task, stages, 8, MANY, mode="EagerForward", standby=1 if what in ("heal", "roll") else 0)
     spec = document["spec"]
     two = what in ("grow", "shrink")

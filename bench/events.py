@@ -115,7 +115,7 @@ def _obeyed(state: CoordinatorState, now: float) -> CoordinatorState:
 
 
 async def _node_event(repeat: int) -> float:
-    """With what a node's object has on a cloud, managedFields above all."""
+    """The seconds of an event of a node, with what a node's object has on a cloud, managedFields above all."""
     nowhere = Access(context="none", server=ClusterServer(url="http://127.0.0.1:1"), user=User())
     api = ApiClient(connect(nowhere, ApiCallCounts(), 1))  # is asked for nothing
     shared = SharedResources(

@@ -241,7 +241,7 @@ class Table:
         )
 
     def over(self, case: str, name: str, base: str, objective: Aim = Aim.THROUGHPUT) -> list[float]:
-        """Of each model: throughput, or value, as many times as that of another strategy."""
+        """The throughput, or the value, of each model, as many times as that of another strategy."""
         figure = "value" if objective is Aim.VALUE else "throughput"
         pairs = [
             (self.of(case, model, name, objective)[figure], self.of(case, model, base, objective)[figure])

@@ -72,7 +72,7 @@ def writers(root: Path) -> dict[str, set[str]]:
 
 
 def words(folder: Path, *, generated: bool = False) -> int:
-    """Of the pages that people write, or of all."""
+    """The words of the pages that people write, or of all pages."""
     pages = [page for page in sorted(folder.rglob("*.md")) if generated or page.name not in GENERATED]
     return sum(len(page.read_text().split()) for page in pages)
 

@@ -45,7 +45,7 @@ def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIG
 
 
 def counted(name: str, called: str, precision: str) -> TaskCounts:
-    """Of models of equal blocks one block is counted."""
+    """The counts of a model. Of equal blocks one is counted."""
     model, config = CONFIGS[name]
     blocks = BLOCKS.get(name)
     samples = microbatch(WORKLOADS[name])

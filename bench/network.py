@@ -157,7 +157,9 @@ STEPS = [(rate, delay) for rate in (1.0, 5.0, 10.0) for delay in (0.0, 1.0, 5.0)
 
 
 async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
-    """And with a fifth of the rate for each connection, which one cannot use and four nearly can."""
+    """The steps on shaped networks; also with a quarter of the rate for each connection, which one cannot use and four
+    nearly can.
+    """
     rows = []
     cases = [(Shape(rate * GIGABIT, 0.0, delay / 1e3), 4) for rate, delay in STEPS]
     cases += [(Shape(GIGABIT, GIGABIT / 4, 1e-3), count) for count in (1, 4)]
@@ -184,7 +186,7 @@ async def steps(place: Lab, net: Network, calm: dict[Load, float]) -> list[Row]:
 
 
 async def calm_step(place: Lab, net: Network, load: Load, calm: dict[Load, float]) -> float:
-    """With boundary tensors of no size, so that only computing counts; measured once."""
+    """The seconds of a step with boundary tensors of no size, so that only computing counts; measured once."""
     small = replace(load, boundary=4 * 64 * SAMPLES, flows=4)
     if small not in calm:
         say("a step without a network")

@@ -96,7 +96,9 @@ class GridCase:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Of a job that ends when the last number of workers has been there for about as long as the others."""
+        """The manifest of a job that ends when the last number of workers has been there for about as long as the
+        others.
+        """
         last = len(self.workers) * self.seconds
         return grid_job(int(last / GRID_STEP_SECONDS), Grid(2, self.workers[0] // 2), max(self.workers), chosen=True)
 
@@ -166,7 +168,7 @@ async def real(place: Lab, point: MeasuredCase, step_seconds: float) -> tuple[Jo
 
 
 async def measured(place: Lab, document: dict[str, Any]) -> ModelProfile:
-    """As `bamboo profile` does it."""
+    """The profile as `bamboo profile` measures it."""
     answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS}, LIMIT_SECONDS)
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
@@ -258,7 +260,7 @@ def course(case: GridCase, ends: Sequence[float]) -> dict[str, float]:
 
 
 def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
-    """Of all steps, in seconds since training began."""
+    """The ends of all steps, in seconds since training began."""
     document, nodes = case.document, case.nodes
 
     def simulated(delay: float) -> JobResult:
@@ -278,7 +280,7 @@ def simulated_ends(case: GridCase, profile: ModelProfile) -> list[float]:
 
 
 async def calibrated_grids(place: Lab) -> ModelProfile:
-    """By a job on two stages, of which one worker is lost while another node comes.
+    """The profile, calibrated by a job on two stages, of which one worker is lost while another node comes.
 
     What its steps take longer than foretold counts as the layers': on a busy machine each sleep ends late.
     """

@@ -91,13 +91,17 @@ def microbatch(workload: Workload) -> int:
 
 
 def whole_seconds(workload: Workload, samples: int) -> float:
-    """Of a microbatch's forward and backward on all layers, at most: a step is (M + P - 1) / P of these and more."""
+    """The seconds of a microbatch's forward and backward on all layers, at most: a step is (M + P - 1) / P of these and
+    more.
+    """
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
     return workload.on_demand_seconds * stages / (count + stages - 1)
 
 
 def paced(profile: ModelProfile) -> ModelProfile:
-    """With layers so fast that the simulated step on the published on-demand grid takes what was published."""
+    """The profile with layers so fast that the simulated step on the published on-demand grid takes what was
+    published.
+    """
     published = profile.published
     assert published is not None
     low, high = 0.0, 1.0

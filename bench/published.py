@@ -93,7 +93,7 @@ class Compared:
     refused_ours: str
 
     def differing(self) -> list[str]:
-        """Of the figures that differ, both values; nothing if all agree or neither program has any."""
+        """The figures that differ, with both values; nothing if all agree or neither program has any."""
         if bool(self.refused_theirs) != bool(self.refused_ours):
             return [f"theirs: {self.refused_theirs or 'figures'}; ours: {self.refused_ours or 'figures'}"]
         return [
@@ -116,7 +116,7 @@ def load(checkout: Path) -> Any:
 
 
 def theirs(checkout: Path, case: PublishedCase) -> tuple[Found, str]:
-    """Its figures, or the name of the error that it ends with."""
+    """The figures of their program, or the name of the error that it ends with."""
     model, made_up = NAMES[case.model], {}
     if case.recording is None:
         made_up = {"seed": case.seed, "removal_probability": case.rate, "generate_addition_probabilities": True}
@@ -226,7 +226,7 @@ def write_table(file: Path, found: Sequence[Compared]) -> None:
 
 
 def commit(checkout: Path) -> str:
-    """Of the checkout, if git knows it."""
+    """The commit of the checkout, if git knows it."""
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return found.stdout.strip() if found.returncode == 0 else "unknown"

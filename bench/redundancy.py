@@ -142,7 +142,7 @@ async def cost(place: Lab, o: RedundancyOptions, case: Case) -> dict[str, Any]:
 
 
 def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
-    """In per cent over the mode None of the same round."""
+    """The costs in per cent over the mode None of the same round."""
     return [100 * (facts[mode][figure] / facts[str(OFF)][figure] - 1) for facts in rounds]
 
 

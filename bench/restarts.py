@@ -126,7 +126,7 @@ class Attempt:
     agent: asyncio.subprocess.Process
 
     async def reach(self, step: int) -> float:
-        """When that step ended. Raises RuntimeError if the agent ends before."""
+        """The moment at which that step ended, once it has. Raises RuntimeError if the agent ends before."""
         while (end := self.progress.ends().get(step)) is None:
             if self.agent.returncode is not None:
                 errors = (self.progress.folder / "errors").read_text()

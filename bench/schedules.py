@@ -56,7 +56,7 @@ def own(order: StageOrder, stages: int, microbatches: int) -> Schedule:
 
 
 def of_torch(kind: TorchSchedule, world: int, microbatches: int) -> Schedule:
-    """As torch generates it: for that a group of so many ranks is enough that never say a word."""
+    """The schedule as torch generates it: for that a group of so many ranks is enough that never say a word."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
         numbers = kind.stages(0, world)
@@ -75,7 +75,7 @@ def _part(action: Any) -> Part:
 
 
 def seconds_of_step(schedule: Schedule, delay: float, *, together: bool) -> float:
-    """Of one of several that follow each other, in units. delay: of a boundary tensor, from worker to worker.
+    """The units of a step, one of several that follow each other. delay: of a boundary tensor, from worker to worker.
 
     together: no worker begins a step before all have ended the one before, as where the norm of all gradients, or a
     commit, is waited for; else each goes on when it has ended its own.

@@ -98,7 +98,7 @@ class Slowdown:
 
 
 async def slowdown(place: Lab, what: str, stages: int, factor: float) -> dict[str, Any]:
-    """Its figures, in a job of its own."""
+    """The figures of a slowdown, in a job of its own."""
     mark, layers = place.new_folder() / "slow", LAYERS_PER_STAGE * stages
     document = manifest(TaskName.EMULATED, stages, 8, MANY, mode="EagerForward", standby=int(what == "replaced"))
     config = {"layers": layers, "forwardMs": 10 * stages / layers, "backwardMs": 20 * stages / layers}

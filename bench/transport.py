@@ -95,7 +95,7 @@ class Sender:
         pipe.recv()
 
     def send(self, body: torch.Tensor, count: int) -> float:
-        """So many frames, until the last one is answered; seconds."""
+        """Sends so many frames; returns the seconds until the last one was answered."""
         began = time.monotonic()
         for _ in range(count):
             self._step += 1
@@ -107,7 +107,7 @@ class Sender:
         return time.monotonic() - began
 
     def cpu(self) -> float:
-        """Of both processes so far, in seconds."""
+        """The seconds of both processes so far."""
         self._pipe.send("cpu")
         other: float = self._pipe.recv()
         return other + time.process_time()
@@ -118,7 +118,7 @@ class Sender:
 
 
 def measure(pipe: Connection, way: Way, megabytes: Sequence[int], repeat: int) -> None:
-    """In a process of its own; sends the list of figures, one for each size, then the idle CPU a second."""
+    """Measures in a process of its own; sends the list of figures, one for each size, then the idle CPU a second."""
     ours, theirs = multiprocessing.Pipe()
     other = multiprocessing.Process(target=receiver, args=(theirs, way))
     other.start()

@@ -65,7 +65,7 @@ class _Reader(BatchReader):
 
 
 class BranchingJob(Job):
-    """For each_way. judge: of a job that has ended. only: the way to take, if no process is to be forked."""
+    """A job for each_way. judge: of a job that has ended. only: the way to take, if no process is to be forked."""
 
     judge: Judge | None = None
     only: Hashable = None

@@ -39,7 +39,7 @@ STRUCK = range(3, 7)  # steps in which a bit flips: not so early that the task i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one flip. struck: was anything computed there, so that it could flip?"""
+    """What was seen of one flip. struck: was anything computed there, so that it could flip?"""
 
     struck: bool
     found: bool

@@ -48,12 +48,12 @@ class MemoryNetwork:
         return count
 
     def send(self, sender: "MemoryTransport", peer: WorkerId, frame: Frame) -> None:
-        """For transports only."""
+        """Sends a frame; for transports only."""
         if sender.worker in self._alive and peer in sender.known and peer in self._alive:
             self._queue.append((peer, Arrived(sender.worker, travelled(frame))))
 
     def arrive_again(self, worker: WorkerId, events: list[Event]) -> None:
-        """For transports only: these had to wait for the worker's plan."""
+        """Lets events come again that had to wait for the worker's plan; for transports only."""
         self._queue.extend((worker, event) for event in events)
 
 

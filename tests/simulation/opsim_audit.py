@@ -18,7 +18,9 @@ from bamboo_operator.status.writer import StatusWriter
 
 
 class Audit:
-    """Of one job. fail: is told of what was done though nothing was due. looks: how many were made to find that out."""
+    """An audit of one job. fail: is called with what was done though nothing was due. looks: how many were made to find
+    that out.
+    """
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self._fail, self.looks = fail, 0
@@ -42,7 +44,7 @@ class Audit:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Meanwhile jobs are looked at as often as if nothing told when that is of use."""
+        """A block in which jobs are looked at as often as if nothing told when that is of use."""
         due, reconcile, write = ReconcileSchedule.due, PodController.reconcile, StatusWriter.write
 
         def early(schedule: ReconcileSchedule, happened: Happened) -> float:

@@ -18,7 +18,7 @@ def is_about(budget: Json, pod: Json) -> bool:
 
 
 def is_healthy(pod: Json) -> bool:
-    """As a pod without a readiness probe is: it runs, and is not being deleted."""
+    """Whether a pod is healthy as one without a readiness probe is: it runs, and is not being deleted."""
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 

@@ -45,13 +45,13 @@ class Nodes:
         self._soon(0.05, 1.0, self._schedule, pod)
 
     def modified(self, pod: Object) -> None:
-        """Its deletion was asked for, perhaps."""
+        """Begins to end a pod if its deletion was asked for."""
         if "deletionTimestamp" in pod["metadata"] and pod["metadata"]["uid"] not in self._told:
             self._told.add(pod["metadata"]["uid"])
             self._soon(0.0, 0.3, self._terminate, pod)
 
     def deleted(self, pod: Object) -> None:
-        """Without its node hearing of it before, perhaps."""
+        """Kills what a deleted pod ran, perhaps without its node having heard of the deletion before."""
         self._pods.pop(pod["metadata"]["uid"], None)
         self._soon(0.0, 2.0, self._kill, pod["metadata"]["uid"])
 
@@ -165,7 +165,7 @@ class Nodes:
         return node
 
     def vanish(self, pod: Object) -> None:
-        """With all that was on it. The objects go later, in any order."""
+        """Takes a pod's node away with all that was on it. The objects go later, in any order."""
         if (node := self._stop(pod)) is None:
             return
         self._soon(0.0, 40.0, self._server.remove, "nodes", node)

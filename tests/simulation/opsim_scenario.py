@@ -116,7 +116,7 @@ class ClusterScenario:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Of each layer; empty where nobody goes by what layers take."""
+        """The work of each layer; empty where nobody goes by what layers take."""
         rng = random.Random(f"work {self.seed}")
         return tuple(rng.choice((10.0, 10.0, 30.0)) for _ in range(self.arithmetic.layers)) if self.chooses else ()
 

@@ -22,7 +22,7 @@ PLACE = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]
 
 
 def merged(before: Any, patch: Object) -> Object:
-    """As RFC 7396 has it."""
+    """The object with a patch as RFC 7396 has it."""
     after = dict(before) if isinstance(before, dict) else {}
     for key, value in patch.items():
         after[key] = merged(after.get(key), value) if isinstance(value, dict) else value
@@ -34,7 +34,9 @@ def refusal(status: int, reason: str, name: str = "") -> ApiError:
 
 
 class Watch:
-    """Of one kind of objects. show: is told of changes, those of one object in their order; None: what is listed."""
+    """A watch of one kind of objects. show: is called with changes, those of one object in their order; None: what is
+    listed.
+    """
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, show: Callable[[str | None, Object], None]) -> None:
         self._loop, self._rng, self._show = loop, rng, show
@@ -106,7 +108,7 @@ class Server:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Object:
-        """As a connection to it has it."""
+        """Answers a request as a connection to a server does: after a while, and not always."""
         if self._called and method != "GET" and not place.endswith(("/status", "/tokenreviews")):
             self._called(f"{method} {place}")
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
@@ -171,7 +173,9 @@ class Server:
         return body
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
-        """Of jobs that are gone some may be left, as long as the garbage collector takes its time."""
+        """Answers a request about revisions. Some of jobs that are gone may be left, as long as the garbage collector
+        takes its time.
+        """
         if method == "GET":
             uid = query["labelSelector"].partition("=")[2]
             return {"items": [r for r in self.revisions.values() if r["metadata"]["labels"][LABEL_JOB_UID] == uid]}
@@ -252,7 +256,7 @@ class Server:
 
 
 def token_of(pod: Object) -> str:
-    """As a kubelet projects it, but for the signature."""
+    """A token as a kubelet projects it, but for the signature."""
     metadata = pod["metadata"]
     about = {"namespace": metadata["namespace"], "pod": {"name": metadata["name"], "uid": metadata["uid"]}}
     claims = base64.urlsafe_b64encode(json.dumps({"kubernetes.io": about}).encode()).decode().rstrip("=")

@@ -147,7 +147,7 @@ class OperatorSimulation:
                 raise Failure(f"the workers have been left alone for {ALONE_SECONDS:g} s")
 
     async def _until(self, problem: Callable[[], str | None], seconds: float) -> None:
-        """Until there is none, and still none a little later. Raises Failure."""
+        """Waits until there is no problem, and still none a little later. Raises Failure."""
         end, good = self.loop.time() + seconds, 0
         while good < 3:
             if self.failure:
@@ -184,7 +184,9 @@ class OperatorSimulation:
         return "; ".join(wrong) or None
 
     def _allowed_pipelines(self, spec: JobSpec) -> range:
-        """With all workers there: as many as are wanted, or what the coordinator chooses within the bounds."""
+        """The numbers of pipelines that are right with all workers there: as many as are wanted, or what the
+        coordinator chooses within the bounds.
+        """
         wanted = wanted_pipelines(spec)
         return range(1, spec.elastic.max_pipelines + 1) if self.scenario.chooses else range(wanted, wanted + 1)
 
@@ -237,7 +239,7 @@ class OperatorSimulation:
     # the operator
 
     def start_operator(self) -> None:
-        """As kopf does it: pods and nodes are known before the first job."""
+        """Starts an operator as kopf does: pods and nodes are known before the first job."""
         self.log("the operator starts")
         api, gateway = ApiClient(self.server), WorkerGateway()
         settings = WorkerPodSettings(coordinator_url="", image="trainer")
@@ -272,7 +274,7 @@ class OperatorSimulation:
             self.controller.job_event(kind, job)
 
     def _show_pod(self, kind: str | None, pod: Object) -> None:
-        """As the handlers of bamboo_operator.jobs.watch_handlers do."""
+        """Shows a pod's change as the handlers of bamboo_operator.jobs.watch_handlers do."""
         if self.controller is None:
             return
         if kind != "DELETED":
@@ -319,7 +321,7 @@ class OperatorSimulation:
         return [pod for pod in self.pods.objects.values() if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def collect(self, pod: Object) -> None:
-        """Its owner is gone."""
+        """Deletes a pod whose owner is gone, after a while."""
         self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.delete, "pods", pod)
 
     def _start(self, pod: Object) -> Process:

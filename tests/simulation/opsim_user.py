@@ -125,7 +125,7 @@ class User:
         self._edit(change)
 
     def _roll(self, disturbance: Disturbance) -> None:
-        """To one that works, mostly; of another one they think better later."""
+        """Rolls out an image, mostly one that works; of another one the user thinks better later."""
         kind = (MISSING, CRASHING, "good", "good", "good")[disturbance.number % 5]
 
         def change(spec: Object) -> None:
@@ -137,7 +137,9 @@ class User:
             self._later(disturbance, lambda: self._edit(self._mend))
 
     def _break(self, disturbance: Disturbance) -> None:
-        """So that nobody can read it, or so that it is another task: its workers train on, and are looked after."""
+        """Edits the job so that nobody can read it, or so that it is another task: its workers train on, and are looked
+        after.
+        """
 
         def change(spec: Object) -> None:
             if disturbance.number % 2:
@@ -149,7 +151,9 @@ class User:
         self._later(disturbance, lambda: self._edit(self._mend))
 
     def _recreate(self, disturbance: Disturbance) -> None:
-        """By the garbage collector in the background, or before the job itself is gone."""
+        """Deletes the job and creates it again: its pods go by the garbage collector in the background, or before the
+        job itself is gone.
+        """
         if disturbance.number % 2 or not self._there():
             self.delete()
             self._loop.call_later(disturbance.seconds / 10, self.create)
@@ -163,7 +167,7 @@ class User:
         )
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """Of a node that hangs somebody takes the pods away in the end."""
+        """Finalizes a job whose pods are gone. Those of a node that hangs somebody takes away in the end."""
         left = self._simulation.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._simulation.server.remove("pods", pod)

@@ -47,7 +47,7 @@ class Arithmetic:
 
     @property
     def wanted_steps(self) -> int:
-        """As many as the manifest says."""
+        """The steps that the manifest asks for."""
         return self.steps + self.left_out
 
     @property
@@ -87,12 +87,12 @@ class Arithmetic:
         return hash((state, 2, layer, step, microbatch, given))
 
     def weight(self, microbatch: int) -> float:
-        """Of a microbatch's loss: with even seeds losses are sums."""
+        """The weight of a microbatch's loss: with even seeds losses are sums."""
         return float(1 + microbatch % 3) if self.seed % 2 == 0 else 1.0
 
     @property
     def scale(self) -> float:
-        """Of the summed gradients."""
+        """The factor of the summed gradients."""
         return 1 / self.whole if self.seed % 2 == 0 else 1.0
 
     @property
@@ -113,7 +113,7 @@ class Arithmetic:
         return running
 
     def loss(self, output: int, step: int, microbatch: int) -> float:
-        """Of the last microbatch of a step that is skipped, it is not finite."""
+        """The loss of a microbatch. That of the last one of a step that is skipped is not finite."""
         if step in self.skipped and microbatch == self.microbatches - 1:
             return math.inf
         return float(output % 1_000_003)
@@ -216,7 +216,7 @@ class Oracle:
         return [self.arithmetic.contribution(layer, step, m, self.inputs[layer, step, m]) for m in microbatches]
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Of each element: the middle first, as a binary tree."""
+        """The rounded sum of each element: the middle first, as a binary tree."""
         if len(groups) == 1:
             return list(groups[0])
         middle = len(groups) // 2

@@ -121,7 +121,9 @@ class Checks:
                 raise Violation(f"{node.name} has gradients for stage {stage}, not the commit of {state.version}")
 
     def settled(self, nodes: Sequence["Node"], steps: int) -> None:
-        """Once a job is complete and all is quiet, every replica holds what its owner holds, and the owner knows it."""
+        """Checks that every replica holds what its owner holds, and that the owner knows it, once a job is complete and
+        all is quiet.
+        """
         engines = {n.name: n.engine.components for n in nodes if n.alive and not n.frozen and n.engine}
         owners = {name: parts for name, parts in engines.items() if parts}
         for name, owner in owners.items():

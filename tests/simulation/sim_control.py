@@ -120,7 +120,9 @@ class Channel:
     # faults
 
     def cut(self, seconds: float, noticed: float) -> None:
-        """For that long. noticed: seconds until the coordinator sees it, unless the worker is back before."""
+        """Cuts the channel for that long. noticed: seconds until the coordinator sees it, unless the worker is back
+        before.
+        """
         self.reachable_at = max(self.reachable_at, self.clock.now + seconds)
         if not self.up:
             return

@@ -486,7 +486,7 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
 
 
 def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
-    """In one job of three there are some, up to three of them in a row."""
+    """The steps that are skipped: in one job of three there are some, up to three of them in a row."""
     if chance.random() > 0.3:
         return frozenset()
     first = chance.randrange(steps)
@@ -494,7 +494,7 @@ def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
 
 
 def _evaluated(chance: random.Random) -> tuple[int, int]:
-    """In two jobs of five: every so many steps, on how many batches."""
+    """The evaluation of two jobs in five: every so many steps, on how many batches. (0, 0) of the others."""
     return (chance.choice((1, 2, 3, 50)), chance.randint(1, 5)) if chance.random() < 0.4 else (0, 0)
 
 

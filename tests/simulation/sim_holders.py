@@ -23,7 +23,7 @@ def usable(node: Node, stage: int, commit: int) -> bool:
 
 
 def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], layer: int, commit: int) -> list[WorkerId]:
-    """Of a layer, as part of a stage or copied while layers are split anew."""
+    """The workers that hold a layer, as part of a stage or copied while layers are split anew."""
     return [n.name for n in nodes if n.name not in gone and (_in_stage(n, layer, commit) or _copied(n, layer, commit))]
 
 

@@ -235,7 +235,9 @@ class Simulation:
         self.clock.after(GRACE_SECONDS, partial(node.end, -9))
 
     def restart_coordinator(self, seconds: float) -> None:
-        """Its memory is gone; what it knew is only in what the workers report."""
+        """Ends the coordinator's process, and starts it again: its memory is gone, what it knew is only in what the
+        workers report.
+        """
         if not self.coordinating:
             return
         self.coordinating = False
@@ -245,7 +247,7 @@ class Simulation:
         self.clock.after(seconds, self._restarted)
 
     def edit_schedule(self) -> None:
-        """From one to the other."""
+        """Edits the schedule from one to the other."""
         late = self.spec.topology.schedule is ScheduleChoice.ZB_H1
         other = ScheduleChoice.ONE_F_ONE_B if late else ScheduleChoice.ZB_H1
         self.spec = replace(self.spec, topology=replace(self.spec.topology, schedule=other))

@@ -38,5 +38,5 @@ class Kind(StrEnum):
 
 
 def flags(kinds: Iterable[Kind]) -> str:
-    """As simulate.py takes them, each after a space."""
+    """The flags of these kinds as simulate.py takes them, each after a space."""
     return "".join(f" --{kind}" for kind in kinds)

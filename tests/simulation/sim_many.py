@@ -18,7 +18,7 @@ class RunResult(Protocol):
 
 
 def report(batches: Iterable[Sequence[RunResult]], command: Callable[[int], str], keep_going: bool) -> int:
-    """Until all have ended, or one has failed; the exit status. command: replays a seed."""
+    """Reports on runs until all have ended, or one has failed; returns the exit status. command: replays a seed."""
     kinds: collections.Counter[str] = collections.Counter()
     done, failed, began = 0, 0, time.monotonic()
     for results in batches:

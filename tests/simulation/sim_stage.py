@@ -178,7 +178,7 @@ class StandInValues:
         self.version += 1
 
     def allow_commit(self) -> None:
-        """Its rates and parameters are whole numbers."""
+        """Does nothing, as rates and parameters are whole numbers here."""
 
     def skip(self, *, finite: bool) -> None:
         self.require("finite gradients", finite, True)
@@ -193,7 +193,7 @@ class StandInValues:
         return [torch.tensor([kept[layer] for layer in which]) for kept in (self.states, self._running)]
 
     def share(self, other: "StandInValues | None") -> None:
-        """With the memory of another one what is written here is written there."""
+        """Shares the memory of another one: what is written here is written there."""
         self.states = self._own() if other is None else other.states
         self.shares = other is not None
 
@@ -373,7 +373,9 @@ class StandIn:
         return Recorded(forms, torch.tensor(made).view(torch.uint8))
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        """Of a worker on standby the inputs are those of another version, perhaps: it counts for nothing."""
+        """The outputs of a rehearsal. The inputs of a worker on standby are those of another version, perhaps: it
+        counts for nothing.
+        """
         return () if self.values.last else (torch.tensor([0]),)
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:

@@ -106,7 +106,9 @@ class SimStore:
         return {layer: self.parts[checkpoint][layer] for layer in layers}
 
     def _later(self, writer: Writer, action: Callable[[], None]) -> None:
-        """When the store has done it, if the worker still lives; a frozen one goes on where it was."""
+        """Does something when the store has done its work, if the worker still lives; a frozen one goes on where it
+        was.
+        """
 
         def due() -> None:
             if writer.alive and writer.frozen:

@@ -94,7 +94,7 @@ class Surroundings(Protocol):
 
 
 class SimCopy:
-    """Its originals are taken when it is started, as in the order of a GPU's stream."""
+    """A copy whose originals are taken when it is started, as in the order of a GPU's stream."""
 
     def __init__(self, parts: Parts, clock: Clock, at: float) -> None:
         self._parts, self._clock, self._at = parts, clock, at
@@ -107,7 +107,7 @@ class SimCopy:
 
 
 class SimCopies(AtOnce):
-    """Of a device: one is ready after a while, and its worker is told."""
+    """The copies of a device: one is ready after a while, and its worker hears of it."""
 
     def __init__(self, node: "Node") -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Node:
         self.around.ended(self, code)
 
     def heartbeat(self) -> protocol.Heartbeat:
-        """Of another thread than the one that works."""
+        """The heartbeat, which another thread sends than the one that works."""
         busy = 0.0 if self.stuck_at is None else self.around.clock.now - self.stuck_at
         step, times = 0, None
         if self.engine:
@@ -305,7 +305,7 @@ class Node:
         return ()
 
     def tell(self, message: Message) -> None:
-        """Of checkpoints: it is said again when the channel was cut."""
+        """Sends a message. One about checkpoints is sent again when the channel was cut."""
         self.told = [*self.told[-3:], message]
         self.channel.tell(message)
 

@@ -191,7 +191,9 @@ class Dearer(Away):
             raise Failure(f"its prices are known: {accepted}")
 
     async def _paid(self) -> float:
-        """As the status has it, which is written at most every 15 s, and at once if the price for the hour changes."""
+        """The cost that the status has, which is written at most every 15 s, and at once if the price for the hour
+        changes.
+        """
         assert self.controller is not None
         view = self.controller.view(JOB)
         assert view is not None
@@ -270,7 +272,9 @@ class PastDeadline(Away):
 
 
 class Deleted(Away):
-    """Its workers end with their pods, and nothing is written any more; what the store has stays."""
+    """A job that is deleted: its workers end with their pods, and nothing is written any more; what the store has
+    stays.
+    """
 
     async def course(self) -> None:
         self.loop.call_later(max(0.0, -self.kill_at), self.user.delete)
@@ -329,7 +333,7 @@ class Lost(Away):
 
 
 def job_conditions(simulation: OperatorSimulation) -> list[Object]:
-    """As its status would be written now."""
+    """The job's conditions as its status would be written now."""
     assert simulation.controller is not None
     view = simulation.controller.view(JOB)
     assert view is not None
@@ -419,7 +423,7 @@ def test_an_edit_is_followed_whenever_the_operator_ends(kill_at: float) -> None:
 
 @pytest.mark.parametrize("kill_at", POINTS)
 def test_workers_are_replaced_one_after_the_other_whenever_the_operator_ends(kill_at: float) -> None:
-    """That all have the new image is among what `_at_rest` looks at."""
+    """`_at_rest` checks, among other things, that all workers have the new image."""
     assert TrainsOn(job_of(7, steps=150), new_image, kill_at, followed=lambda _: None).run().problem is None
 
 

@@ -23,7 +23,7 @@ def simulate(*arguments: str, **environment: str) -> str:
 
 
 def many(*arguments: str) -> str:
-    """With the seed of hashes that it would start itself again for."""
+    """The output of the simulation with the seed of hashes that it would start itself again for."""
     return simulate(*arguments, PYTHONHASHSEED="0")
 
 
@@ -44,7 +44,7 @@ def test_a_reconciliation_that_is_not_due_has_nothing_to_do() -> None:
 
 @pytest.mark.parametrize("jobs", ["0:1", pytest.param("1:3", marks=pytest.mark.slow)])
 def test_what_went_wrong_once_goes_well(jobs: str) -> None:
-    """In one job, and in two others."""
+    """The regressions are run in one job, and in two others."""
     first, last = map(int, jobs.split(":"))
     said = many("--seeds", jobs, "--keep-going", "--regression", "all")
     assert len(re.findall(rf"^{last - first} runs?\b", said, re.MULTILINE)) == len(REGRESSIONS), said

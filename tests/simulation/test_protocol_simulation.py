@@ -65,7 +65,7 @@ def test_random_faults_while_layers_are_split_anew(kinds: tuple[Kind, ...], firs
 
 @pytest.mark.parametrize("kinds", [(Kind.GRIDS,), (Kind.GRIDS, Kind.CHECKPOINTS)])
 def test_random_faults_while_the_grid_follows_the_workers(kinds: tuple[Kind, ...]) -> None:
-    """In most of these jobs it is another one in the end than the one that they begin with."""
+    """The grid in the end is another one, in most of these jobs, than the one that they begin with."""
     chosen: list[str] = []
     jobs = [Simulation(scenario(seed, *kinds), chosen.append) for seed in range(10)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
@@ -168,7 +168,7 @@ def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(kinds: tuple[
     ],
 )
 def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: int) -> None:
-    """In jobs with two or three replicas. Where faults leave copies of all they take, no job goes back or ends."""
+    """The jobs have two or three replicas. Where faults leave copies of all they take, no job goes back or ends."""
     verdicts = [run_seed(seed, *kinds) for seed in range(first, first + 12)]
     failed = [v for v in verdicts if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
@@ -185,7 +185,9 @@ def test_neighbours_and_zones_are_lost_at_once(kinds: tuple[Kind, ...], first: i
     ],
 )
 def test_nodes_are_lost_with_all_their_workers(kinds: tuple[Kind, ...], first: int) -> None:
-    """In one instant, in the middle of anything. Where faults leave copies of all they take, the job goes on."""
+    """The workers of a node are lost in one instant, in the middle of anything. Where faults leave copies of all they
+    take, the job goes on.
+    """
     jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 24)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)

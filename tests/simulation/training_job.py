@@ -280,12 +280,12 @@ class Job:
         return True
 
     def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        """In its first state, for that worker."""
+        """A stage in its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
         return build_stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
 
     def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        """Of a worker that holds a shard of the optimizer's state."""
+        """The whole model of a worker that holds a shard of the optimizer's state."""
         return build_stage(self.task, 0, stages, config, self.computes_on[0], remembers=False)
 
     def where(self) -> str:

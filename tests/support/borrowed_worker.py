@@ -10,7 +10,7 @@ STARTS = "BAMBOO_TEST_STARTS"  # a folder, with a file for each job's token
 
 
 def describe(folder: Path, token: str, *, main: str | None, log: Path) -> None:
-    """For all workers with that token: the test's environment, what they run, and where they print.
+    """Writes for all workers with that token: the test's environment, what they run, and where they print.
 
     Written once and as a whole: a worker that was just started reads it while the next one is.
     """

@@ -7,7 +7,9 @@ import trustme
 
 
 def issue(folder: Path) -> list[str]:
-    """Of 127.0.0.1, by an authority of its own; the operator's flags that name the files."""
+    """Issues a certificate of 127.0.0.1, by an authority of its own; returns the operator's flags that name the
+    files.
+    """
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     mine.cert_chain_pems[0].write_to_path(folder / "tls.crt")

@@ -92,14 +92,14 @@ class Release:
         return [f"{self.full_name}-{suffix}" for suffix in ("ca", "key")]
 
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
-        """Until nothing else of the release is left, but for those Secrets."""
+        """Waits until nothing else of the release is left, but for those Secrets."""
         kept = {f"Secret {self.namespace}/{name}" for name in self.kept_secrets}
         until_none(lambda: [name for name in self.leftovers() if name not in kept and not allowed(name)])
 
 
 @contextmanager
 def no_crd(api: Client) -> Iterator[None]:
-    """Before and after, there is none: other tests have their own."""
+    """A block before and after which there is no CRD: other tests have their own."""
     remove_crd(api)
     try:
         yield
@@ -138,7 +138,7 @@ def labelled(api: Client, selector: str) -> list[str]:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
-    """As Helm merges values: maps deeply, the rest by the latter."""
+    """The values as Helm merges them: maps deeply, the rest by the latter."""
     result = dict(one)
     for key, value in other.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)

@@ -69,7 +69,9 @@ class Killed(BaseException):
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """Of the tests: files in memory. `faults` says what happens at the operation of that number, from 0."""
+    """A file system of the tests, with files in memory. `faults` says what happens at the operation of that number,
+    from 0.
+    """
 
     cachable = False
 

@@ -114,7 +114,7 @@ class Tab:
         await self.call("Emulation.setEmulatedMedia", features=chosen)
 
     async def goto(self, url: str) -> None:
-        """Until it has loaded."""
+        """Opens a page, and waits until it has loaded."""
         found = await self.call("Page.navigate", url=url)
         assert "errorText" not in found, found
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -150,7 +150,7 @@ class Tab:
         ]
 
     async def screenshot(self, path: Path, *, height: int | None = None) -> None:
-        """As a PNG: the whole page, or its first `height` pixels."""
+        """Writes the whole page, or its first `height` pixels, as a PNG."""
         box = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {
             "x": 0,

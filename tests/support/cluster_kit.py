@@ -24,7 +24,7 @@ FAILURE = pytest.StashKey[Exception]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
-    """Before the first test with a cluster, and outside of it, for a test has a timeout: builds Kubernetes.
+    """Builds Kubernetes before the first test with a cluster, and outside of it, for a test has a timeout.
 
     Of the processes of `make test` only the one that has these tests waits meanwhile.
     """
@@ -34,7 +34,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _build(config: pytest.Config) -> None:
-    """Once; what went wrong is for the fixture to tell."""
+    """Builds Kubernetes once; what went wrong is for the fixture to tell."""
     if BUILT in config.stash or os.environ.get("KUBECONFIG"):
         return
     config.stash[BUILT] = True

@@ -71,7 +71,7 @@ def wholes(field: str) -> list[dict[str, Any]]:
 
 
 def whole_with_budget() -> dict[str, Any]:
-    """Of all kinds, for which the grid has to be chosen."""
+    """A manifest with budgets of all kinds, for which the grid has to be chosen."""
     document = whole()
     del document["spec"]["topology"]["split"]
     return {
@@ -531,7 +531,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 def _fit_bounds(
     draw: st.DrawFn, topology: dict[str, Any], elastic: dict[str, Any], stages: int, pipelines: tuple[int, int]
 ) -> None:
-    """Around a number of stages. pipelines: as many as asked for, and as may be."""
+    """Draws bounds around a number of stages. pipelines: as many as asked for, and as may be."""
     asked, most = pipelines
     if topology.get("split") is not None:
         elastic.pop("objective", None)

@@ -61,7 +61,7 @@ def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[
 
 
 def strip_rules(value: Any) -> None:
-    """Of a CRD, for an API server that is too old to know them."""
+    """Takes the rules out of a CRD, for an API server that is too old to know them."""
     if isinstance(value, dict):
         value.pop("x-kubernetes-validations", None)
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -142,7 +142,7 @@ def _is_integer(_: Any, value: Any) -> bool:
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationError]:
-    """As RE2 reads it: $ is the very end. That each pattern is ^...$ is tested."""
+    """Checks a pattern as RE2 reads it: $ is the very end. That each pattern is ^...$ is tested."""
     if isinstance(value, str) and not re.fullmatch(pattern[1:-1], value, re.ASCII):
         yield ValidationError(f"{value!r} does not match {pattern}")
 

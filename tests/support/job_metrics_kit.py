@@ -26,7 +26,7 @@ def exposed(page: MetricsPage) -> str:
 
 
 def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
-    """By the metric's own labels; of a histogram its count."""
+    """The metric's values by its own labels; those of a histogram are its counts."""
     name = f"{metric.name}_count" if metric.kind is MetricKind.HISTOGRAM else metric.name
     own = [label for label in metric.labels if label not in ("namespace", "job")]
     samples = [sample for family in page.families() for sample in family.samples if sample.name == name]

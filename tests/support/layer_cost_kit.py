@@ -24,7 +24,7 @@ class First(nn.Module):
 
 
 class Chooses(nn.Module):
-    """Its way depends on values; so it sees what it would see."""
+    """A layer whose way depends on values, so that it sees which ones it is given."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class LeaseSimulation:
         return self.api.all("pods")
 
     def start(self, name: str) -> "Process":
-        """In a pod of that name."""
+        """Starts an operator in a pod of that name."""
         self.api.put("pods", {"metadata": {"name": name}, "status": {"phase": "Running"}})
         self.processes.append(Process(self, name))
         return self.processes[-1]
@@ -52,7 +52,7 @@ class LeaseSimulation:
         self.now = end
 
     async def _settle(self) -> None:
-        """Until all wait for the clock."""
+        """Runs until all wait for the clock."""
         for _ in range(20):
             await asyncio.sleep(0)
         for check in self.checks:
@@ -82,7 +82,7 @@ class Process:
         return Lease(self, PLACE, self.name, clock=lambda: self.simulation.now, sleep=self.sleep)
 
     async def _live(self) -> None:
-        """In a container that is started again whenever it ends."""
+        """Lives as a process does in a container that is started again whenever it ends."""
         while True:
             self.lease = self._lease()
             await self.lease.acquire()
@@ -116,7 +116,7 @@ class Process:
         self.task = asyncio.create_task(self._live())
 
     async def end(self) -> None:
-        """As by SIGTERM."""
+        """Ends the process as SIGTERM does."""
         await self.kill()
         with contextlib.suppress(TimeoutError, ApiError):
             await self.lease.release()

@@ -23,7 +23,7 @@ def step(number: int, attempt: int = 1, **more) -> StepRecord:
 
 
 def evaluated(number: int, **metrics) -> EvaluationRecord:
-    """Of the state after that step."""
+    """The evaluation of the state after that step."""
     return EvaluationRecord(attempt=1, step=number, time=100.5 + number, metrics=metrics)
 
 

@@ -23,7 +23,7 @@ SOMETIMES = {
 
 
 def declared(exporter: Exporter) -> dict[str, Metric]:
-    """By the name that a page gives to the family."""
+    """The metrics of an exporter by the name that a page gives to the family."""
     return {_family(metric): metric for metric in EVERY_METRIC if exporter in metric.by}
 
 

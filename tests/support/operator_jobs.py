@@ -72,7 +72,7 @@ def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, 
 
 
 def endless(document: Json) -> Json:
-    """The same job, which no test sees end; its workers run on this machine.
+    """A job that no test sees end; its workers run on this machine.
 
     It trains slowly, some steps a second: at full speed it would take the processors from whatever the test waits for.
     """
@@ -83,13 +83,13 @@ def endless(document: Json) -> Json:
 
 
 def wrapped(document: Json, command: list[str]) -> Json:
-    """The same job, whose workers run something else."""
+    """The job with workers that run that command."""
     document["spec"]["worker"]["template"]["spec"]["containers"] = [{"name": "trainer", "command": command}]
     return document
 
 
 def slowed(document: Json, folder: Path) -> tuple[Json, Path]:
-    """The same job, and a file: a step takes a second until that is removed. Its workers run on this machine."""
+    """The job slowed, and a file: a step takes a second until that is removed. Its workers run on this machine."""
     mark = folder / "pace" / "slow"
     mark.parent.mkdir()
     mark.touch()

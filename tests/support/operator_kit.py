@@ -122,7 +122,7 @@ def checkpoints(
 
 @cache
 def pod_validator(version: str) -> Any:
-    """Of that Kubernetes version; unknown fields are errors."""
+    """The validator of pods of that Kubernetes version; unknown fields are errors."""
     import jsonschema
 
     folder = f"kubernetes-json-schema/v{version}.0-local-strict"

@@ -132,13 +132,13 @@ class Operator:
             self._process.wait()
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Until it has ended by itself; its exit code."""
+        """Waits until the operator has ended by itself; returns its exit code."""
         assert self._process is not None
         return self._process.wait(seconds)
 
     @property
     def ports(self) -> set[int]:
-        """On which it listens."""
+        """The ports on which the operator listens."""
         assert self._process is not None
         held = set()
         for entry in Path(f"/proc/{self._process.pid}/fd").iterdir():
@@ -179,18 +179,18 @@ class Job:
         api.request("POST", JOBS.format(namespace), manifest)
 
     def wait(self, condition: Callable[[Json], Any], seconds: float = PATIENCE) -> Json:
-        """Until the status is such; the status. Every status on the way has to be valid."""
+        """Waits until the status is such, and returns it. Every status on the way has to be valid."""
         found = self.api.wait(self.path, lambda job: job.get("status") and condition(_valid(job["status"])), seconds)
         status: Json = found["status"]
         return status
 
     def until_gone(self, seconds: float = PATIENCE) -> None:
-        """Until it is deleted, and its pods are."""
+        """Waits until the job is deleted, and its pods are."""
         self.api.wait(self.path, lambda job: not job, seconds)
         self.until_pods(lambda pods: not pods, seconds)
 
     def until_pods(self, condition: Callable[[dict[str, Json]], Any], seconds: float = PATIENCE) -> dict[str, Json]:
-        """Until the job's pods are such; the pods."""
+        """Waits until the job's pods are such, and returns them."""
         deadline = time.monotonic() + seconds
         while not condition(pods := self.pods()):
             if time.monotonic() > deadline:
@@ -200,7 +200,7 @@ class Job:
         return pods
 
     def until(self, kind: str, value: str = "True", seconds: float = PATIENCE) -> Json:
-        """Until that condition holds; the status."""
+        """Waits until that condition holds, and returns the status."""
         return self.wait(lambda status: condition(status, kind).get("status") == value, seconds)
 
     def step(self, number: int, seconds: float = PATIENCE) -> Json:
@@ -241,7 +241,7 @@ class Job:
         self.api.patch(self.path, {"spec": spec})
 
     def edit_in_time(self, spec: Json) -> None:
-        """As soon as the API server, which learns a little later that the CRD has changed, takes it."""
+        """Edits the job as soon as the API server, which learns a little later that the CRD has changed, takes it."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:

@@ -47,7 +47,8 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def slowed(manifest: Mapping[str, Any], mark: Path, since: int = 0, seconds: float = LITTLE) -> dict[str, Any]:
-    """The same job, slow from that step on: seconds for each microbatch. Its workers need this folder in PYTHONPATH.
+    """The manifest of a job that is slow from that step on: seconds for each microbatch. Its workers need this folder
+    in PYTHONPATH.
 
     A step is known by its samples, so the dataset must hold more than the steps before `since` read.
     """

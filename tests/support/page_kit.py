@@ -34,7 +34,7 @@ class Time:
 
 
 def received(document: Document) -> Any:
-    """As the browser gets it."""
+    """The document as the browser gets it."""
     return msgspec.json.decode(encode(document))
 
 

@@ -120,7 +120,7 @@ class Place:
         self.cluster.pod_event("MODIFIED", self.pods[name])
 
     def run(self, name: str, age: float) -> None:
-        """Its container has run for so many seconds."""
+        """Lets a worker's container have run for so many seconds."""
         began = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
         state = {"name": TRAINER_CONTAINER, "state": {"running": {"startedAt": began}}}
         self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
@@ -165,7 +165,7 @@ class Place:
         return {name for name, pod in self.pods.items() if self.budget and is_about(self.budget, pod)}
 
     def allowed(self) -> int:
-        """So many of them may be evicted now."""
+        """The number of pods that may be evicted now."""
         assert self.budget is not None
         return disruptions_allowed(self.budget, self.pods.values())
 

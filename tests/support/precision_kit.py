@@ -11,7 +11,7 @@ from stage_kit import small_task
 
 
 class Frozen(nn.Linear):
-    """Its bias is not trained."""
+    """A linear layer whose bias is not trained."""
 
     def __init__(self) -> None:
         super().__init__(3, 3)

@@ -31,7 +31,7 @@ class Speed:
 
 
 class QueuedCopy:
-    """Of what its originals are when it is started, as their values are computed at once here."""
+    """A copy of what its originals are when it is started, as their values are computed at once here."""
 
     def __init__(self, device: "QueuedDevice", parts: Parts, at: float) -> None:
         self._device, self._parts, self._at = device, parts, at
@@ -45,7 +45,7 @@ class QueuedCopy:
 
 
 class QueuedDevice(AtOnce):
-    """Of one worker. held: until when its host waits. waits: how often it had to."""
+    """The device of one worker. held: until when its host waits. waits: how often it had to."""
 
     def __init__(self, clock: Callable[[], float], speed: Speed) -> None:
         super().__init__()
@@ -124,7 +124,9 @@ class QueuedStage(Stage):
 
 
 class QueuedJob(Job):
-    """Its workers have such devices. at: when each instruction was started, and when the host was done with it."""
+    """A job whose workers have such devices. at: when each instruction was started, and when the host was done
+    with it.
+    """
 
     def __init__(self, manifest: dict[str, Any], speed: Speed) -> None:
         self.speed, self.devices, self.at = speed, list[QueuedDevice](), dict[Fault, float]()
@@ -150,7 +152,7 @@ class QueuedJob(Job):
         return super().strikes(fault)
 
     def step_seconds(self, step: int) -> float:
-        """Between the first stage's optimizer steps."""
+        """The seconds between the first stage's optimizer steps."""
         ends = [self.at[Fault("OptimizerStep", (0, 0), k, after=True)] for k in (step - 1, step)]
         return ends[1] - ends[0]
 

@@ -50,7 +50,7 @@ class Words(nn.Module):
 
 
 class Projection(nn.Module):
-    """Of data that are floats."""
+    """A layer for data that are floats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Experts(nn.Module):
 
 
 class Centred(nn.Module):
-    """With a buffer of its own that its forward updates."""
+    """A layer with a buffer of its own that its forward updates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ def _mean(outputs: Parts, targets: Parts) -> Tensor:
 
 
 def _weighted(outputs: Parts, targets: Parts) -> Weighted:
-    """Without the words that are 0."""
+    """The loss without the words that are 0."""
     total = F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten(), ignore_index=0, reduction="sum")
     return Weighted(total, (targets[0] != 0).sum())
 

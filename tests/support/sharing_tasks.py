@@ -15,7 +15,7 @@ WIDTH, WORDS = 6, 10
 
 
 class Head(nn.Module):
-    """Its weight is the embedding's."""
+    """A layer whose weight is the embedding's."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ Layers = list[Callable[[], nn.Module]]
 
 
 def made_before() -> Layers:
-    """As one cuts a finished model: all modules exist, one block is used twice."""
+    """The layers of a finished model that is cut: all modules exist, one block is used twice."""
     torch.manual_seed(5)
     embedding, block = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
     last = nn.Sequential(nn.LayerNorm(WIDTH), Head(embedding))

@@ -118,7 +118,7 @@ class ManyJobs:
             await self._controller.stop()
 
     def bring_late_pod(self, name: str) -> None:
-        """Of an operator that was there before, and whose answer came late."""
+        """Brings a pod of an operator that was there before, and whose answer came late."""
         (uid,) = [job["metadata"]["uid"] for job in self._jobs_made if job["metadata"]["name"] == name]
         self._server.create("pods", late_pod(name, uid))
 
@@ -141,7 +141,7 @@ class ManyJobs:
                 self.told.setdefault(name, self._loop.time())
 
     def _refuse(self, pod: Object, count: int) -> None:
-        """As a kubelet: it tries, waits, and tries again."""
+        """Refuses an image as a kubelet does: it tries, waits, and tries again."""
         pulled = f"ErrImagePull: {ERROR}"
         reason, message = (
             ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": {pulled}')

@@ -94,7 +94,7 @@ class Slowed(World):
         return found
 
     def step_seconds(self) -> float:
-        """As the slowest worker has it."""
+        """The seconds of a step, which are those of the slowest worker."""
         plan = self.state.plan
         assert plan is not None
         cells = [(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells()]

@@ -69,5 +69,5 @@ def task_of(optimizer="AdamW", tied=False):
 
 
 def files_of(stages):
-    """As workers write them: each stage its own layers."""
+    """The files of layers as workers write them: each stage its own."""
     return {layer: b"".join(encode(state)) for stage in stages for layer, state in stage.values.layer_states().items()}

@@ -26,7 +26,7 @@ SPLITS = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 4: [(0, 1), (1, 2), (2, 3), (3, 4)]}
 
 
 def at(precision: str, config: TrainingConfig = CONFIG, **changes: Any) -> TrainingConfig:
-    """The same in another precision; in fp16 losses are scaled."""
+    """The configuration in another precision; in fp16 losses are scaled."""
     scale = LossScaleSpec(initial_power=20, growth_interval=3) if precision == "fp16" else None
     return replace(config, precision=precision, loss_scale=scale, **changes)
 
@@ -79,7 +79,7 @@ class StagesOfTask:
 
 
 def states_of(worker: str, plan: Plan, task: Task | None = None) -> StageStates:
-    """That a worker begins with which obeys the plan."""
+    """The states that a worker begins with which obeys the plan."""
     builder = StagesOfTask(task or small_task())
     begun = {index: builder.stage(index, plan.state_layers) for index in first_states(plan, worker)}
     made = StageStates(builder, False, begun)

@@ -61,7 +61,7 @@ def run(policy: Policy, *changes: tuple[float, str, str], duration: float) -> St
 
 
 def costs_of(model: ModelProfile, batch: int, schedule: str = "1F1B") -> Costs:
-    """Of a job with microbatches of one sample, whose links have one connection."""
+    """The costs of a job with microbatches of one sample, whose links have one connection."""
     spec = {
         "task": {"entrypoint": "a:build"},
         "training": {"steps": 10, "globalBatchSize": batch, "microBatchSize": 1},

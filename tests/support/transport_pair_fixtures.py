@@ -29,7 +29,9 @@ def nixl(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def net(flows: int, nixl: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    """With several flows, or NIXL, all but the smallest frames count as large, in chunks that end within a number."""
+    """A network. With several flows, or NIXL, all but the smallest frames count as large, in chunks that end within a
+    number.
+    """
     if flows > 1 or nixl:
         monkeypatch.setattr(wire, "STRIPED_FROM", 100)
         monkeypatch.setattr(stripes, "CHUNK", 4099)

@@ -100,7 +100,7 @@ def partition(node: Node) -> None:
 
 @app.command()
 def freeze(node: Node) -> None:
-    """As partition, with the processes stopped."""
+    """Cut a node off as partition does, with its processes stopped."""
     _call("freeze", node=node)
 
 

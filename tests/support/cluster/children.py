@@ -106,7 +106,7 @@ async def stop(child: Child, seconds: float) -> None:
 
 
 def adopt_orphans() -> None:
-    """From now on descendants that lose their parent become children of this process."""
+    """Makes descendants that lose their parent children of this process, from now on."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

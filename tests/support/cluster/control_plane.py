@@ -30,7 +30,7 @@ SUBJECTS = {
 
 
 class StartFailed(Exception):
-    """Told with the tails of the components' logs."""
+    """An error at the control plane's start, told with the tails of the components' logs."""
 
 
 class ControlPlane:
@@ -172,7 +172,7 @@ def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
 
 
 def no_insecure_port(flag: str, minor: int) -> list[str]:
-    """Before 1.24 components serve without TLS as well, unless told not to; the flags are gone since."""
+    """The flags that keep a component from serving without TLS as well, as it does before 1.24; they are gone since."""
     return [] if minor >= SECURE_ONLY else [f"--{flag}=0"]
 
 
@@ -212,7 +212,9 @@ def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int) -> list[s
 
 
 def free_ports(count: int) -> list[int]:
-    """Below the range from which the kernel takes clients' ports, so that none is taken before it is used."""
+    """The numbers of free ports below the range from which the kernel takes clients' ports, so that none is taken
+    before it is used.
+    """
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(15000, 32000)

@@ -68,6 +68,6 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def command(container: Json, entrypoint: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """As in an image: command replaces the entrypoint, args are appended."""
+    """The words of a container's command as in an image: command replaces the entrypoint, args are appended."""
     words = [*(container.get("command") or entrypoint), *container.get("args", [])]
     return [expand(word, values) for word in words]

@@ -170,7 +170,7 @@ class Cluster:
         self._call("partition", node=node)
 
     def freeze(self, node: str) -> None:
-        """As partition, and the node's processes are stopped (SIGSTOP)."""
+        """Cuts a node off as `partition` does, and stops its processes (SIGSTOP)."""
         self._call("freeze", node=node)
 
     def recover(self, node: str) -> None:
@@ -184,12 +184,12 @@ class Cluster:
     def signal(
         self, namespace: str, pod: str, number: int, *, container: str | None = None, reason: str | None = None
     ) -> None:
-        """To the pod's processes. reason: what its status will give as theirs, for example OOMKilled."""
+        """Sends a signal to the pod's processes. reason: what its status will give as theirs, for example OOMKilled."""
         self._call("signal", namespace=namespace, pod=pod, number=int(number), reason=reason, container=container)
 
     @contextlib.contextmanager
     def without(self, component: str = "kube-apiserver") -> Iterator[None]:
-        """That process of the control plane is ended, and started again afterwards."""
+        """A block in which that process of the control plane is not there; it is started again afterwards."""
         self._call("take_down", component=component)
         try:
             yield

@@ -154,7 +154,7 @@ class Host:
 
 
 async def serve(folder: Path) -> None:
-    """Until SIGTERM or SIGINT, or the end of the owner if there is one."""
+    """Serves until SIGTERM or SIGINT, or the end of the owner if there is one."""
     config: Json = json.loads((folder / "config.json").read_text())
     started, ended = time.monotonic(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -64,7 +64,7 @@ class Kubelet:
         return files[0] if files else None
 
     def address(self, namespace: str, pod: str) -> str | None:
-        """Of a pod that runs."""
+        """The address of a pod that runs; None if it does not."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):
@@ -111,14 +111,14 @@ class Kubelet:
             self._sync(pod)
 
     async def delete(self, name: str) -> None:
-        """As when a cloud takes a spot node: machine and Node object are gone."""
+        """Deletes a node as when a cloud takes a spot node: machine and Node object are gone."""
         self.fail(name)
         self._beats.pop(name).cancel()
         node = self.nodes.pop(name)
         await self.api.request("DELETE", node.path)
 
     def signal(self, namespace: str, pod: str, number: int, reason: str | None, container: str | None) -> None:
-        """To one pod's processes. reason: told in the container's status if it ends by this."""
+        """Sends a signal to one pod's processes. reason: told in the container's status if it ends by this."""
         for runner in self.runners.values():
             meta = runner.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):

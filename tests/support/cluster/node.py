@@ -49,7 +49,7 @@ class Node:
         return f"{self._prefix}.1"
 
     def next_address(self) -> str:
-        """For a pod. An address comes again after 252 others."""
+        """An address for a pod, which comes again after 252 others."""
         self._next += 1
         return f"{self._prefix}.{2 + (self._next - 1) % 252}"
 
@@ -66,7 +66,7 @@ class Node:
             self.contact.clear()
 
     async def register(self) -> None:
-        """As at a kubelet's start: an existing node keeps its taints and labels."""
+        """Registers the node as at a kubelet's start: an existing node keeps its taints and labels."""
         labels = {
             "kubernetes.io/hostname": self.spec.name,
             "kubernetes.io/os": "linux",

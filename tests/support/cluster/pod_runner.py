@@ -163,7 +163,7 @@ class PodRunner:
         return False
 
     async def _warn(self, reason: str, message: str) -> None:
-        """By an event, which is told once: who waits for long would find how often it has happened since."""
+        """Writes an event, once: who waits for long would find how often it has happened since."""
         await self.place.contact.wait()
         meta, stamp = self.pod["metadata"], pod_status.now()
         known = {key: meta[key] for key in ("namespace", "name", "uid")}

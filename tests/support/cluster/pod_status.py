@@ -69,7 +69,9 @@ class Record:
 
 
 def _only(state: Json) -> Json:
-    """In a merge patch what is not named stays. Servers differ in what `$patch: replace` does in such a place."""
+    """The state for a merge patch, in which what is not named stays. Servers differ in what `$patch: replace` does in
+    such a place.
+    """
     return {**dict.fromkeys(("waiting", "running", "terminated")), **state}
 
 

@@ -145,7 +145,9 @@ def _host_path(source: Json) -> Path:
 
 
 def write(folder: Path, files: Files) -> None:
-    """As a kubelet does: the files are links through ..data, a link that is switched when all files are written."""
+    """Writes files as a kubelet does: they are links through ..data, a link that is switched when all files are
+    written.
+    """
     version = folder / f"..{time.time_ns()}"
     for name, (content, mode) in files.items():
         path = version / name

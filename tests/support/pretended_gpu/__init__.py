@@ -50,7 +50,7 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path, others: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Of a process, and all that it starts, that has them. others: variables."""
+    """The environment of a process, and of all that it starts, that has pretended GPUs. others: variables that stay."""
     here, path = SOURCE.parent, others.get("PYTHONPATH", "")
     there = os.pathsep.join(filter(None, (str(here / "start"), str(here.parent), path)))
     return {**others, "PYTHONPATH": there, "PRETENDED_GPU": str(library), "BAMBOO_DEVICE": ""}
