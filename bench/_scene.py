@@ -47,19 +47,16 @@ class Size:
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """What a while took. cores: by process. calls: of the operator. late: this process's own loop, at most.
-
-    cuts: channels that broke. ended: workers without a notice that were told to end, and why.
-    """
+    """What a while took."""
 
     seconds: float = 0.0
-    cores: dict[str, float] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
+    cores: dict[str, float] = field(default_factory=dict)  # by process
+    calls: dict[str, int] = field(default_factory=dict)  # of the operator
     memory_mib: float = 0.0
     peak_memory_mib: float = 0.0
-    late: float = 0.0
-    cuts: int = 0
-    ended: list[str] = field(default_factory=list)
+    late: float = 0.0  # this process's own loop, at most
+    cuts: int = 0  # channels that broke
+    ended: list[str] = field(default_factory=list)  # workers without a notice that were told to end, and why
 
 
 class Scene:

@@ -66,19 +66,14 @@ MAX_NORM = 0.1  # of gradients that are clipped: those of both tasks are larger
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """ends: of the steps, in seconds, at stage 0, which is the last one to finish; cpu: of all processes, a step.
+    """The result of a run."""
 
-    begun: when the processes were started, forked from a server that has imported torch.
-    norms: of the whole gradient, of the first steps at least. in_flight: of how many microbatches a worker keeps
-    activations at most, in those of all its layers.
-    """
-
-    ends: list[float]
+    ends: list[float]  # of the steps, in seconds, at stage 0, which is the last one to finish
     losses: list[float]
-    cpu: float
-    norms: list[float]
-    in_flight: float
-    begun: float
+    cpu: float  # of all processes, a step
+    norms: list[float]  # of the whole gradient, of the first steps at least
+    in_flight: float  # of how many microbatches a worker keeps activations at most, in those of all its layers
+    begun: float  # when the processes were started, forked from a server that has imported torch
 
     def facts(self, others: float) -> dict[str, float]:
         ends = self.ends[WARMUP - 1 :]

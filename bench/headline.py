@@ -55,15 +55,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A model on recorded nodes, or on made-up ones of which each is taken away within an hour with probability `rate`.
-
-    case: the nodes' name. seeds: runs on made-up nodes. hours: of each run, at most.
+    """A model on recorded nodes, or on made-up ones of which each is taken away within an hour with probability
+    `rate`.
     """
 
     model: str
-    case: str
-    seeds: int
-    hours: float
+    case: str  # the nodes' name
+    seeds: int  # runs on made-up nodes
+    hours: float  # of each run, at most
     rate: float = 0.0
     recording: Trace | None = None
     schedule: str = ScheduleChoice.AUTO.value

@@ -46,21 +46,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """boundary: bytes of a microbatch between two stages. weights: parameters of each stage, in its layers. backward:
-    seconds of a microbatch in a stage, twice those of a forward. buckets: that a layer's gradients are one, however
-    small, or all are; None: by size.
-    """
+    """What a job sends and computes."""
 
-    boundary: int = 4 << 20
-    weights: int = 0
+    boundary: int = 4 << 20  # bytes of a microbatch between two stages
+    weights: int = 0  # parameters of each stage, in its layers
     mode: str = "None"
     flows: int = 4
     steps: int = 12
     stages: int = STAGES
     pipelines: int = 1
     layers: int = 2
-    backward: float = BACKWARD
-    buckets: bool | None = None
+    backward: float = BACKWARD  # seconds of a microbatch in a stage, twice those of a forward
+    buckets: bool | None = None  # that a layer's gradients are one, however small, or all are; None: by size
 
 
 MAINS = {None: "time_steps", False: "time_steps_of_one_bucket", True: "time_steps_in_buckets"}

@@ -40,11 +40,11 @@ class Part(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """orders: of each worker. workers: of each stage. share: of a worker's layers that one stage has."""
+    """The schedule of a step as orders of stages."""
 
-    orders: Sequence[Sequence[Part]]
-    workers: Sequence[int]
-    share: float
+    orders: Sequence[Sequence[Part]]  # of each worker
+    workers: Sequence[int]  # of each stage
+    share: float  # of a worker's layers that one stage has
 
 
 def own(order: StageOrder, stages: int, microbatches: int) -> Schedule:

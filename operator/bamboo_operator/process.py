@@ -50,26 +50,21 @@ WATCHES = 6  # of a namespace: connections of its watches, also while one is beg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorOptions:
-    """url: under which workers reach this process; by default its own address.
-
-    lease: None if there can be no other operator. identity: of this one as its holder. label_active: its pod, while
-    it works; those that wait are ready, too. node_record: the ConfigMap in which nodes are recorded. prices: where they
-    are, None if nowhere.
-    """
+    """The options of the operator's process."""
 
     listen: tuple[str, int]
     web_listen: tuple[str, int]
-    url: str | None
+    url: str | None  # under which workers reach this process; by default its own address
     key: bytes
     workers: WorkerPodSettings
     namespaces: list[str]
     certificate: ServingCertificate | None
-    lease: LeaseName | None
-    identity: str
+    lease: LeaseName | None  # None if there can be no other operator
+    identity: str  # of this one as its holder
     marks: tuple[NodeMark, ...] = ()
-    label_active: bool = False
-    node_record: LeaseName | None = None
-    prices: PricePlace | None = None
+    label_active: bool = False  # its pod, while it works; those that wait are ready, too
+    node_record: LeaseName | None = None  # the ConfigMap in which nodes are recorded
+    prices: PricePlace | None = None  # where they are, None if nowhere
 
 
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:

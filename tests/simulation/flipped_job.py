@@ -40,18 +40,17 @@ AT_REST = (Place.PARAMETERS, Place.OPTIMIZER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """owner: on the worker that runs the stage, or on the one that holds its replica and shadows it; or on that worker.
-    step: that begins with the state in question. bit: of that element, counted around.
-    """
+    """A bit that flips."""
 
     place: Place
     stage: int
+    # on the worker that runs the stage, or on the one that holds its replica and shadows it; or on that worker
     owner: bool = True
     worker: str = ""
-    step: int
+    step: int  # that begins with the state in question
     microbatch: int = 0
     element: int = 0
-    bit: int = MANTISSA
+    bit: int = MANTISSA  # of that element, counted around
     every_time: bool = False
 
     def possible(self, stages: int) -> bool:

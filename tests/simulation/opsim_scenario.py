@@ -93,12 +93,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterScenario:
-    """careful: workers are taken only while every layer has two holders, so that the job can always go on.
-
-    grid: of time, in seconds (see opsim_loop). checkpoint: that section of the spec; of random jobs none has one, and
-    what they lose they have to have twice. chooses: the coordinator chooses stages and pipelines, of all grids that the
-    workers can run.
-    """
+    """What happens to a job on a simulated cluster."""
 
     seed: int
     arithmetic: Arithmetic
@@ -107,12 +102,13 @@ class ClusterScenario:
     policy: str  # for pods when the job is over
     mode: str
     pools: tuple[dict[str, Any], ...]
-    careful: bool
+    careful: bool  # workers are taken only while every layer has two holders, so that the job can always go on
     slowdown: float
-    grid: float
+    grid: float  # of time, in seconds (see opsim_loop)
     disturbances: tuple[Disturbance, ...]
+    # that section of the spec; of random jobs none has one, and what they lose they have to have twice
     checkpoint: dict[str, Any] | None = None
-    chooses: bool = False
+    chooses: bool = False  # the coordinator chooses stages and pipelines, of all grids that the workers can run
 
     @property
     def work(self) -> tuple[float, ...]:

@@ -24,26 +24,20 @@ PRIME = 16_777_213  # below 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """What a job computes. sizes: elements of each layer's gradient.
-
-    ties: layers that share their first element; then each layer is a stage.
-    groups: of microbatches. reproducible: else each pipeline's are a group, and their number stays.
-    skipped: steps whose loss is not finite. evaluated: (every so many steps, batches); (0, 0): never.
-    left_out: steps that an early stop saves; `steps` are those before it.
-    """
+    """What a job computes."""
 
     seed: int
     stages: int
     pipelines: int
     microbatches: int
     steps: int
-    sizes: tuple[int, ...]
-    ties: tuple[tuple[int, ...], ...] = ()
-    groups: int
-    reproducible: bool = True
-    skipped: frozenset[int] = frozenset()
-    evaluated: tuple[int, int] = (0, 0)
-    left_out: int = 0
+    sizes: tuple[int, ...]  # elements of each layer's gradient
+    ties: tuple[tuple[int, ...], ...] = ()  # layers that share their first element; then each layer is a stage
+    groups: int  # of microbatches
+    reproducible: bool = True  # else each pipeline's are a group, and their number stays
+    skipped: frozenset[int] = frozenset()  # steps whose loss is not finite
+    evaluated: tuple[int, int] = (0, 0)  # (every so many steps, batches); (0, 0): never
+    left_out: int = 0  # steps that an early stop saves; `steps` are those before it
 
     @property
     def wanted_steps(self) -> int:

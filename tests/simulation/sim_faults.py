@@ -53,28 +53,23 @@ SINGLE_KILLS = (FaultKind.KILL, FaultKind.VANISH, FaultKind.KILL_AT, FaultKind.K
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong, once.
-
-    step: armed when that many steps are committed (-1: at once). chained: armed when the fault before it struck.
-    delay: seconds from then. role, pipeline, stage: whom it befalls. seconds: how long it lasts; of a notice: how
-    long until the worker is taken away. name, count: the count-th such instruction or frame. neighbours: of the
-    workers before it in the ring so many are killed in the same instant. with_node: so are all that are on its node,
-    or they get the same notice. factor: by which it is slower.
-    """
+    """One thing that goes wrong, once."""
 
     what: FaultKind
-    step: int
-    delay: float
-    chained: bool
+    step: int  # armed when that many steps are committed (-1: at once)
+    delay: float  # seconds from then
+    chained: bool  # armed when the fault before it struck
+    # role, pipeline, stage: whom it befalls
     role: str
     pipeline: int
     stage: int
-    seconds: float
+    seconds: float  # how long it lasts; of a notice: how long until the worker is taken away
+    # name, count: the count-th such instruction or frame
     name: str = ""
     count: int = 0
-    neighbours: int = 0
-    with_node: bool = False
-    factor: float = 1.0
+    neighbours: int = 0  # of the workers before it in the ring so many are killed in the same instant
+    with_node: bool = False  # so are all that are on its node, or they get the same notice
+    factor: float = 1.0  # by which it is slower
 
     def __str__(self) -> str:
         when = "after the one before" if self.chained else f"at {self.step} steps"

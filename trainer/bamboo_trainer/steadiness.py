@@ -14,11 +14,11 @@ NOTCH: Final = 1.57  # times the quartiles' distance over the root of their numb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steadiness:
-    """bound: by what share of itself a median may be off. floor: seconds that do not matter. most: times at most."""
+    """How well a median has to be known."""
 
-    bound: float = 0.03
-    floor: float = 20e-6
-    most: int = 100
+    bound: float = 0.03  # by what share of itself a median may be off
+    floor: float = 20e-6  # seconds that do not matter
+    most: int = 100  # times at most
 
     def reached(self, kinds: Sequence[Sequence[float]]) -> bool:
         """kinds: seconds of each thing that is measured, all as often."""

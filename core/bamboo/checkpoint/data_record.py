@@ -28,11 +28,11 @@ class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class DataRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """samples: how many there are. order: a digest of the first ones that are trained on. looked_at: some of them."""
+    """What a checkpoint knows of the dataset that it was trained on."""
 
-    samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
-    order: _Digest
-    looked_at: Annotated[tuple[LookedAt, ...], msgspec.Meta(max_length=MOST_LOOKED_AT)] = ()
+    samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # how many there are
+    order: _Digest  # a digest of the first ones that are trained on
+    looked_at: Annotated[tuple[LookedAt, ...], msgspec.Meta(max_length=MOST_LOOKED_AT)] = ()  # some of them
 
 
 def difference(before: DataRecord, now: DataRecord) -> tuple[str, str] | None:

@@ -22,16 +22,14 @@ class FoundState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One attempt's folder. manifest: if it is sound. reason: why it is not Complete.
-
-    modified: when the newest of its files was written, seconds since 1970; None if the store does not say.
-    """
+    """An attempt's folder."""
 
     attempt: Attempt
     state: FoundState
-    manifest: CheckpointManifest | None = None
-    reason: str = ""
+    manifest: CheckpointManifest | None = None  # if it is sound
+    reason: str = ""  # why it is not Complete
     bytes: int = 0
+    # when the newest of its files was written, seconds since 1970; None if the store does not say
     modified: float | None = None
 
     @property

@@ -48,24 +48,23 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """step: optimizer steps that the state has seen. digest: of all that the numbers depend on, whatever the grid.
-
-    owner: the job that wrote it (`resume.owner_of`); empty if that is not known. score: of the state, as evaluated;
-    the one with the largest is the best. None: it is not to be compared. of_data: what it was trained with; None if
-    that is not known, as in those of earlier versions.
-    """
+    """The manifest of a checkpoint, which makes it complete."""
 
     job: _Text
-    step: _Step
+    step: _Step  # optimizer steps that the state has seen
     attempt: Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
     layers: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     data: DataPosition
     seed: int
+    # of all that the numbers depend on, whatever the grid
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
+    # the job that wrote it (`resume.owner_of`); empty if that is not known
     owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,64}$")] = ""
+    # that of the state, as evaluated; the one with the largest is the best. None: it is not to be compared
     score: float | None = None
+    # what it was trained with; None if that is not known, as in those of earlier versions
     of_data: DataRecord | None = None
 
     @property

@@ -20,24 +20,18 @@ class BytesByKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Memory(BytesByKind, frozen=True):
-    """Bytes by kind. What belongs to two kinds counts once, with the first of them, so that the total is real.
+    """Bytes by kind. What belongs to two kinds counts once, with the first of them, so that the total is real."""
 
-    parameters, optimizer: of the stages that the worker owns, frozen values and buffers included.
-    replica: the same of the stages that it keeps for others. gradients: sums so far, and final ones not yet applied.
-    log: what may have to be sent again. activations: what the backwards of the microbatches in flight need.
-    redundant: what has been computed in advance for others. received: frames that wait for their turn. copies: of
-    layers, in host memory, for checkpoints and while layers are split anew.
-    """
-
+    # parameters, optimizer: of the stages that the worker owns, frozen values and buffers included
     parameters: Bytes = 0
     optimizer: Bytes = 0
-    replica: Bytes = 0
-    gradients: Bytes = 0
-    log: Bytes = 0
-    activations: Bytes = 0
-    redundant: Bytes = 0
-    received: Bytes = 0
-    copies: Bytes = 0
+    replica: Bytes = 0  # the same of the stages that it keeps for others
+    gradients: Bytes = 0  # sums so far, and final ones not yet applied
+    log: Bytes = 0  # what may have to be sent again
+    activations: Bytes = 0  # what the backwards of the microbatches in flight need
+    redundant: Bytes = 0  # what has been computed in advance for others
+    received: Bytes = 0  # frames that wait for their turn
+    copies: Bytes = 0  # of layers, in host memory, for checkpoints and while layers are split anew
 
     def highest(self, other: "Memory") -> "Memory":
         """The larger number of each kind."""
@@ -46,23 +40,19 @@ class Memory(BytesByKind, frozen=True):
 
 
 class Traffic(BytesByKind, frozen=True):
-    """Bytes by kind: since the worker began, or of a step.
+    """Bytes by kind: since the worker began, or of a step."""
 
-    activation, gradient: tensors at the stage's boundaries. reduction: gradients of the stage that pipelines combine,
-    or workers that share a lost pipeline's microbatches. tied: gradients of tied parameters. sync: final gradients for
-    replicas. parameters: values of the layers of a shard. state: whole states, for replicas that are filled. layers:
-    layers for workers that begin with them after another split or from a checkpoint. control: everything else.
-    """
-
+    # activation, gradient: tensors at the stage's boundaries
     activation: Bytes = 0
     gradient: Bytes = 0
+    # gradients of the stage that pipelines combine, or workers that share a lost pipeline's microbatches
     reduction: Bytes = 0
-    tied: Bytes = 0
-    sync: Bytes = 0
-    parameters: Bytes = 0
-    state: Bytes = 0
-    layers: Bytes = 0
-    control: Bytes = 0
+    tied: Bytes = 0  # gradients of tied parameters
+    sync: Bytes = 0  # final gradients for replicas
+    parameters: Bytes = 0  # values of the layers of a shard
+    state: Bytes = 0  # whole states, for replicas that are filled
+    layers: Bytes = 0  # layers for workers that begin with them after another split or from a checkpoint
+    control: Bytes = 0  # everything else
 
     def in_each(self, steps: int) -> "Traffic":
         """The mean of each kind for one of so many steps."""

@@ -56,21 +56,17 @@ class NewLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PlanChange(Message, frozen=True, omit_defaults=True):
-    """A plan as what differs from the last one that this channel has carried; what is left out is as it was there.
+    """A plan as what differs from the last one that this channel has carried; what is left out is as it was there."""
 
-    base: the epoch of that one. digest: of the plan that is made of both. rows: how many pipelines it has. cells: the
-    pipeline and stage of those with other roles, or that are new. layouts: a number for one that was there, by its
-    generation. gone: workers that it does not name any more. peers: those whose facts differ, and then new ones.
-    """
-
-    base: Count
+    base: Count  # the epoch of that one
     epoch: Count
-    digest: Digest
-    rows: Count
+    digest: Digest  # of the plan that is made of both
+    rows: Count  # how many pipelines it has
+    # the pipeline and stage of those with other roles, or that are new
     cells: tuple[tuple[Count, Count, Assignment], ...] = ()
-    layouts: tuple[Count | NewLayout, ...] | UnsetType = UNSET
-    gone: tuple[WorkerId, ...] = ()
-    peers: tuple[Peer, ...] = ()
+    layouts: tuple[Count | NewLayout, ...] | UnsetType = UNSET  # a number for one that was there, by its generation
+    gone: tuple[WorkerId, ...] = ()  # workers that it does not name any more
+    peers: tuple[Peer, ...] = ()  # those whose facts differ, and then new ones
     stages: tuple[tuple[int, int], ...] | UnsetType = UNSET
     mode: RedundancyMode | UnsetType = UNSET
     origin: int | UnsetType = UNSET

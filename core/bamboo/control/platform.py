@@ -29,25 +29,19 @@ _SAID = {
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """data_plane: the version of what workers say to each other. numerics: names.NUMERICS_VERSION.
+    """What a worker computes with; workers that differ in it may come to different bits."""
 
-    cuda: with the version of cuDNN, "" without. driver: of the GPU. device: the GPU's model, or the kind of processor.
-    capability: the vector instructions that torch's own kernels use on the processor: AVX2, AVX512. instructions: all
-    that it has, which libraries and compilers choose by, where it is the device. settings: of this process that change
-    how torch computes. compiler: what makes machine code of compiled layers; "" if nothing can.
-    """
-
-    data_plane: int = 0
-    numerics: int = 0
+    data_plane: int = 0  # the version of what workers say to each other
+    numerics: int = 0  # names.NUMERICS_VERSION
     torch: Short = ""
-    cuda: Short = ""
-    driver: Short = ""
-    device: Short = ""
-    capability: Short = ""
-    instructions: Names = ()
+    cuda: Short = ""  # with the version of cuDNN, "" without
+    driver: Short = ""  # of the GPU
+    device: Short = ""  # the GPU's model, or the kind of processor
+    capability: Short = ""  # the vector instructions that torch's own kernels use on the processor: AVX2, AVX512
+    instructions: Names = ()  # all that it has, which libraries and compilers choose by, where it is the device
     threads: int = 0
-    settings: Names = ()
-    compiler: Short = ""
+    settings: Names = ()  # of this process that change how torch computes
+    compiler: Short = ""  # what makes machine code of compiled layers; "" if nothing can
 
 
 def deciding(platform: Platform, *, compiled: bool) -> Platform:

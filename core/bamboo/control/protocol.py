@@ -56,45 +56,38 @@ class Hello(Message, frozen=True):
 
 
 class Profile(Message, frozen=True):
-    """Deterministic cost per layer (floating point operations, parameters), the input of the layer split.
-
-    sizes: of each layer's trained parameters, in elements, if the optimizer's state is to be divided by them. layers:
-    if the coordinator chooses the grid. memory: bytes of the worker's device; 0 if no limit is known.
-    """
+    """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    # of each layer's trained parameters, in elements, if the optimizer's state is to be divided by them
     sizes: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
+    # if the coordinator chooses the grid
     layers: Annotated[tuple[LayerBytes, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
-    memory: Count = 0
+    memory: Count = 0  # bytes of the worker's device; 0 if no limit is known
 
 
 class WorkerReady(Message, frozen=True):
-    """The task is loaded; from now on plans may count on this worker.
+    """The task is loaded; from now on plans may count on this worker."""
 
-    samples: of its dataset. steps: of the job, which may follow from that. 0: not said. data: what of it decides bits,
-    if the job keeps checkpoints.
-    """
-
-    samples: Count = 0
-    steps: Count = 0
-    data: DataRecord | None = None
+    samples: Count = 0  # of its dataset
+    steps: Count = 0  # of the job, which may follow from that. 0: not said
+    data: DataRecord | None = None  # what of it decides bits, if the job keeps checkpoints
 
 
 class Heartbeat(Message, frozen=True):
-    """memory, times: of the newest step, about once a second. busy: seconds since it began what it is inside.
-    headroom: how many times as much memory as now there is for it; None if that is not known. traffic: what it has sent
-    to other workers; None before it has seen a step.
+    """A worker's sign of life, with what it is doing.
 
-    Said by another thread than the one that works, so a heartbeat alone does not prove that the worker works.
+    Another thread says it than the one that works, so a heartbeat alone does not prove that the worker works.
     """
 
     step: Count
     doing: str = ""
+    # memory, times: of the newest step, about once a second
     memory: Memory | None = None
-    busy: Seconds = 0.0
+    busy: Seconds = 0.0  # seconds since it began what it is inside
     times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
-    headroom: Seconds | None = None
-    traffic: SentTraffic | None = None
+    headroom: Seconds | None = None  # how many times as much memory as now there is for it; None if that is not known
+    traffic: SentTraffic | None = None  # what it has sent to other workers; None before it has seen a step
 
 
 class PeerDown(Message, frozen=True):
@@ -121,16 +114,13 @@ class ReplicaSynced(Message, frozen=True):
 
 
 class CheckpointFound(Message, frozen=True):
-    """The answer to FindCheckpoint. checkpoint: None if there is none to go on from. passed: why newer ones are not
-    taken. problem: the store does not tell; then the rest says nothing. other_data: the one to go on from was trained
-    with other data than this worker has, which ones.
-    """
+    """The answer to FindCheckpoint."""
 
     number: Count
-    checkpoint: CheckpointId | None = None
-    passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()
-    problem: Said = ""
-    other_data: Said = ""
+    checkpoint: CheckpointId | None = None  # None if there is none to go on from
+    passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()  # why newer ones are not taken
+    problem: Said = ""  # the store does not tell; then the rest says nothing
+    other_data: Said = ""  # the one to go on from was trained with other data than this worker has, which ones
 
 
 class CheckpointBegun(Message, frozen=True):
@@ -207,25 +197,20 @@ class LeftBehind(Message, frozen=True):
 
 
 class StepCommitted(Message, frozen=True):
-    """The root's owner says that a step is committed. generation: of the layout that ran the step. microbatches: whose
-    losses it counts.
-
-    seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
-    not finite, which JSON cannot say. gradient_norm: the global one, before clipping. learning_rate: None if it is not
-    known. checkpoint: the one that is written of the state after this step, and the number that it was asked for with.
-    skipped: the step left the model as it was, since its loss or gradient is not finite. metrics: what else is measured
-    of it, by name; None for what is not finite.
-    """
+    """The root's owner says that a step is committed."""
 
     step: Count
-    generation: Count
+    generation: Count  # of the layout that ran the step
+    # loss, gradient_norm: None if they are not finite, which JSON cannot say
     loss: Number | None
-    gradient_norm: Number | None
-    microbatches: Count
-    seconds: float
-    learning_rate: Number | None = None
+    gradient_norm: Number | None  # the global one, before clipping
+    microbatches: Count  # whose losses it counts
+    seconds: float  # the time since the same owner's previous commit; 0 if there is none
+    learning_rate: Number | None = None  # None if it is not known
+    # the one that is written of the state after this step, and the number that it was asked for with
     checkpoint: tuple[Count, CheckpointId] | None = None
-    skipped: bool = False
+    skipped: bool = False  # the step left the model as it was, since its loss or gradient is not finite
+    # what else is measured of it, by name; None for what is not finite
     metrics: Metrics = msgspec.field(default_factory=dict)
 
 
@@ -363,17 +348,14 @@ class FindCheckpoint(Message, frozen=True):
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """The coordinator asks the root to let the state of step `at`, or of the next one, be kept as a checkpoint.
-
-    writers: of each stage, who share its layers, and write them to the store. hold: nobody begins another step after
-    that, and all keep what they hold in host memory. pause: as the job is to end, the root commits no other step until
-    it is wished for another checkpoint, or asked for a report, as by a coordinator that does not know of the pause.
-    """
+    """The coordinator asks the root to let the state of step `at`, or of the next one, be kept as a checkpoint."""
 
     number: Count
     at: Count
-    writers: tuple[tuple[WorkerId, ...], ...]
-    hold: bool = False
+    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, who share its layers, and write them to the store
+    hold: bool = False  # nobody begins another step after that, and all keep what they hold in host memory
+    # as the job is to end, the root commits no other step until it is wished for another checkpoint, or asked for a
+    # report, as by a coordinator that does not know of the pause
     pause: bool = False
 
 

@@ -19,28 +19,25 @@ class HistoryError(ValueError):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
-    """A committed step. attempt: 1 for the job's first beginning, more each time it has begun anew from a checkpoint.
+    """A committed step."""
 
-    step: so many are committed with this one, so the first one is step 1, and what a checkpoint of that step has is the
-    state after it. time: when it was committed, seconds since 1970. seconds: since the step before; None if that is not
-    known. samples, tokens: of all steps up to this one; tokens: None if the data set does not say how many a sample
-    has. loss, gradient_norm: None if they are not finite. gradient_norm: before clipping. skipped: the model was left
-    as it was. metrics: further numbers, by name; None if not finite.
-    """
-
-    attempt: int
+    attempt: int  # 1 for the job's first beginning, more each time it has begun anew from a checkpoint
+    # so many are committed with this one, so the first one is step 1, and what a checkpoint of that step has is the
+    # state after it
     step: int
-    time: float
+    time: float  # when it was committed, seconds since 1970
+    # loss, gradient_norm: None if they are not finite
     loss: float | None
-    gradient_norm: float | None
+    gradient_norm: float | None  # before clipping
     learning_rate: float | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # since the step before; None if that is not known
+    # samples, tokens: of all steps up to this one
     samples: int | None = None
     samples_per_second: float | None = None
-    tokens: int | None = None
+    tokens: int | None = None  # None if the data set does not say how many a sample has
     tokens_per_second: float | None = None
-    skipped: bool = False
-    metrics: Metrics = msgspec.field(default_factory=dict)
+    skipped: bool = False  # the model was left as it was
+    metrics: Metrics = msgspec.field(default_factory=dict)  # further numbers, by name; None if not finite
 
 
 class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):

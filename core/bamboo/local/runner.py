@@ -74,23 +74,17 @@ SAMPLE = "bamboo_trainer.sample:sample"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """output: folder for weights and logs. trace: file for the merged trace. undisturbed: nobody may take workers.
-
-    replace_after: seconds until a worker that is gone is replaced, as a cluster takes its time.
-    store_writable: the store of checkpoints; if it is not, the history is kept in the output.
-    folders: where the task's modules are looked for before all others, in this order. show_log: is given what the
-    workers print and log.
-    """
+    """The options of a local run."""
 
     preempt: Schedule = field(default_factory=Schedule)
-    output: Path | None = None
-    trace: Path | None = None
+    output: Path | None = None  # folder for weights and logs
+    trace: Path | None = None  # file for the merged trace
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
-    undisturbed: bool = False
-    replace_after: float = 0.0
-    folders: tuple[Path, ...] = (Path(),)
-    store_writable: bool = True
-    show_log: Callable[[str], object] | None = None
+    undisturbed: bool = False  # nobody may take workers
+    replace_after: float = 0.0  # seconds until a worker that is gone is replaced, as a cluster takes its time
+    folders: tuple[Path, ...] = (Path(),)  # where the task's modules are looked for before all others, in this order
+    store_writable: bool = True  # the store of checkpoints; if it is not, the history is kept in the output
+    show_log: Callable[[str], object] | None = None  # is given what the workers print and log
 
 
 async def run_job(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView) -> Summary:

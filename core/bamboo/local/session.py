@@ -40,17 +40,13 @@ DIFFERENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What the user wants to see. json: nothing but one JSON object on standard output.
+    """What the user wants to see."""
 
-    page: the port of the job page, 0 for any; None for no page. debug: with what the workers print and log, on standard
-    error; then there is no live picture.
-    """
-
-    json: bool = False
+    json: bool = False  # nothing but one JSON object on standard output
     quiet: bool = False
-    debug: bool = False
+    debug: bool = False  # with what the workers print and log, on standard error; then there is no live picture
     metrics_port: int | None = None
-    page: int | None = None
+    page: int | None = None  # the port of the job page, 0 for any; None for no page
 
 
 def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions, *, verify: bool) -> int:

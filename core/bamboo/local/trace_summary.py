@@ -62,17 +62,13 @@ class TracedTakeover:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTime:
-    """A worker's time, or everybody's. Shares are of worker_seconds, and None where there is nothing to divide by.
-
-    wall_seconds: from the first plan in force, or the first span, to the last span's end. worker_seconds: the same for
-    one worker, the workers' sum for all. takeovers: in mid-step; a planned move at a step's boundary is none.
-    """
+    """A worker's time, or everybody's. Shares are of worker_seconds, and None where there is nothing to divide by."""
 
     name: str
-    wall_seconds: float
-    worker_seconds: float
+    wall_seconds: float  # from the first plan in force, or the first span, to the last span's end
+    worker_seconds: float  # the same for one worker, the workers' sum for all
     seconds: Mapping[TimeUse, float]
-    takeovers: int
+    takeovers: int  # in mid-step; a planned move at a step's boundary is none
 
     def share(self, kind: TimeUse) -> float | None:
         return _ratio(self.seconds[kind], self.worker_seconds)

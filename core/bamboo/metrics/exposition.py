@@ -32,15 +32,15 @@ Buckets = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """name: as it is queried, a histogram's without _bucket. unit: empty for a plain number. buckets: upper bounds."""
+    """A metric as it is declared: what is not declared cannot be exported."""
 
-    name: str
+    name: str  # as it is queried, a histogram's without _bucket
     kind: MetricKind
     help: str
     by: tuple[Exporter, ...]
     labels: tuple[str, ...] = ()
-    unit: str = ""
-    buckets: Buckets = ()
+    unit: str = ""  # empty for a plain number
+    buckets: Buckets = ()  # upper bounds
 
     def histogram(self, values: Iterable[float] = ()) -> Histogram:
         """An empty one, or one of those values, with this metric's buckets."""

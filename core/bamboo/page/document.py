@@ -11,14 +11,14 @@ Point = tuple[int, float, float | None, float | None, float | None]
 
 
 class PageJob(Struct, frozen=True, kw_only=True, rename="camel"):
-    """place: local or cluster. began: when the job did. since: what is told here was seen since then."""
+    """The job that a page shows."""
 
     name: str
     namespace: str
-    place: str
+    place: str  # local or cluster
     mode: str | None = None
-    began: float | None = None
-    since: float | None = None
+    began: float | None = None  # when the job did
+    since: float | None = None  # what is told here was seen since then
 
 
 class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -31,29 +31,23 @@ class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
-    """stopped_early: why there are fewer steps than are wanted. grid_choice: which grid was chosen, what was expected
-    of it and of others; "" if none is chosen. done_by: whether the job will be done by its date. samples: of one step.
-    lost_samples: of committed steps, those that did not go into them. not_kept: the steps of a job that has ended, and
-    that no checkpoint and no weights have.
-
-    gradient_norm: the global one of the newest step, before clipping.
-    """
+    """How far a job has come, and how fast it goes on."""
 
     step: int | None = None
     steps: int | None = None
-    stopped_early: str = ""
-    grid_choice: str = ""
-    done_by: str = ""
+    stopped_early: str = ""  # why there are fewer steps than are wanted
+    grid_choice: str = ""  # which grid was chosen, what was expected of it and of others; "" if none is chosen
+    done_by: str = ""  # whether the job will be done by its date
     loss: float | None = None
     first_loss: float | None = None
-    gradient_norm: float | None = None
+    gradient_norm: float | None = None  # the global one of the newest step, before clipping
     learning_rate: float | None = None
-    samples: int | None = None
+    samples: int | None = None  # of one step
     samples_per_second: float | None = None
     step_seconds: float | None = None
     eta_seconds: float | None = None
-    lost_samples: int | None = None
-    not_kept: int = 0
+    lost_samples: int | None = None  # of committed steps, those that did not go into them
+    not_kept: int = 0  # the steps of a job that has ended, and that no checkpoint and no weights have
 
 
 class PageEvaluation(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -69,16 +63,14 @@ class PageEvaluation(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageCell(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who runs a stage. state: a WorkerState, lost or unknown. cells: how many it runs in all. slow: its figures, if it
-    is a straggler.
-    """
+    """Who runs a stage."""
 
     worker: str
     label: str
-    state: str
+    state: str  # a WorkerState, lost or unknown
     protected: bool | None
-    cells: int = 1
-    slow: str = ""
+    cells: int = 1  # how many it runs in all
+    slow: str = ""  # its figures, if it is a straggler
 
 
 class PageWorker(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -149,24 +141,21 @@ class PoolCost(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageCost(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Amounts in the unit that the pools' prices are given in.
+    """The cost of a job, in the unit that the pools' prices are given in."""
 
-    total: paid so far. compared: since then spent was paid, and on_demand would have been if every worker had come
-    from on_demand_pool. at_end, on_demand_at_end: the whole job, if it goes on as now, and with nodes of that pool.
-    sentence: what is missing, if anything.
-    """
-
-    total: float | None = None
+    total: float | None = None  # paid so far
     per_hour: float | None = None
+    # at_end, on_demand_at_end: the whole job, if it goes on as now, and with nodes of that pool
     at_end: float | None = None
     on_demand_at_end: float | None = None
     pools: tuple[PoolCost, ...] = ()
     on_demand_pool: str | None = None
     on_demand_per_hour: float | None = None
+    # since then spent was paid, and on_demand would have been if every worker had come from on_demand_pool
     compared_since: float | None = None
     spent: float | None = None
     on_demand: float | None = None
-    sentence: str = ""
+    sentence: str = ""  # what is missing, if anything
 
 
 class PageCheckpointWrite(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -179,23 +168,21 @@ class PageCheckpointWrite(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageCheckpoint(Struct, frozen=True, kw_only=True, rename="camel"):
-    """place: where they are, without credentials. step, at: of the newest one; seconds, bytes: that it took, and has.
+    """The checkpoints of a job."""
 
-    restores: how often the job went back to one; repeated: the steps that it had to do again. repeated_seconds: that
-    these usually take; repeated_cost: that they cost, in the unit of the pools' prices.
-    """
-
-    place: str
+    place: str  # where they are, without credentials
     every_steps: int
+    # step, at: of the newest one
     step: int | None = None
     at: float | None = None
+    # seconds, bytes: that it took, and has
     seconds: float | None = None
     bytes: int | None = None
     writing: PageCheckpointWrite | None = None
-    restores: int = 0
-    repeated: int = 0
-    repeated_seconds: float | None = None
-    repeated_cost: float | None = None
+    restores: int = 0  # how often the job went back to one
+    repeated: int = 0  # the steps that it had to do again
+    repeated_seconds: float | None = None  # that these usually take
+    repeated_cost: float | None = None  # that they cost, in the unit of the pools' prices
 
 
 class PageCondition(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -207,12 +194,7 @@ class PageCondition(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Document(Struct, frozen=True, kw_only=True, rename="camel"):
-    """grid: [pipeline][stage]. evaluation: of a job that has made one. checkpoint: of a job that keeps some. unknown:
-    sentences.
-
-    traffic: what each worker sends in a step.
-    points: [step, time, loss, gradient norm, learning rate]; the step falls where the job went back to a checkpoint.
-    """
+    """All that a job's page shows."""
 
     version: int = VERSION
     now: float
@@ -221,20 +203,21 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     progress: PageProgress
     counts: PageCounts
     epoch: int | None = None
-    grid: tuple[tuple[PageCell, ...], ...] = ()
+    grid: tuple[tuple[PageCell, ...], ...] = ()  # [pipeline][stage]
     others: tuple[PageWorker, ...] = ()
     unprotected: tuple[str, ...] = ()
+    # [step, time, loss, gradient norm, learning rate]; the step falls where the job went back to a checkpoint
     points: tuple[Point, ...] = ()
     marks: tuple[PageMark, ...] = ()
     events: tuple[PageEvent, ...] = ()
     memory: tuple[Account, ...] = ()
     most_memory: Account | None = None
-    traffic: tuple[Account, ...] = ()
-    evaluation: PageEvaluation | None = None
-    checkpoint: PageCheckpoint | None = None
+    traffic: tuple[Account, ...] = ()  # what each worker sends in a step
+    evaluation: PageEvaluation | None = None  # of a job that has made one
+    checkpoint: PageCheckpoint | None = None  # of a job that keeps some
     cost: PageCost | None = None
     conditions: tuple[PageCondition, ...] = ()
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # sentences
 
 
 def encode(document: Document) -> bytes:

@@ -27,28 +27,23 @@ class Urgency(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningView:
-    """What a reconciliation looks at.
-
-    live: in order of joining; leaving: those that have a notice; pipelines: how many there should be;
-    schedule: by which they should run; generation: the newest layout that a step has been committed with (-1: none
-    yet); reported: workers that say that they hold a stage's state at a usable version, by stage; on_standby: of how
-    many stages a spare worker keeps replicas, so that it can take one of them over; beforehand: spare workers that
-    keep replicas until the layers are split anew, since they will need them then. remembered: what was found out for
-    this view, by name.
-    """
+    """What a reconciliation looks at."""
 
     plan: Plan
-    live: Mapping[WorkerId, Peer]
-    leaving: Mapping[WorkerId, Urgency]
+    live: Mapping[WorkerId, Peer]  # in order of joining
+    leaving: Mapping[WorkerId, Urgency]  # those that have a notice
     synced: Synced
     redundancy: RedundancySpec  # the one asked for
-    pipelines: int
-    generation: int
-    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    pipelines: int  # how many there should be
+    generation: int  # the newest layout that a step has been committed with (-1: none yet)
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B  # by which they should run
     spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
+    # workers that say that they hold a stage's state at a usable version, by stage
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
-    on_standby: int = 0
+    on_standby: int = 0  # of how many stages a spare worker keeps replicas, so that it can take one of them over
+    # spare workers that keep replicas until the layers are split anew, since they will need them then
     beforehand: Mapping[Cell, tuple[WorkerId, ...]] = field(default_factory=dict)
+    # what was found out for this view, by name
     remembered: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def after(self, before: "PlanningView | None") -> "PlanningView":

@@ -198,15 +198,11 @@ def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What a worker holds of a pipeline of some number of stages. stage: its own; None: it is on standby.
+    """What a worker holds of a pipeline of some number of stages."""
 
-    owned: the stages that it runs; of these taken_over from others. kept: those whose replicas it keeps; of these it
-    computes one in advance, `shadowed`.
-    """
-
-    stage: int | None
-    owned: tuple[int, ...]
-    kept: tuple[int, ...]
+    stage: int | None  # its own; None: it is on standby
+    owned: tuple[int, ...]  # the stages that it runs; of these taken_over from others
+    kept: tuple[int, ...]  # those whose replicas it keeps; of these it computes one in advance, `shadowed`
     taken_over: tuple[int, ...] = ()
 
     @property

@@ -122,18 +122,7 @@ class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """One epoch's truth. `boundary`: takes effect at the step boundary that the root picks; else at once.
-
-    origin: the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier
-    origin is of no use any more. mixed: workers that may give different bits have held states since then, so that the
-    copies of a stage may differ in their last bits. moved: `restore` names no checkpoint of the store but a state that
-    the workers held in memory while the layers were split anew. sources: of each layer, who has a copy in memory of the
-    state that `restore` names, until all have begun with it; of a checkpoint's layers some may have nobody, and are
-    read from the store.
-    shards: of pipelines of one stage, the layers whose optimizer state each pipeline's cell has, if not all of them do
-    (`shards`). device_layers: of all stages, in order, the layers that each device of a worker runs, if it has several
-    (`splits.devices`).
-    """
+    """The truth of one epoch."""
 
     epoch: int
     stages: tuple[tuple[int, int], ...]  # the half-open layer range of each stage
@@ -141,14 +130,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     layouts: tuple[Layout, ...]  # those that may be in force, oldest first; the last one is the target
     workers: tuple[Peer, ...]
     mode: RedundancyMode = RedundancyMode.LAZY_FORWARD
+    # the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier origin is
+    # of no use any more
     origin: int = 1
     restore: CheckpointId | None = None
+    # workers that may give different bits have held states since then, so that the copies of a stage may differ in
+    # their last bits
     mixed: bool = False
+    # `restore` names no checkpoint of the store but a state that the workers held in memory while the layers were split
+    # anew
     moved: bool = False
+    # of each layer, who has a copy in memory of the state that `restore` names, until all have begun with it; of a
+    # checkpoint's layers some may have nobody, and are read from the store
     sources: tuple[tuple[WorkerId, ...], ...] = ()
+    # of pipelines of one stage, the layers whose optimizer state each pipeline's cell has, if not all of them do
+    # (`shards`)
     shards: tuple[tuple[int, int], ...] = ()
+    # of all stages, in order, the layers that each device of a worker runs, if it has several (`splits.devices`)
     device_layers: tuple[tuple[int, int], ...] = ()
-    boundary: bool = False
+    boundary: bool = False  # takes effect at the step boundary that the root picks; else at once
     reason: str = ""
     message: str = ""
 

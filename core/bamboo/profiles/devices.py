@@ -62,13 +62,13 @@ class Device(_DevicePart, frozen=True, kw_only=True):
 
 
 class DeviceTable(_DevicePart, frozen=True, kw_only=True):
-    """date: when the figures were looked up. launch: of the shortest operation. start: of a node's worker."""
+    """The devices that a profile can be computed for."""
 
     format: str
     version: int
-    date: Name
-    launch: Duration
-    start: Duration
+    date: Name  # when the figures were looked up
+    launch: Duration  # of the shortest operation
+    start: Duration  # of a node's worker
     devices: Annotated[dict[Name, Device], msgspec.Meta(min_length=1, max_length=MOST_DEVICES)]
 
     def named(self, name: str) -> Device:

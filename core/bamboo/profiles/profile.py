@@ -36,23 +36,20 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Layer(_Part, frozen=True, kw_only=True):
-    """One layer of the model, in the order in which the task has them.
+    """One layer of the model, in the order in which the task has them."""
 
-    forward, backward: of one microbatch. update: of the optimizer's step. parameters: what the layer holds, buffers
-    included. optimizer: what the optimizer remembers of it. gradients: of the parameters that are trained. activations:
-    what is kept of a microbatch from its forward to its backward. boundary: what the layer gives to the next one, of a
-    microbatch; the gradient that comes back has the same size. cost: what the first worker counts, by which the
-    coordinator splits the layers at the start; 0 in all layers if that is not known.
-    """
-
+    # forward, backward: of one microbatch
     forward: Seconds
     backward: Seconds
-    update: Seconds = 0.0
-    parameters: Bytes
-    optimizer: Bytes
-    gradients: Bytes
-    activations: Bytes = 0
+    update: Seconds = 0.0  # of the optimizer's step
+    parameters: Bytes  # what the layer holds, buffers included
+    optimizer: Bytes  # what the optimizer remembers of it
+    gradients: Bytes  # of the parameters that are trained
+    activations: Bytes = 0  # what is kept of a microbatch from its forward to its backward
+    # what the layer gives to the next one, of a microbatch; the gradient that comes back has the same size
     boundary: Bytes
+    # what the first worker counts, by which the coordinator splits the layers at the start; 0 in all layers if that is
+    # not known
     cost: Annotated[float, msgspec.Meta(ge=0, le=1e24)] = 0.0
     name: Name = ""
 
@@ -63,15 +60,11 @@ class Layer(_Part, frozen=True, kw_only=True):
 
 
 class Network(_Part, frozen=True, kw_only=True):
-    """The network between two machines, in bytes a second. flow: of one connection. machine: of all that a machine
-    sends, and of all that it receives.
+    """The network between two machines, in bytes a second."""
 
-    latency: until the first byte of a message has arrived.
-    """
-
-    flow: Rate
-    machine: Rate
-    latency: Seconds = 0.0
+    flow: Rate  # of one connection
+    machine: Rate  # of all that a machine sends, and of all that it receives
+    latency: Seconds = 0.0  # until the first byte of a message has arrived
 
     def link(self, size: float, flows: int) -> float:
         """Bytes a second of a frame of that size between two workers whose links have so many connections."""
@@ -87,21 +80,15 @@ class Storage(_Part, frozen=True, kw_only=True):
 
 
 class Times(_Part, frozen=True, kw_only=True):
-    """What else takes time.
+    """What else than layers takes time, in seconds."""
 
-    start: from the moment that a machine is there, and billed, until its worker is ready. detection: from the loss of a
-    machine without notice until the coordinator knows. rendezvous: until all workers of a job that is restarted have
-    found each other; regroup: the same while the job's processes go on. Bamboo has neither of these two: they are what
-    other systems take. instruction: what the engine adds to each forward and each backward. commit: what the engine
-    adds to each step.
-    """
-
-    start: Seconds
-    detection: Seconds
-    rendezvous: Seconds = 0.0
+    start: Seconds  # from the moment that a machine is there, and billed, until its worker is ready
+    detection: Seconds  # from the loss of a machine without notice until the coordinator knows
+    rendezvous: Seconds = 0.0  # until all workers of a job that is restarted have found each other
+    # the same while the job's processes go on. Bamboo has neither of these two: they are what other systems take
     regroup: Seconds = 0.0
-    instruction: Seconds = 0.0
-    commit: Seconds = 0.0
+    instruction: Seconds = 0.0  # what the engine adds to each forward and each backward
+    commit: Seconds = 0.0  # what the engine adds to each step
 
 
 class ModelFigures(_Part, frozen=True, kw_only=True):
@@ -138,21 +125,18 @@ class Prices(_Part, frozen=True, kw_only=True):
 
 
 class Published(_Part, frozen=True, kw_only=True):
-    """What was published of a model on this machine.
+    """What was published of a model on this machine."""
 
-    batch: samples of a step. stages, pipelines: the grid on spot machines. on_demand_stages, on_demand_pipelines,
-    on_demand_seconds: the grid on on-demand machines, and a step on it. step_seconds: on spot machines, by the number
-    of pipelines. steps: of a whole run, if that is known.
-    """
-
-    batch: Whole
+    batch: Whole  # samples of a step
+    # stages, pipelines: the grid on spot machines
     stages: Whole
     pipelines: Whole
+    # on_demand_stages, on_demand_pipelines, on_demand_seconds: the grid on on-demand machines, and a step on it
     on_demand_stages: Whole
     on_demand_pipelines: Whole
     on_demand_seconds: Seconds
-    step_seconds: dict[str, Seconds]
-    steps: Whole | None = None
+    step_seconds: dict[str, Seconds]  # on spot machines, by the number of pipelines
+    steps: Whole | None = None  # of a whole run, if that is known
 
 
 class ProfiledTask(_Part, frozen=True, kw_only=True):
@@ -173,25 +157,22 @@ class Source(_Part, frozen=True, kw_only=True):
 
 
 class ModelProfile(_Part, frozen=True, kw_only=True):
-    """Use `parse_profile`, which checks it. name: of the model and the machine. samples: of a microbatch, for which the
-    layers' seconds, activations and boundaries are. sources: by what they are the source of: SOURCES, and prices and
-    published if there are any. task: None if it is not said of which one it is.
-    """
+    """A model as it was measured on a machine. Use `parse_profile`, which checks it."""
 
     format: str = FORMAT
     version: int = VERSION
-    name: Name
+    name: Name  # of the model and the machine
     device: Name
-    samples: Whole
+    samples: Whole  # of a microbatch, for which the layers' seconds, activations and boundaries are
     layers: Annotated[tuple[Layer, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     network: Network
     storage: Storage
     times: Times
     machine: Machine
-    sources: dict[Name, Source]
+    sources: dict[Name, Source]  # by what they are the source of: SOURCES, and prices and published if there are any
     prices: Prices | None = None
     published: Published | None = None
-    task: ProfiledTask | None = None
+    task: ProfiledTask | None = None  # None if it is not said of which one it is
 
     @property
     def figures(self) -> ModelFigures:

@@ -13,23 +13,19 @@ class SimulationError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one run.
+    """The figures of one run."""
 
-    preemptions: nodes that were taken away. fatal: of these, how many were more than redundancy could bear.
-    interval, lifetime: hours, means, between two preemptions and of all nodes. nodes, usd_per_hour: means over time.
-    throughput: samples per second. value: samples per second for each USD per hour, a mean over the steps' time.
-    hours: until the last step.
-    """
-
-    preemptions: int
-    fatal: int
+    preemptions: int  # nodes that were taken away
+    fatal: int  # of these, how many were more than redundancy could bear
+    # interval, lifetime: hours, means, between two preemptions and of all nodes
     interval: float
     lifetime: float
+    # nodes, usd_per_hour: means over time
     nodes: float
-    throughput: float
+    throughput: float  # samples per second
     usd_per_hour: float
-    value: float
-    hours: float
+    value: float  # samples per second for each USD per hour, a mean over the steps' time
+    hours: float  # until the last step
     steps: int
 
 

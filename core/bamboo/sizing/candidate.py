@@ -21,23 +21,20 @@ PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """machine: its name in the price file. fewest: pipelines with which it begins, and down to which it shrinks.
-    every_steps: from one checkpoint to the next; None without checkpoints. on_demand: workers on nodes on demand; None:
-    pools are as the job has them. zones: those that the manifest is to name, one with SingleZone, and one for each
-    pipeline with ZonePerPipeline; (): none.
-    """
+    """One answer to "how should this job run"."""
 
-    machine: str
+    machine: str  # its name in the price file
     stages: int
     pipelines: int
     micro_batch: int
     mode: RedundancyMode
     replicas: int
     standby: int
-    fewest: int
-    every_steps: int | None
-    on_demand: int | None
+    fewest: int  # pipelines with which it begins, and down to which it shrinks
+    every_steps: int | None  # from one checkpoint to the next; None without checkpoints
+    on_demand: int | None  # workers on nodes on demand; None: pools are as the job has them
     spread: SpreadPolicy
+    # those that the manifest is to name, one with SingleZone, and one for each pipeline with ZonePerPipeline; (): none
     zones: tuple[str, ...] = ()
 
     def __lt__(self, other: "Candidate") -> bool:

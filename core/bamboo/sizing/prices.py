@@ -36,16 +36,15 @@ class ZonePrice(_PricePart, frozen=True, kw_only=True):
 
 
 class MachinePrice(_PricePart, frozen=True, kw_only=True):
-    """The prices of one kind of machine, in USD for a machine and hour. profile: what the job takes on it: a file, seen
-    from the price file's folder, the name of one that comes with Bamboo, or @ and a device, for the job's own layers
-    there. on_demand: None if it is not to be had. source: of this machine's prices, if that is worth a word.
-    """
+    """The prices of one kind of machine, in USD for a machine and hour."""
 
     spot: Usd
+    # what the job takes on it: a file, seen from the price file's folder, the name of one that comes with Bamboo, or @
+    # and a device, for the job's own layers there
     profile: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
-    on_demand: Usd | None = None
+    on_demand: Usd | None = None  # None if it is not to be had
     zones: dict[Name, ZonePrice] = {}
-    source: Text = ""
+    source: Text = ""  # of this machine's prices, if that is worth a word
 
 
 class NetworkPrice(_PricePart, frozen=True, kw_only=True):

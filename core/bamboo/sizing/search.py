@@ -35,29 +35,26 @@ Choose = Callable[[Sequence[Assessment]], Assessment | None]
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the candidates. grids: there are; forbidden, too_large, slow: of them left out before anything was
-    simulated; simulated: candidates; runs: of them all. smallest: bytes that the smallest one that is too large needs.
-    """
+    """What became of the candidates."""
 
-    grids: int = 0
+    grids: int = 0  # there are
+    # forbidden, too_large, slow: of them left out before anything was simulated
     forbidden: int = 0
     too_large: int = 0
     slow: int = 0
-    simulated: int = 0
-    runs: int = 0
-    smallest: int | None = None
+    simulated: int = 0  # candidates
+    runs: int = 0  # of them all
+    smallest: int | None = None  # bytes that the smallest one that is too large needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """front: ascending in time. ends: all of the last rounds, with runs of full length. chosen: of the front, if one is
-    what is wanted. calm: the grids of which any were simulated, and what they take undisturbed.
-    """
+    """What a search has come to."""
 
-    front: tuple[Assessment, ...]
-    ends: tuple[Assessment, ...]
-    chosen: Assessment | None
-    calm: tuple[tuple[Candidate, Calm], ...]
+    front: tuple[Assessment, ...]  # ascending in time
+    ends: tuple[Assessment, ...]  # all of the last rounds, with runs of full length
+    chosen: Assessment | None  # of the front, if one is what is wanted
+    calm: tuple[tuple[Candidate, Calm], ...]  # the grids of which any were simulated, and what they take undisturbed
     counts: Counts
 
 

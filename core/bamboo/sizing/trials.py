@@ -35,13 +35,12 @@ class PlanTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """The outcome of one run. hours, usd: of the whole job, infinite if it does not come to its end. traffic_usd: that
-    is for traffic between zones. simulated: hours. failed: why the job ended early, "" if it did not.
-    """
+    """The outcome of one run."""
 
+    # hours, usd: of the whole job, infinite if it does not come to its end
     hours: float
     usd: float
-    traffic_usd: float
+    traffic_usd: float  # that is for traffic between zones
     nodes: float
     preemptions: int
     takeovers: int
@@ -49,8 +48,8 @@ class TrialOutcome:
     fatal: int
     goodput: float
     throughput: float
-    simulated: float
-    failed: str = ""
+    simulated: float  # hours
+    failed: str = ""  # why the job ended early, "" if it did not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

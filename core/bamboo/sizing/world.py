@@ -93,20 +93,19 @@ class Market:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """steps: of the whole job. hours: after which runs are cut. seeds: at most, of one candidate. traffic_price: USD
-    for a GB that crosses zones, for each of both ways.
-    """
+    """What candidates are simulated in."""
 
     spec: JobSpec
     document: Mapping[str, Any]
     machines: Mapping[str, MachineKind]
     market: Market
-    hours: float
-    seeds: int
-    traffic_price: float
+    hours: float  # after which runs are cut
+    seeds: int  # at most, of one candidate
+    traffic_price: float  # USD for a GB that crosses zones, for each of both ways
 
     @property
     def steps(self) -> int:
+        """The steps of the whole job."""
         return self.spec.training.steps
 
     def spot_usd(self, machine: str, zone: str) -> float:

@@ -21,16 +21,12 @@ END_SECONDS: Final = 5.0  # for a thread that has its result, and nothing to do 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLimits:
-    """How long a call may take, and how often it is tried.
+    """How long a call may take, and how often it is tried."""
 
-    seconds: of a call that moves next to nothing. slowest: bytes a second; what a call moves gives it more time.
-    pause: seconds before the second try, twice as long before each further one.
-    """
-
-    seconds: float = 60.0
-    slowest: float = float(2 << 20)
+    seconds: float = 60.0  # of a call that moves next to nothing
+    slowest: float = float(2 << 20)  # bytes a second; what a call moves gives it more time
     tries: int = 4
-    pause: float = 0.5
+    pause: float = 0.5  # seconds before the second try, twice as long before each further one
 
     def of(self, moved: int) -> float:
         """Seconds for a call that moves so many bytes."""

@@ -33,16 +33,12 @@ _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "create
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteEntry:
-    """One file below a root. name: its path from there; of a root that is a file itself, the file's name.
+    """A file below a root."""
 
-    path: to read it by, "" for the root itself. version: differs if the file was written anew; "" if the store does not
-    say.
-    """
-
-    name: str
-    path: str
+    name: str  # its path from there; of a root that is a file itself, the file's name
+    path: str  # to read it by, "" for the root itself
     size: int
-    version: str
+    version: str  # differs if the file was written anew; "" if the store does not say
 
 
 def open_store(url: StoreUrl) -> "ObjectFiles":

@@ -8,17 +8,16 @@ from bamboo.text import count, duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """step, age: of the newest one, None if there is none or it is not known. place: without credentials. writing: in
-    words. repeated: steps, after so many times (restores) that the job went back; price: theirs, in words.
-    """
+    """What the line on checkpoints says."""
 
+    # step, age: of the newest one, None if there is none or it is not known
     step: int | None
     age: float | None = None
-    place: str = ""
-    writing: str = ""
+    place: str = ""  # without credentials
+    writing: str = ""  # in words
     restores: int = 0
-    repeated: int = 0
-    price: str = ""
+    repeated: int = 0  # steps, after so many times (restores) that the job went back
+    price: str = ""  # theirs, in words
 
 
 def checkpoint_line(facts: CheckpointFacts) -> str:

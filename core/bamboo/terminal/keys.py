@@ -27,12 +27,12 @@ HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """disturb: workers may be taken away. about: whom the open question is about, None for the job; asked: when."""
+    """The keys that a terminal takes, and the question that is open."""
 
-    disturb: bool = True
+    disturb: bool = True  # workers may be taken away
     help: bool = False
-    asked: float | None = None
-    about: WorkerId | None = None
+    asked: float | None = None  # when
+    about: WorkerId | None = None  # whom the open question is about, None for the job
 
     def press(self, key: str, status: Status, now: float) -> tuple["Keys", UserRequest | None]:
         """What is open after that key, and what the user wants done. A key that answers no question closes it."""

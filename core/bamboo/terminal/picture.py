@@ -45,13 +45,11 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """The lines below the picture. question: what a key has asked and is not answered; hints: what keys do; page: its
-    URL.
-    """
+    """The lines below the picture."""
 
-    question: str = ""
-    hints: tuple[str, ...] = ()
-    page: str = ""
+    question: str = ""  # what a key has asked and is not answered
+    hints: tuple[str, ...] = ()  # what keys do
+    page: str = ""  # its URL
 
 
 def render(

@@ -26,25 +26,19 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What to generate.
-
-    nodes: wanted; as many are there at the beginning. removal: probability that a node is taken away within an hour.
-    addition: probability that a missing node is replaced within an hour. notice: seconds, None for none.
-    batch: with `zones` the share of a zone's nodes that goes at once. peak_hour: with `diurnal`, 0 to 24.
-    price: USD an hour, None for none; volatility: its standard deviation within a day, as a share of it.
-    """
+    """What to generate."""
 
     pattern: Pattern = Pattern.HOURLY
-    nodes: int = 16
+    nodes: int = 16  # wanted; as many are there at the beginning
     hours: float = 24.0
-    removal: float = 0.1
-    addition: float = 0.5
+    removal: float = 0.1  # probability that a node is taken away within an hour
+    addition: float = 0.5  # probability that a missing node is replaced within an hour
     zones: tuple[str, ...] = ("zone-a",)
-    notice: float | None = None
-    batch: float = 0.5
-    peak_hour: float = 14.0
-    price: float | None = None
-    volatility: float = 0.0
+    notice: float | None = None  # seconds, None for none
+    batch: float = 0.5  # with `zones` the share of a zone's nodes that goes at once
+    peak_hour: float = 14.0  # with `diurnal`, 0 to 24
+    price: float | None = None  # USD an hour, None for none
+    volatility: float = 0.0  # its standard deviation within a day, as a share of it
 
 
 def generate(wanted: Generation, seed: int) -> Trace:

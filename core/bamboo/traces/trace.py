@@ -23,16 +23,14 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChange:
-    """A node came or was taken away.
+    """A node came or was taken away."""
 
-    at: seconds since the trace began. zone, pool: "" if it is not known. notice: seconds between the notice and the
-    removal; None if there was none, or if it is not known.
-    """
-
-    at: float
+    at: float  # seconds since the trace began
     change: Change
     node: str
+    # zone, pool: "" if it is not known
     zone: str = ""
+    # seconds between the notice and the removal; None if there was none, or if it is not known
     notice: float | None = None
     pool: str = ""
 

@@ -43,16 +43,13 @@ class ConditionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMark:
-    """key: of taint, label or annotation, or the condition's type. value: None for any; of a condition, its status.
-
-    reason: of a condition; None for any.
-    """
+    """A mark of a node that says that it goes."""
 
     place: MarkField
-    key: str
-    value: str | None
+    key: str  # of taint, label or annotation, or the condition's type
+    value: str | None  # None for any; of a condition, its status
     mark: DisruptionMark
-    reason: str | None = None
+    reason: str | None = None  # of a condition; None for any
 
     def on(self, node: Mapping[str, Any]) -> bool:
         """Has the node this mark?"""

@@ -38,16 +38,14 @@ class SignalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """source: a CamelCase reason; message: a sentence. seconds: until the worker is gone; 0 if it is.
-
-    exit_code: how the worker itself ended, which is then the message's subject and not said again; None for
-    disruptions, which never count as failures.
-    """
+    """Word that a worker goes, or has gone."""
 
     kind: SignalKind
-    source: str
-    message: str
-    seconds: float = 0.0
+    source: str  # a CamelCase reason
+    message: str  # a sentence
+    seconds: float = 0.0  # until the worker is gone; 0 if it is
+    # how the worker itself ended, which is then the message's subject and not said again; None for disruptions, which
+    # never count as failures
     exit_code: int | None = None
 
 

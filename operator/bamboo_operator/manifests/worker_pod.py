@@ -38,25 +38,17 @@ class JobMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPodSettings:
-    """What the operator gives to every worker.
+    """What the operator gives to every worker."""
 
-    coordinator_url: what workers connect to, ws://HOST:PORT/PATH. image: for jobs that name none.
-    run_as_user: a user that is not root; None leaves it to the image or the platform.
-    service_account: None for the namespace's default one.
-    metadata: the cloud's endpoint that workers watch for notices, one of names.METADATA_CHOICES.
-    authority: PEM of the certificate authority by which workers know the coordinator; "" for those of the image.
-    network_policy: only workers of the same job may connect to a worker.
-    disruption_budgets: a job's workers are evicted one at a time.
-    """
-
-    coordinator_url: str
-    image: str
-    run_as_user: int | None = 65532
-    service_account: str | None = None
-    metadata: str = "off"
+    coordinator_url: str  # what workers connect to, ws://HOST:PORT/PATH
+    image: str  # for jobs that name none
+    run_as_user: int | None = 65532  # a user that is not root; None leaves it to the image or the platform
+    service_account: str | None = None  # None for the namespace's default one
+    metadata: str = "off"  # the cloud's endpoint that workers watch for notices, one of names.METADATA_CHOICES
+    # PEM of the certificate authority by which workers know the coordinator; "" for those of the image
     authority: str = ""
-    network_policy: bool = True
-    disruption_budgets: bool = True
+    network_policy: bool = True  # only workers of the same job may connect to a worker
+    disruption_budgets: bool = True  # a job's workers are evicted one at a time
 
 
 def worker_number(pod: Mapping[str, Any]) -> int | None:

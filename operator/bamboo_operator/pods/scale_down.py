@@ -14,40 +14,32 @@ from bamboo_operator.pods.pools import Pools, pool_to_probe, worker_to_revert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersByPool:
-    """A job's living workers. placed: the pool of each one that is not lost; without_node: of those that have no node.
-
-    joined, standby, leaving: as the coordinator has them. wanted: how many workers the job asks for; keep_standby: how
-    many of them on standby. training: does a plan run, and are no workers missing from it after a restart? adding: how
-    many pods are requested and not created yet. probes: workers that were requested only to try a pool. chosen: does
-    the coordinator choose who of those that are there is given back?
-    """
+    """A job's living workers."""
 
     pools: Pools
-    placed: Mapping[WorkerId, str]
-    without_node: Mapping[WorkerId, str]
+    placed: Mapping[WorkerId, str]  # the pool of each one that is not lost
+    without_node: Mapping[WorkerId, str]  # of those that have no node
+    # joined, standby, leaving: as the coordinator has them
     joined: Collection[WorkerId] = ()
     standby: Collection[WorkerId] = ()
     leaving: Collection[WorkerId] = ()
-    wanted: int
-    keep_standby: int = 0
-    training: bool = True
-    adding: int = 0
-    probes: frozenset[WorkerId] = frozenset()
-    chosen: bool = False
+    wanted: int  # how many workers the job asks for
+    keep_standby: int = 0  # how many of them on standby
+    training: bool = True  # does a plan run, and are no workers missing from it after a restart?
+    adding: int = 0  # how many pods are requested and not created yet
+    probes: frozenset[WorkerId] = frozenset()  # workers that were requested only to try a pool
+    chosen: bool = False  # does the coordinator choose who of those that are there is given back?
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown:
-    """A step of going down, at most one of these. release: the worker that is to leave, and why, a sentence; delete:
-    one whose pod has no node and is deleted; probe: the pool in which one more worker is requested. probes: those that
-    remain.
-    """
+    """A step of going down, at most one of these."""
 
-    release: WorkerId | None = None
+    release: WorkerId | None = None  # the worker that is to leave, and why, a sentence
     reason: str = ""
-    delete: WorkerId | None = None
-    probe: NodePool | None = None
-    probes: frozenset[WorkerId] = frozenset()
+    delete: WorkerId | None = None  # one whose pod has no node and is deleted
+    probe: NodePool | None = None  # the pool in which one more worker is requested
+    probes: frozenset[WorkerId] = frozenset()  # those that remain
 
 
 def scale_down(workers: WorkersByPool) -> ScaleDown:

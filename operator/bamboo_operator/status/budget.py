@@ -61,12 +61,11 @@ def pace_of(status: Status | None) -> Pace:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """What a budget does not suffice for. reason: CamelCase; of: the money or the date; message: a sentence, the same
-    as long as that is so, since how far the job gets changes all the time and is told beside it.
-    """
+    """What a budget does not suffice for."""
 
-    reason: str
-    of: str
+    reason: str  # CamelCase
+    of: str  # the money or the date
+    # a sentence, the same as long as that is so, since how far the job gets changes all the time and is told beside it
     message: str
 
     @property

@@ -37,15 +37,13 @@ class PipelineDamage:
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """status: of a coordinator that knows the job's plan, or that there is none; None while it does not.
+    """What rules of conditions look at."""
 
-    previous: the conditions as they were. desired: how many workers were to be there then, with those on standby, where
-    the coordinator says how many are; None if it has not.
-    """
-
-    status: Status | None
+    status: Status | None  # of a coordinator that knows the job's plan, or that there is none; None while it does not
     facts: StatusFacts
-    previous: Mapping[str, ConditionResult]
+    previous: Mapping[str, ConditionResult]  # the conditions as they were
+    # how many workers were to be there then, with those on standby, where the coordinator says how many are; None if it
+    # has not
     desired: int | None = None
 
     def was(self, condition: str) -> bool:

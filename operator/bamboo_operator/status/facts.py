@@ -42,38 +42,29 @@ class EarlierCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFacts:
-    """spec: the one in force; None if there never was a valid one. problems: what is wrong with the newest manifest;
-    refused: what of it a running job does not follow. unattended: its workers train, and no operator manages them.
-
-    warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
-    a node, None for all. startup_problems: why some do not start. priced: the pools at the prices of now, None if these
-    are the manifest's; unpriced: sentences on those whose machine has none. cost, repeated_cost (of repeated steps):
-    since this operator has known the job; counted_until: until when, None if it never was.
-    comparison: of costs, over all operators. plan: as it is to be kept. rollout: None if it is not known yet.
-    selector: of all the job's pods.
-    """
+    """What the operator knows beside the coordinator, from which a job's status is made."""
 
     now: datetime
     generation: int
-    spec: JobSpec | None
-    problems: tuple[str, ...] = ()
-    refused: str = ""
-    unattended: bool = False
-    warnings: tuple[str, ...] = ()
+    spec: JobSpec | None  # the one in force; None if there never was a valid one
+    problems: tuple[str, ...] = ()  # what is wrong with the newest manifest
+    refused: str = ""  # what of it a running job does not follow
+    unattended: bool = False  # its workers train, and no operator manages them
+    warnings: tuple[str, ...] = ()  # what of it has no effect
     earlier: EarlierCounts = EarlierCounts()
-    pods: Mapping[str, int] = field(default_factory=dict)
-    paid: Mapping[str, int] | None = None
-    startup_problems: tuple[StartupProblem, ...] = ()
-    priced: tuple[NodePool, ...] | None = None
-    unpriced: tuple[str, ...] = ()
-    cost: Decimal = Decimal(0)
-    repeated_cost: Decimal = Decimal(0)
-    counted_until: datetime | None = None
-    comparison: CostComparison = field(default_factory=CostComparison)
+    pods: Mapping[str, int] = field(default_factory=dict)  # the living ones, by the name of their pool
+    paid: Mapping[str, int] | None = None  # those of them that have a node, None for all
+    startup_problems: tuple[StartupProblem, ...] = ()  # why some do not start
+    priced: tuple[NodePool, ...] | None = None  # the pools at the prices of now, None if these are the manifest's
+    unpriced: tuple[str, ...] = ()  # sentences on those whose machine has none
+    cost: Decimal = Decimal(0)  # since this operator has known the job
+    repeated_cost: Decimal = Decimal(0)  # of that, for repeated steps
+    counted_until: datetime | None = None  # until when, None if it never was
+    comparison: CostComparison = field(default_factory=CostComparison)  # of costs, over all operators
     finish: Finish | None = None
-    plan: str | None = None
-    selector: str | None = None
-    rollout: RolloutRecord | None = None
+    plan: str | None = None  # as it is to be kept
+    selector: str | None = None  # of all the job's pods
+    rollout: RolloutRecord | None = None  # None if it is not known yet
 
     @property
     def pools(self) -> tuple[NodePool, ...]:

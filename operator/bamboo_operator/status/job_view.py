@@ -12,15 +12,12 @@ from bamboo_operator.status.facts import StatusFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """What is known of a job. status: of its coordinator, None if there is none; written: the BambooJob's status.
-
-    record: None if no coordinator has run here.
-    """
+    """What is known of a job."""
 
     namespace: str
     name: str
     spec: JobSpec | None
     facts: StatusFacts
-    written: Mapping[str, Any] = field(default_factory=dict)
-    status: Status | None = None
-    record: JobHistory | None = None
+    written: Mapping[str, Any] = field(default_factory=dict)  # the BambooJob's status
+    status: Status | None = None  # of its coordinator, None if there is none
+    record: JobHistory | None = None  # None if no coordinator has run here

@@ -59,13 +59,13 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHeader:
-    """width: bytes of a token. vocabulary: its size. digest: of what comes after the header."""
+    """The header of a file of tokens."""
 
-    width: int
+    width: int  # bytes of a token
     tokens: int
     documents: int
-    vocabulary: int
-    digest: bytes
+    vocabulary: int  # its size
+    digest: bytes  # of what comes after the header
 
     def packed(self) -> bytes:
         numbers = (self.width, self.tokens, self.documents, self.vocabulary)

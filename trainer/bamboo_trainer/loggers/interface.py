@@ -9,13 +9,11 @@ from bamboo.history.records import EvaluationRecord, Record, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerFacts:
-    """job: its name. run: the same for all who write for that job, one after the other. folder: of the job's history on
-    this machine; "" if it is in an object store.
-    """
+    """What a logger may know of the job."""
 
-    job: str
-    run: str
-    folder: str = ""
+    job: str  # its name
+    run: str  # the same for all who write for that job, one after the other
+    folder: str = ""  # of the job's history on this machine; "" if it is in an object store
 
 
 class Logger(Protocol):

@@ -44,20 +44,15 @@ ADAM = 2  # tensors that an optimizer keeps for each parameter, if its step cann
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSize:
-    """Bytes, but for `parameters` and `tied`, which are elements. Of one microbatch: kept, inputs, outputs.
-
-    tied: of the parameters, those that are another layer's, too, which counts them. gradients: of those that are
-    trained. remembered: by the optimizer. kept: what the backward needs beside inputs and outputs. casts: of parameters
-    to the precision of the products, one for all microbatches.
-    """
+    """Bytes, but for `parameters` and `tied`, which are elements. Of one microbatch: kept, inputs, outputs."""
 
     parameters: int
-    tied: int
+    tied: int  # of the parameters, those that are another layer's, too, which counts them
     held: int
-    gradients: int
-    remembered: int
-    kept: int
-    casts: int
+    gradients: int  # of those that are trained
+    remembered: int  # by the optimizer
+    kept: int  # what the backward needs beside inputs and outputs
+    casts: int  # of parameters to the precision of the products, one for all microbatches
     inputs: int
     outputs: int
 

@@ -48,26 +48,22 @@ _NO_TABLE: Final = {  # what it is called in configs of models that have no such
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSettings:
-    """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone).
-
-    data, evaluation: as `models.sequences` reads them. objective: "causal" or "masked"; None: what the model is for.
-    blocks: the names of its lists of blocks, if they are not found. router_aux_loss_coef: of the loss that balances
-    experts; None: as the model's config says.
-    """
+    """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone)."""
 
     model: str | None = None
     architecture: Mapping[str, Any] | str | None = None
+    # data, evaluation: as `models.sequences` reads them
     data: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
-    objective: Objective | None = None
+    objective: Objective | None = None  # "causal" or "masked"; None: what the model is for
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
-    blocks: Sequence[str] | str | None = None
+    blocks: Sequence[str] | str | None = None  # the names of its lists of blocks, if they are not found
     random: bool = False  # first values, even if the folder has others
     learning_rate: float = 5e-5
     warmup_steps: int = 0
     weight_decay: float = 0.0
     checkpoint: bool = False
-    router_aux_loss_coef: float | None = None
+    router_aux_loss_coef: float | None = None  # of the loss that balances experts; None: as the model's config says
 
 
 _KEYS: Final[dict[str, tuple[str, Any]]] = {

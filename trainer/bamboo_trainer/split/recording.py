@@ -42,12 +42,6 @@ def born(key: Key) -> int:
 class Recording:
     """What was seen of a model's forward. By block: the forms and tensors of its call and of what it returns, what
     shapes the latter have (those of the call's tensor of that number, or these), and the settings around the call.
-    result, result_keys: what the model returns.
-
-    boundaries: by position, the tensors that later positions need, in order. own_code: positions that run code of the
-    model's besides a block. gradients: tensors that have one. complex: those of complex numbers, which cross as pairs
-    of real ones. written: tensors that a position writes to, though they come from earlier ones. made: the names of the
-    functions that made such tensors. used: by position, ids of parameters and buffers that its own code uses.
     """
 
     calls: tuple[Form, ...]
@@ -56,15 +50,16 @@ class Recording:
     out_keys: tuple[tuple[Key, ...], ...]
     out_shapes: tuple[tuple[int | Shape, ...], ...]
     settings: tuple[CallSettings, ...]
+    # result, result_keys: what the model returns
     result: Form
     result_keys: tuple[Key, ...]
-    boundaries: tuple[tuple[Key, ...], ...]
-    own_code: frozenset[int]
-    gradients: frozenset[Key]
-    complex: frozenset[Key]
-    written: frozenset[tuple[int, Key]]
-    made: Mapping[Key, str]
-    used: Mapping[int, frozenset[int]]
+    boundaries: tuple[tuple[Key, ...], ...]  # by position, the tensors that later positions need, in order
+    own_code: frozenset[int]  # positions that run code of the model's besides a block
+    gradients: frozenset[Key]  # tensors that have one
+    complex: frozenset[Key]  # those of complex numbers, which cross as pairs of real ones
+    written: frozenset[tuple[int, Key]]  # tensors that a position writes to, though they come from earlier ones
+    made: Mapping[Key, str]  # the names of the functions that made such tensors
+    used: Mapping[int, frozenset[int]]  # by position, ids of parameters and buffers that its own code uses
 
     @property
     def by_shape(self) -> bool:

@@ -27,12 +27,12 @@ class CannotSplit(TaskError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """kind: the type, or `_TENSOR`, or that of a constant. keys: of a mapping or a dataclass. value: a constant."""
+    """The form of a value, without its tensors."""
 
-    kind: Any
+    kind: Any  # the type, or `_TENSOR`, or that of a constant
     parts: tuple["Form", ...] = ()
-    keys: tuple[Any, ...] = ()
-    value: Any = None
+    keys: tuple[Any, ...] = ()  # of a mapping or a dataclass
+    value: Any = None  # a constant
 
     @property
     def sizes(self) -> bool:

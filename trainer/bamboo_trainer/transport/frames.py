@@ -87,16 +87,13 @@ class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message between workers. epoch: the sender's; origin: in which the states began that it belongs to.
-
-    payload: small facts, of each kind its own (`payloads`).
-    """
+    """One message between workers."""
 
     address: Address
-    epoch: int
-    origin: int = 1
+    epoch: int  # the sender's
+    origin: int = 1  # in which the states began that it belongs to
     tensors: tuple[torch.Tensor, ...] = ()
-    payload: Any = None
+    payload: Any = None  # small facts, of each kind its own (`payloads`)
 
     @property
     def again(self) -> bool:

@@ -31,18 +31,15 @@ class RefusedFrame(ValueError):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cell has finished a step. squared_norm: of its gradient, as terms whose sum it is exactly (`exact_sum`).
-
-    losses: by microbatch, of a last stage; weights: if they are sums, of what. added: by name, of what the stage's
-    layers add to the loss, each microbatch's times its weight. metrics, evaluation: by name, of a sum and of its
-    weight. All of these are terms, too.
-    """
+    """A cell has finished a step."""
 
     cell: Cell
-    squared_norm: Terms
-    losses: dict[int, float]
-    weights: dict[int, float] = {}
+    squared_norm: Terms  # of its gradient, as terms whose sum it is exactly (`exact_sum`)
+    losses: dict[int, float]  # by microbatch, of a last stage
+    weights: dict[int, float] = {}  # if they are sums, of what
+    # by name, of what the stage's layers add to the loss, each microbatch's times its weight
     added: dict[str, Terms] = {}
+    # metrics, evaluation: by name, the terms of a sum and of its weight
     metrics: Sums = {}
     evaluation: Sums = {}
 
@@ -87,53 +84,44 @@ class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """number: of the coordinator's wish. id: of the attempt. writers: of each stage, who share its layers.
+    """The checkpoint that a commit says is to be taken."""
 
-    hold: no step follows in this split of the layers, and all keep what they hold.
-    """
-
-    number: int
-    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]
-    writers: tuple[tuple[WorkerId, ...], ...]
-    hold: bool = False
+    number: int  # of the coordinator's wish
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # of the attempt
+    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, who share its layers
+    hold: bool = False  # no step follows in this split of the layers, and all keep what they hold
 
 
 class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a commit says for the job's history. attempt: of the job, as the history counts them; 0: not known yet.
+    """What a commit says for the job's history."""
 
-    written: steps of this origin up to it, and all of earlier ones, are in the history. at: when the root committed,
-    seconds since 1970; seconds: since its commit before; 0: not known. rate: the learning rate; None: not known.
-    """
-
-    attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]  # of the job, as the history counts them; 0: not known yet
+    # steps of this origin up to it, and all of earlier ones, are in the history
     written: Annotated[int, msgspec.Meta(ge=0)]
-    at: float
-    seconds: float = 0.0
-    rate: float | None = None
+    at: float  # when the root committed, seconds since 1970
+    seconds: float = 0.0  # since its commit before; 0: not known
+    rate: float | None = None  # the learning rate; None: not known
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
+    """The root's word on a step."""
 
-    microbatches: how many the loss is of. scale: what the summed gradients are to be multiplied with; norm: after that.
-    metrics: by name; no number if there is none. checkpoint: the state after this step is kept. skipped: nobody
-    applies the step's gradients, as they or the loss are not finite. evaluation: by metric, of the state before this
-    step, if it was evaluated; after the last step a commit says nothing else, and is of no microbatches.
-    early_stop: with that evaluation the job ends, with the state before this step, which is not trained; a commit says
-    nothing else then, either. history: if one is kept.
-    """
-
-    norm: float
+    norm: float  # after that
     loss: float
-    microbatches: int
-    generation: int
-    epoch: int
-    checkpoint: CheckpointMark | None = None
-    skipped: bool = False
+    microbatches: int  # how many the loss is of
+    generation: int  # the next step's layout
+    epoch: int  # the plan in force from then on
+    checkpoint: CheckpointMark | None = None  # the state after this step is kept
+    skipped: bool = False  # nobody applies the step's gradients, as they or the loss are not finite
+    # by metric, of the state before this step, if it was evaluated; after the last step a commit says nothing else, and
+    # is of no microbatches
     evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
+    # with that evaluation the job ends, with the state before this step, which is not trained; a commit says nothing
+    # else then, either
     early_stop: EarlyStop | None = None
-    history: HistoryMark | None = None
-    scale: float = 1.0
+    history: HistoryMark | None = None  # if one is kept
+    scale: float = 1.0  # what the summed gradients are to be multiplied with
+    # by name; no number if there is none
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
 
 
@@ -201,16 +189,14 @@ Unwritten = list[tuple[int, StepRecord | EvaluationRecord]]  # by origin
 
 
 class PayloadForm(NamedTuple):
-    """payload: its type. flat: the tensors are pieces of a stage's gradient. final: of the final one, which may be in
-    bf16. data: bytes may follow as a last one.
-    """
+    """What a frame of a kind must carry."""
 
-    payload: Any
+    payload: Any  # its type
     fewest: int = 0
     most: float = 0
-    flat: bool = False
-    data: bool = False
-    final: bool = False
+    flat: bool = False  # the tensors are pieces of a stage's gradient
+    data: bool = False  # bytes may follow as a last one
+    final: bool = False  # of the final one, which may be in bf16
 
 
 FORMS: Final = {

@@ -29,16 +29,12 @@ HOURS = 24.0  # of made-up preemptions, if nobody says how long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison of strategies as the user asked for it.
+    """A comparison of strategies as the user asked for it."""
 
-    strategies: none means all. profile: a file or a name; of one of the published models if none is given. job: says
-    the batch and the grid, instead of what was published.
-    """
-
-    job: Path | None
-    strategies: tuple[str, ...]
+    job: Path | None  # says the batch and the grid, instead of what was published
+    strategies: tuple[str, ...]  # none means all
     workload: str
-    profile: str | None
+    profile: str | None  # a file or a name; of one of the published models if none is given
     traces: tuple[str, ...]
     rates: tuple[float, ...]
     seeds: range

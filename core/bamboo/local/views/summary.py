@@ -28,28 +28,13 @@ SHOWN_TAKEOVERS = 5
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What is left to say of a run.
-
-    lost_samples: of the committed steps' samples, those whose loss did not go into the step's. Every commit says how
-    many microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
-    losses; that they are the right ones is what --verify shows. What a run that did not complete has trained since
-    `kept_step` is in no checkpoint, and none of these. crashes: workers that ended by themselves, and how.
-    kept_step: of the newest checkpoint, 0 if there is none. first_step: with which this run began.
-    restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again;
-    repeated_seconds: that these usually take. kept_in: where the checkpoints are, without credentials.
-    steps: as many as were wanted; stopped_early: why there are fewer, if evaluations have ended the job.
-    evaluations: after which step, and the metrics. skipped_steps: those that left the model as it was, because their
-    loss or gradient was not finite. metrics: of the last step, by name; None: no finite number.
-    grid: stages and pipelines at the end, None if training never began; lacks_room: without replicas, for which no grid
-    had room. log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been
-    shown.
-    """
+    """What is left to say of a run."""
 
     job: str
     outcome: Outcome
     reason: str
     message: str
-    steps: int | None
+    steps: int | None  # as many as were wanted
     committed: int
     first_loss: float | None
     last_loss: float | None
@@ -59,27 +44,32 @@ class Summary:
     preemptions: int
     notices: int
     takeovers: tuple[Takeover, ...]
+    # of the committed steps' samples, those whose loss did not go into the step's. Every commit says how many
+    # microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
+    # losses; that they are the right ones is what --verify shows. What a run that did not complete has trained since
+    # `kept_step` is in no checkpoint, and none of these
     lost_samples: int
     digests: tuple[str, ...]
     memory: tuple[WorkerId, Memory] | None = None  # the largest account of a worker, and whose
     traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sent in a step, in the mean
-    crashes: tuple[str, ...] = ()
+    crashes: tuple[str, ...] = ()  # workers that ended by themselves, and how
     output: str | None = None
     sample: str | None = None
-    log_tail: str | None = None
-    log_shown: bool = False
-    kept_step: int = 0
-    first_step: int = 0
+    log_tail: str | None = None  # what the workers printed, if a failure has no better explanation
+    log_shown: bool = False  # all of it has been shown
+    kept_step: int = 0  # of the newest checkpoint, 0 if there is none
+    first_step: int = 0  # with which this run began
+    # restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again
     restores: int = 0
     repeated_steps: int = 0
-    repeated_seconds: float = 0.0
-    kept_in: str | None = None
-    stopped_early: str | None = None
-    skipped_steps: int = 0
-    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()
-    metrics: tuple[tuple[str, float | None], ...] = ()
-    grid: tuple[int, int] | None = None
-    lacks_room: bool = False
+    repeated_seconds: float = 0.0  # that these usually take
+    kept_in: str | None = None  # where the checkpoints are, without credentials
+    stopped_early: str | None = None  # why there are fewer, if evaluations have ended the job
+    skipped_steps: int = 0  # those that left the model as it was, because their loss or gradient was not finite
+    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # after which step, and the metrics
+    metrics: tuple[tuple[str, float | None], ...] = ()  # of the last step, by name; None: no finite number
+    grid: tuple[int, int] | None = None  # stages and pipelines at the end, None if training never began
+    lacks_room: bool = False  # without replicas, for which no grid had room
 
     @property
     def exit_code(self) -> int:

@@ -13,17 +13,16 @@ MOST_LEVELS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """level: the wait is the shortest one times GROWTH to that power. acted_at: seconds, of the newest measure.
-    wanted_at: when another one was last wanted after it; longest: the longest time without that.
+    """A wait between two measures, which grows while measures do not last.
 
     In any time T, in shortest waits, there are at most 2 + log(T) / log(GROWTH) + 2 T / LASTING measures, whatever asks
     for them: a wait becomes shorter only after one that lasted.
     """
 
-    level: int = 0
-    acted_at: float | None = None
-    wanted_at: float | None = None
-    longest: float = 0.0
+    level: int = 0  # the wait is the shortest one times GROWTH to that power
+    acted_at: float | None = None  # seconds, of the newest measure
+    wanted_at: float | None = None  # when another one was last wanted after it
+    longest: float = 0.0  # the longest time without that
 
     def wanted(self, now: float) -> "Backoff":
         """Another measure would be of use now."""

@@ -58,19 +58,15 @@ def grid_of(plan: Plan) -> Grid:
 
 
 class Beginning(NamedTuple):
-    """The state that a plan begins with. moved: it is one that workers hold, not a checkpoint of the store.
-
-    stages: the layers of each, if that was decided with the cut; it holds as long as everybody keeps its place. held:
-    all that workers have of it, of which sources names a part; sizes: bytes of each layer. By these few bytes move; of
-    a checkpoint nobody may have any.
-    """
+    """The state that a plan begins with."""
 
     state: CheckpointId
     sources: Sources
-    moved: bool = True
+    moved: bool = True  # it is one that workers hold, not a checkpoint of the store
+    # the layers of each, if that was decided with the cut; it holds as long as everybody keeps its place
     stages: Ranges | None = None
-    held: Held = NOTHING_HELD
-    sizes: Sequence[float] = ()
+    held: Held = NOTHING_HELD  # all that workers have of it, of which sources names a part
+    sizes: Sequence[float] = ()  # bytes of each layer. By these few bytes move; of a checkpoint nobody may have any
 
 
 def holders_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources:

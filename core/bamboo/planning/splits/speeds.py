@@ -31,15 +31,12 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkEstimate:
-    """What layers and workers take. costs: of each layer, counted or in seconds. slowness: of workers; 1 if unknown.
+    """What layers and workers take."""
 
-    reading: what the first stage and the last one take on top, for their data. compared: those whose slowness is known.
-    """
-
-    costs: tuple[float, ...]
-    slowness: Mapping[WorkerId, float] = field(default_factory=dict)
-    reading: tuple[float, float] = (0.0, 0.0)
-    compared: frozenset[WorkerId] = frozenset()
+    costs: tuple[float, ...]  # of each layer, counted or in seconds
+    slowness: Mapping[WorkerId, float] = field(default_factory=dict)  # of workers; 1 if unknown
+    reading: tuple[float, float] = (0.0, 0.0)  # what the first stage and the last one take on top, for their data
+    compared: frozenset[WorkerId] = frozenset()  # those whose slowness is known
 
     def fixed(self, stages: int) -> list[float]:
         """What does not depend on its layers, of each stage."""
@@ -49,14 +46,13 @@ class WorkEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """slowness: of each worker; the median of those who are comparable is 1, the faster one's if there are two, since
-    what goes wrong makes workers slower. seconds: of layers, for such a worker.
+    """How slow workers are beside others that do the same."""
 
-    others: by worker, those whom it can be compared with; empty if there is nobody.
-    """
-
+    # of each worker; the median of those who are comparable is 1, the faster one's if there are two, since what goes
+    # wrong makes workers slower
     slowness: Mapping[WorkerId, float]
-    seconds: Mapping[Layers, float]
+    seconds: Mapping[Layers, float]  # of layers, for such a worker
+    # by worker, those whom it can be compared with; empty if there is nobody
     others: Mapping[WorkerId, tuple[WorkerId, ...]]
 
     def excess(self, worker: WorkerId) -> float | None:

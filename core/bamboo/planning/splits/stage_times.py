@@ -13,17 +13,15 @@ Taken = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Medians of the newest microbatches, without what is waited for and what is repeated.
+    """Medians of the newest microbatches, without what is waited for and what is repeated."""
 
-    layers: the stage's, half-open. forward, backward: of a whole microbatch, 0 if the worker does not run the stage.
-    each: the forward of each layer by itself; empty if it is not known. microbatches: how many were measured, at most
-    those that are kept.
-    """
-
-    layers: tuple[Layer, Layer]
+    layers: tuple[Layer, Layer]  # the stage's, half-open
+    # forward, backward: of a whole microbatch, 0 if the worker does not run the stage
     forward: Taken = 0.0
     backward: Taken = 0.0
+    # the forward of each layer by itself; empty if it is not known
     each: Annotated[tuple[Taken, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
+    # how many were measured, at most those that are kept
     microbatches: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 

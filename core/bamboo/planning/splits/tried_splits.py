@@ -30,18 +30,14 @@ class TriedSplit:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A split for the sake of speed, until it is known whether it pays.
-
-    before: seconds of a step until then; promised: that are expected with it. paces: of the workers when that was
-    decided. why: for a person. known: it was measured before.
-    """
+    """A split for the sake of speed, until it is known whether it pays."""
 
     stages: Ranges
-    paces: Paces
-    before: float
-    promised: float
-    why: str
-    known: bool = False
+    paces: Paces  # of the workers when that was decided
+    before: float  # seconds of a step until then
+    promised: float  # that are expected with it
+    why: str  # for a person
+    known: bool = False  # it was measured before
 
 
 def are_alike(one: Paces, other: Paces) -> bool:

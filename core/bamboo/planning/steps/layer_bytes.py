@@ -8,12 +8,10 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
 
 class LayerBytes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """parameters: with buffers. optimizer: what it remembers. gradients: of what is trained. activations: what is kept
-    of a microbatch from its forward to its backward. boundary: what it gives to the next layer, of a microbatch.
-    """
+    """The bytes of a layer, in memory and to its neighbour."""
 
-    parameters: Bytes
-    optimizer: Bytes
-    gradients: Bytes
-    activations: Bytes
-    boundary: Bytes
+    parameters: Bytes  # with buffers
+    optimizer: Bytes  # what it remembers
+    gradients: Bytes  # of what is trained
+    activations: Bytes  # what is kept of a microbatch from its forward to its backward
+    boundary: Bytes  # what it gives to the next layer, of a microbatch

@@ -23,27 +23,24 @@ WEIGHT_SHARE: Final = 0.5  # of a backward, what its weight gradients take: assu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What decides the times; equal groups have equal times, so that they can be remembered.
+    """What decides the times; equal groups have equal times, so that they can be remembered."""
 
-    forward, backward: seconds of a microbatch, by stage. boundary: bytes that a stage gives to the next one. owners:
-    numbers of workers, [pipeline][stage], from 0 in the order of their first cells. microbatches: by pipeline.
-    busy: seconds until each worker can begin. mirrors: the worker that does a cell's work in advance as well (mode
-    EagerBackward), [pipeline][stage], -1 for none. layers: how many each stage has; the shortest piece of a mirror's
-    work is the forward of one. flows: connections of a link, for large frames. machines: of workers that have their
-    connections together, as the devices of a node, the first one's number, by worker; (): each has its own.
-    """
-
+    # forward, backward: seconds of a microbatch, by stage
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    boundary: tuple[int, ...]
+    boundary: tuple[int, ...]  # bytes that a stage gives to the next one
+    # numbers of workers, [pipeline][stage], from 0 in the order of their first cells
     owners: tuple[tuple[int, ...], ...]
-    microbatches: tuple[int, ...]
+    microbatches: tuple[int, ...]  # by pipeline
     order: StageOrder
     network: Network
-    busy: tuple[float, ...]
+    busy: tuple[float, ...]  # seconds until each worker can begin
+    # the worker that does a cell's work in advance as well (mode EagerBackward), [pipeline][stage], -1 for none
     mirrors: tuple[tuple[int, ...], ...] = ()
-    layers: tuple[int, ...] = ()
-    flows: int = 1
+    layers: tuple[int, ...] = ()  # how many each stage has; the shortest piece of a mirror's work is the forward of one
+    flows: int = 1  # connections of a link, for large frames
+    # of workers that have their connections together, as the devices of a node, the first one's number, by worker; ():
+    # each has its own
     machines: tuple[int, ...] = ()
 
 
@@ -62,13 +59,12 @@ class StepLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """ends: when each cell has done its forwards and backwards, seconds from the step's begin, [pipeline][stage].
+    """The times of a group's step."""
 
-    work: seconds that each worker computed. gaps: when each worker had nothing to do, ascending, up to the last end.
-    """
-
+    # when each cell has done its forwards and backwards, seconds from the step's begin, [pipeline][stage]
     ends: tuple[tuple[float, ...], ...]
-    work: tuple[float, ...]
+    work: tuple[float, ...]  # seconds that each worker computed
+    # when each worker had nothing to do, ascending, up to the last end
     gaps: tuple[tuple[tuple[float, float], ...], ...]
 
     @property
@@ -191,19 +187,15 @@ def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Fram
 
 @dataclass(slots=True)
 class _Cell:
-    """program: what is left of it is behind `done`. arrived: (is a forward, microbatch) of the frames that are here.
-
-    advance: forwards that take no time, since they were done before; whole: backwards, with weight gradients. shadow:
-    what a mirror does.
-    """
+    """A cell, or its mirror on the shadow, as it is executed."""
 
     place: Place
-    program: list[Computed]
+    program: list[Computed]  # what is left of it is behind `done`
     done: int = 0
-    arrived: set[Frame] = field(default_factory=set)
-    advance: int = 0
-    whole: int = 0
-    shadow: bool = False
+    arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
+    advance: int = 0  # forwards that take no time, since they were done before
+    whole: int = 0  # backwards, with weight gradients
+    shadow: bool = False  # what a mirror does
     pieces: int = 0  # layers that are done of the forward that a shadow is in
 
     @property

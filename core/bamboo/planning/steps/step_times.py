@@ -67,15 +67,13 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class AlikePipelines:
-    """The pipelines of one grid, each with workers of its own, alike but for their microbatches. plan, layout: with one
-    of them for each number of microbatches. pipelines: how many there are. sums: how many that one sends for each
-    number of a gradient, at most.
-    """
+    """The pipelines of one grid, each with workers of its own, alike but for their microbatches."""
 
+    # plan, layout: with one of them for each number of microbatches
     plan: Plan
     layout: Layout
-    pipelines: int
-    sums: int
+    pipelines: int  # how many there are
+    sums: int  # how many that one sends for each number of a gradient, at most
 
 
 class StepModel:

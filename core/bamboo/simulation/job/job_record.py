@@ -17,38 +17,31 @@ Span = tuple[float, float, float]  # from, until, how much
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """The figures of one run. Rates are means over the time since the job was submitted.
+    """The figures of one run. Rates are means over the time since the job was submitted."""
 
-    nodes: that were paid for. throughput: samples a second, each counted once. usd_per_hour, usd: of nodes and traffic,
-    nan if a price is not known; zone_usd_per_hour: of these, for what crosses zones, zone_gb_per_hour. value: samples a
-    second for each USD an hour. goodput: the time that the steps would have taken on the whole
-    grid without any disturbance, over the time since training began. preemptions: workers that were taken away, with or
-    without notice. takeovers: cells that moved in the middle of a step, or with notice. restores: times that the job
-    went back to a checkpoint; repeated: steps that it did again. pause: seconds, the mean by which a step was longer in
-    which an owner was lost. trained, redone: hours of steps that count, without such pauses, and of those that had been
-    done before. waited: hours without a grid. begun: hours until training
-    began. fatal: times that a stage was lost with all its copies. hours: until the last step, or until the time was up.
-    """
-
-    preemptions: int
-    takeovers: int
-    restores: int
-    fatal: int
-    repeated: int
-    pause: float
-    nodes: float
-    throughput: float
+    preemptions: int  # workers that were taken away, with or without notice
+    takeovers: int  # cells that moved in the middle of a step, or with notice
+    restores: int  # times that the job went back to a checkpoint
+    fatal: int  # times that a stage was lost with all its copies
+    repeated: int  # steps that it did again
+    pause: float  # seconds, the mean by which a step was longer in which an owner was lost
+    nodes: float  # that were paid for
+    throughput: float  # samples a second, each counted once
+    # usd_per_hour, usd: of nodes and traffic, nan if a price is not known
     usd_per_hour: float
     usd: float
-    zone_gb_per_hour: float
-    zone_usd_per_hour: float
-    value: float
+    zone_gb_per_hour: float  # what crosses zones
+    zone_usd_per_hour: float  # of usd_per_hour, for what crosses zones
+    value: float  # samples a second for each USD an hour
+    # the time that the steps would have taken on the whole grid without any disturbance, over the time since training
+    # began
     goodput: float
+    # trained, redone: hours of steps that count, without such pauses, and of those that had been done before
     trained: float
     redone: float
-    waited: float
-    begun: float
-    hours: float
+    waited: float  # hours without a grid
+    begun: float  # hours until training began
+    hours: float  # until the last step, or until the time was up
     steps: int
 
 
@@ -90,27 +83,24 @@ SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
 
 @dataclass(slots=True)
 class JobRecord:
-    """Seconds since the job was submitted. steps: (from, until, how many new ones); usual: seconds of an undisturbed
-    one on the whole grid. nodes, usd: spans of a number, and of USD an hour. crossed: of bytes between zones;
-    zone_price: USD for each GB of them and each way. traffic: all bytes by their kind. redone: seconds of steps that
-    had been done before.
-    """
+    """What happens in a run, in seconds since the job was submitted."""
 
     samples: int
-    usual: float = 0.0
+    usual: float = 0.0  # seconds of an undisturbed one on the whole grid
     paid_usd: float = 0.0  # for nodes, so far
     begun: float | None = None
-    steps: list[Span] = field(default_factory=list)
+    steps: list[Span] = field(default_factory=list)  # (from, until, how many new ones)
+    # nodes, usd: spans of a number, and of USD an hour
     nodes: list[Span] = field(default_factory=list)
     usd: list[Span] = field(default_factory=list)
     priced: bool = True
-    zone_price: float = ZONE_TRAFFIC_PRICE
-    crossed: list[Span] = field(default_factory=list)
-    traffic: ZoneTraffic = field(default_factory=ZoneTraffic)
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for each GB of them and each way
+    crossed: list[Span] = field(default_factory=list)  # of bytes between zones
+    traffic: ZoneTraffic = field(default_factory=ZoneTraffic)  # all bytes by their kind
     moments: dict[str, list[float]] = field(default_factory=dict)
     pauses: list[tuple[float, float]] = field(default_factory=list)
     stopped: list[Span] = field(default_factory=list)
-    redone: float = 0.0
+    redone: float = 0.0  # seconds of steps that had been done before
     repeated: int = 0
     fatal: int = 0
     _since: float = 0.0

@@ -64,19 +64,17 @@ CUT: Final = ("cut", "the time was up")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
-    """What is simulated. seconds: after which the run is cut; None: the trace's duration. price: USD an hour of a spot
-    node, instead of what trace, job and profile say. zone_price: USD for each GB that crosses zones, and each way.
-    began: the time of day at which it begins, by which a date of the job is heeded, and then it ends when its budget's
-    money is spent on nodes; None: neither counts.
-    """
+    """What is simulated."""
 
     spec: JobSpec
     manifest: dict[str, Any]
     profile: ModelProfile
     trace: Trace
-    seconds: float | None = None
-    price: float | None = None
-    zone_price: float = ZONE_TRAFFIC_PRICE
+    seconds: float | None = None  # after which the run is cut; None: the trace's duration
+    price: float | None = None  # USD an hour of a spot node, instead of what trace, job and profile say
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for each GB that crosses zones, and each way
+    # the time of day at which it begins, by which a date of the job is heeded, and then it ends when its budget's money
+    # is spent on nodes; None: neither counts
     began: datetime | None = None
 
 

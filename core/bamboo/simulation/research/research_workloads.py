@@ -13,21 +13,18 @@ ON_DEMAND_USD = 3.06
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model on a grid of at most four pipelines.
-
-    step_ms: of one step by the number of pipelines. steps: of a whole run, None where none was published.
-    on_demand_seconds, on_demand_gpus: of a step on on-demand GPUs, and how many of these.
-    """
+    """A model on a grid of at most four pipelines."""
 
     name: str
     stages: int
     capacity: int
     samples: int
-    step_ms: dict[int, int]
+    step_ms: dict[int, int]  # of one step by the number of pipelines
     local_rendezvous_ms: int
+    # on_demand_seconds, on_demand_gpus: of a step on on-demand GPUs, and how many of these
     on_demand_seconds: float
     on_demand_gpus: int
-    steps: int | None = None
+    steps: int | None = None  # of a whole run, None where none was published
 
 
 def _times(one: int, two: int, three: int, four: int) -> dict[int, int]:

@@ -64,15 +64,13 @@ R = TypeVar("R", bound=Comparable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a strategy may know. nodes: the most that it holds. usual: how many it has on average. mtbf: seconds between
-    two instants of loss. spot: the nodes that it will see.
-    """
+    """What a strategy may know."""
 
     costs: Costs
-    nodes: int
-    usual: int
-    mtbf: float
-    spot: Timeline = NO_NODES
+    nodes: int  # the most that it holds
+    usual: int  # how many it has on average
+    mtbf: float  # seconds between two instants of loss
+    spot: Timeline = NO_NODES  # the nodes that it will see
 
     @property
     def choices(self) -> tuple[int, ...]:
@@ -202,14 +200,12 @@ STRATEGIES = (ON_DEMAND, *SPOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """A job on its machines. nodes: held at most on the spot market. on_demand_nodes: of the baseline. zone_price:
-    USD for a GB that crosses zones, and for each of both ways.
-    """
+    """A job on its machines."""
 
     costs: Costs
-    nodes: int
-    on_demand_nodes: int
-    zone_price: float = ZONE_TRAFFIC_PRICE
+    nodes: int  # held at most on the spot market
+    on_demand_nodes: int  # of the baseline
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for a GB that crosses zones, and for each of both ways
 
 
 def chosen(outcomes: Iterable[R], objective: Aim, speed: float) -> R:

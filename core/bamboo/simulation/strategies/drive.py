@@ -16,24 +16,21 @@ from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE, traffic_usd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyResult:
-    """The result of a run. samples: trained, without those that were trained again. Seconds: productive, done again,
-    without progress while something is repaired (stalled), for want of nodes (idle), and of checkpoints' pauses;
-    together they are the duration. usd: of nodes and of what crosses zones; zone_usd: of these for the latter, crossed:
-    its bytes.
-    """
+    """The result of a run."""
 
     duration: float
-    samples: float
-    usd: float
+    samples: float  # trained, without those that were trained again
+    usd: float  # of nodes and of what crosses zones
     node_seconds: float
     preemptions: int
+    # seconds, which together are the duration
     productive: float
-    redone: float
-    stalled: float
-    idle: float
-    saving: float
-    crossed: float = 0.0
-    zone_usd: float = 0.0
+    redone: float  # done again
+    stalled: float  # without progress while something is repaired
+    idle: float  # for want of nodes
+    saving: float  # pauses of checkpoints
+    crossed: float = 0.0  # bytes that crossed zones
+    zone_usd: float = 0.0  # of usd, for what crossed zones
 
     @property
     def throughput(self) -> float:

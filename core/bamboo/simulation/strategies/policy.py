@@ -9,13 +9,11 @@ from bamboo.simulation.strategies.costs import Costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """Checkpoints. every: seconds of training between two. pause: for which training stops at each. delay: until what
-    was copied in that pause is safe.
-    """
+    """The checkpoints that a policy takes, in seconds."""
 
-    every: float
-    pause: float
-    delay: float
+    every: float  # seconds of training between two
+    pause: float  # for which training stops at each
+    delay: float  # until what was copied in that pause is safe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +31,12 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """What follows. rate: samples a second from then on. stall: seconds until then, in which nothing is trained.
-    redo: samples that are trained again; None for all since the newest checkpoint. wake: seconds until the strategy
-    wants to be asked again; an earlier wish is forgotten.
-    """
+    """What follows for the training."""
 
-    rate: float
-    stall: float = 0.0
-    redo: float | None = 0.0
-    wake: float | None = None
+    rate: float  # samples a second from then on
+    stall: float = 0.0  # seconds until then, in which nothing is trained
+    redo: float | None = 0.0  # samples that are trained again; None for all since the newest checkpoint
+    wake: float | None = None  # seconds until the strategy wants to be asked again; an earlier wish is forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,16 +22,14 @@ class NodesChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Seconds. removed: nodes that were taken from the job, ready or not. usd: for all that it held. zones: of nodes,
-    if there are several.
-    """
+    """What a job sees of nodes, in seconds."""
 
     duration: float
     changes: tuple[NodesChange, ...]
     node_seconds: float
-    usd: float
-    removed: int
-    zones: Mapping[str, str] = field(default_factory=dict)
+    usd: float  # for all that it held
+    removed: int  # nodes that were taken from the job, ready or not
+    zones: Mapping[str, str] = field(default_factory=dict)  # of nodes, if there are several
 
 
 def timeline(

@@ -39,16 +39,13 @@ READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a reconciliation sees. pods: all of the job's. waited: seconds for which some pod has found no node.
-
-    startup_events: what events say of pods that do not start, by their uids.
-    """
+    """What a reconciliation sees."""
 
     state: CoordinatorState
     status: Status
-    pods: Pods
-    waited: float
-    startup_events: Mapping[str, StartupProblem]
+    pods: Pods  # all of the job's
+    waited: float  # seconds for which some pod has found no node
+    startup_events: Mapping[str, StartupProblem]  # what events say of pods that do not start, by their uids
 
     @property
     def job(self) -> JobSpec:
@@ -61,16 +58,13 @@ class Sight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why no pod is made for one more worker. since: of the first one in a row (monotonic seconds).
-
-    revision: of the pod. no_room: it may be made once another one is gone; final: it never is.
-    """
+    """Why no pod is made for one more worker."""
 
     why: str
-    revision: str
-    since: float
-    no_room: bool
-    final: bool
+    revision: str  # of the pod
+    since: float  # of the first one in a row (monotonic seconds)
+    no_room: bool  # it may be made once another one is gone
+    final: bool  # it never is
 
 
 class RollingChange:

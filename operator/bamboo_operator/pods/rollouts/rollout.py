@@ -37,38 +37,31 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWorker:
-    """A living worker's pod. placed: it has a node. ready: its task is loaded. idle: it owns no stage."""
+    """A living worker's pod."""
 
     name: WorkerId
     updated: bool
-    placed: bool = True
-    ready: bool = False
-    idle: bool = False
+    placed: bool = True  # it has a node
+    ready: bool = False  # its task is loaded
+    idle: bool = False  # it owns no stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """What there is. revision: of the newest template; section: a digest of what the user wrote of it.
+    """What a rollout sees of the workers."""
 
-    wanted: how many workers the job asks for. begun: is there a plan? training: it is in force, and no worker is
-    missing from it. held: every stage is held twice, or is not meant to be, by as many workers as before.
-    leaving: is anybody? no_room: seconds for which some pod has found no node or has been refused. refused: why.
-    failures: how new workers have ended by themselves since the rollout began; futile: why no new one can ever be
-    ready.
-    """
-
-    revision: str
-    section: str = ""
+    revision: str  # of the newest template
+    section: str = ""  # a digest of what the user wrote of it
     workers: tuple[RolloutWorker, ...]
-    wanted: int
-    begun: bool
-    training: bool
-    held: bool
-    leaving: bool
-    no_room: float = 0.0
-    refused: str = ""
-    failures: tuple[str, ...] = ()
-    futile: str = ""
+    wanted: int  # how many workers the job asks for
+    begun: bool  # is there a plan?
+    training: bool  # it is in force, and no worker is missing from it
+    held: bool  # every stage is held twice, or is not meant to be, by as many workers as before
+    leaving: bool  # is anybody?
+    no_room: float = 0.0  # seconds for which some pod has found no node or has been refused
+    refused: str = ""  # why
+    failures: tuple[str, ...] = ()  # how new workers have ended by themselves since the rollout began
+    futile: str = ""  # why no new one can ever be ready
     problem: str = ""  # why pods do not start
     paused: bool = False
     max_surge: int = 1
@@ -91,24 +84,20 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """How far it is. since: when it began, or began anew after a pause. waits: a new worker is what the next step waits
-    for. moved: when it last came further, or began to wait (monotonic seconds). old_first: an old worker goes before
-    the new one comes; owed: how many have to be of the newest revision before another one goes. stalled: why nobody is
-    replaced.
-    """
+    """How far a rollout is."""
 
     revision: str
-    since: datetime
-    moved: float
-    waits: bool = False
+    since: datetime  # when it began, or began anew after a pause
+    moved: float  # when it last came further, or began to wait (monotonic seconds)
+    waits: bool = False  # a new worker is what the next step waits for
     section: str = ""
-    owed: int = 0
+    owed: int = 0  # how many have to be of the newest revision before another one goes
     updated: int = 0
     total: int = 0
     active: bool = False
     paused: bool = False
-    old_first: bool = False
-    stalled: str = ""
+    old_first: bool = False  # an old worker goes before the new one comes
+    stalled: str = ""  # why nobody is replaced
 
     @property
     def state(self) -> RolloutState:

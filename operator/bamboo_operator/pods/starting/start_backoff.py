@@ -10,15 +10,12 @@ FIRST_SECONDS, LAST_SECONDS = 10.0, 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBackoff:
-    """rounds: of workers that ended so, one after the other. made: workers made so far when the newest round ended.
+    """The wait after workers that ended before they joined."""
 
-    ended: when that was (monotonic seconds). detail: how the last one ended.
-    """
-
-    rounds: int = 0
-    made: int = 0
-    ended: float = 0.0
-    detail: str = ""
+    rounds: int = 0  # of workers that ended so, one after the other
+    made: int = 0  # workers made so far when the newest round ended
+    ended: float = 0.0  # when that was (monotonic seconds)
+    detail: str = ""  # how the last one ended
 
     def after(self, number: int, made: int, now: float, detail: str) -> "StartBackoff":
         """One more ended so. Workers that were made together, and end together, are one round."""

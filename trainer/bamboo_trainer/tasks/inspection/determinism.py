@@ -52,19 +52,16 @@ class NotDeterministic(TaskError):
 
 @dataclass(frozen=True, slots=True)
 class DeterminismCheck:
-    """What is looked at. call: (layer, inputs, capture of what it contributes to running buffers) -> its result, with
-    all that its bits depend on but other calls.
-
-    shared: ids of parameters that have another layer's value, and so are not as they were built.
-    loss: of the last layer's outputs, on the last stage; and its weight.
-    """
+    """What is looked at."""
 
     task: Task
     seed: int
     layers: dict[int, nn.Module]
-    shared: frozenset[int]
+    shared: frozenset[int]  # ids of parameters that have another layer's value, and so are not as they were built
+    # (layer, inputs, capture of what it contributes to running buffers) -> its result, with all that its bits depend on
+    # but other calls
     call: Call
-    loss: Callable[[Parts], Parts] | None
+    loss: Callable[[Parts], Parts] | None  # of the last layer's outputs, on the last stage; and its weight
 
     def check(self, inputs: Parts) -> None:
         """Raises NotDeterministic, or TaskError for whatever else is wrong. inputs: of the first layer.

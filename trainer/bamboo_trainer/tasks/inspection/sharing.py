@@ -37,17 +37,13 @@ _LAYER_DONE: Final = ""
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """groups: names of one and the same parameter, one of each layer. aliases: its further names in a layer, with that
-    one. handed_out: layers whose factories do not make all their parameters anew at each call. overlaps: names of two
-    tensors that are not one, but lie in the same memory. running: names of one buffer that the forwards of two layers
-    update.
-    """
+    """What layers share, and what goes along with them."""
 
-    groups: tuple[Names, ...] = ()
-    aliases: dict[str, str] = {}
-    handed_out: tuple[int, ...] = ()
-    overlaps: tuple[Names, ...] = ()
-    running: tuple[Names, ...] = ()
+    groups: tuple[Names, ...] = ()  # names of one and the same parameter, one of each layer
+    aliases: dict[str, str] = {}  # its further names in a layer, with that one
+    handed_out: tuple[int, ...] = ()  # layers whose factories do not make all their parameters anew at each call
+    overlaps: tuple[Names, ...] = ()  # names of two tensors that are not one, but lie in the same memory
+    running: tuple[Names, ...] = ()  # names of one buffer that the forwards of two layers update
 
 
 def settled(task: Task, seed: int) -> Task:

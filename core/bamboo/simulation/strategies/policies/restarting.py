@@ -28,17 +28,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting:
-    """choices: numbers of stages; one of them for checkpoint and restart, several for morphing. fixed: the only grid
-    that is ever run; None: the fastest for the nodes that are there. at_every_change: all begin anew with every node
-    that comes or goes.
-    """
+    """A policy that restarts all from the newest checkpoint."""
 
     costs: Costs
-    choices: tuple[int, ...]
+    choices: tuple[int, ...]  # numbers of stages; one of them for checkpoint and restart, several for morphing
     saving: Saving
     mtbf: float
-    fixed: Grid | None = None
-    at_every_change: bool = False
+    fixed: Grid | None = None  # the only grid that is ever run; None: the fastest for the nodes that are there
+    at_every_change: bool = False  # all begin anew with every node that comes or goes
 
     def begin(self) -> Running:
         return Running()

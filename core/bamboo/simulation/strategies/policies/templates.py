@@ -18,12 +18,12 @@ Pipelines = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """shortest: stages of the smallest template. longest: of the largest. tolerated: f."""
+    """A policy that forms pipelines anew from templates of several lengths."""
 
     costs: Costs
-    shortest: int
-    longest: int
-    tolerated: int
+    shortest: int  # stages of the smallest template
+    longest: int  # of the largest
+    tolerated: int  # f
     saving: Saving
     mtbf: float
 
