@@ -28,7 +28,7 @@ from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Command, Event, Finish, Interrupted, Outcome, Send, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
-from bamboo.local.pool import Pool, exit_detail
+from bamboo.local.fork_server import ForkServer, exit_detail
 from bamboo.planning.plan import WorkerId
 
 TICK_SECONDS = 0.05
@@ -85,7 +85,7 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.compiled = folder, folder / "compiled"
-        self.pool = Pool(self._exited, folder / "workers.log", imports=IMPORTS)
+        self.pool = ForkServer(self._exited, folder / "workers.log", imports=IMPORTS)
         self.on_exit: Callable[[WorkerId, int | None], None] = lambda worker, code: None
         self._count = 0
 

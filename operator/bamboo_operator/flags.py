@@ -18,7 +18,7 @@ from bamboo_operator.cluster.node_marks import NodeMark, read_marks
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from bamboo_operator.prices.source import PricePlace
+from bamboo_operator.prices.source import PriceAddress
 from bamboo_operator.process import OperatorOptions
 
 LEAST_KEY = 16  # bytes
@@ -136,9 +136,9 @@ class WorkerFlags:
     prices: _Prices = None
     prices_interval: _PricesInterval = 300.0
 
-    def price_place(self) -> PricePlace | None:
+    def price_address(self) -> PriceAddress | None:
         try:
-            return PricePlace.parse(self.prices, self.prices_interval) if self.prices else None
+            return PriceAddress.parse(self.prices, self.prices_interval) if self.prices else None
         except ValueError as error:
             raise wrong(f"--prices: {error}") from None
 
@@ -259,7 +259,7 @@ def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, leas
         key=workers.key(),
         marks=workers.marks(),
         node_record=workers.record_place(),
-        prices=workers.price_place(),
+        prices=workers.price_address(),
     )
 
 

@@ -36,7 +36,7 @@ from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operato
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from bamboo_operator.prices.source import PricePlace, PriceSource
+from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder
 from bamboo_operator.status.job_view import JobView
 
@@ -64,7 +64,7 @@ class OperatorOptions:
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False  # its pod, while it works; those that wait are ready, too
     node_record: LeaseName | None = None  # the ConfigMap in which nodes are recorded
-    prices: PricePlace | None = None  # where they are, None if nowhere
+    prices: PriceAddress | None = None  # where they are, None if nowhere
 
 
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
@@ -180,7 +180,7 @@ class _Operator:
         bounds = ConnectionBounds(unauthenticated=self._shares.unauthenticated, known=self._shares.workers)
         bound = await self._gateway.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
-        await self._prices.looked(FIRST_PRICES_SECONDS)
+        await self._prices.first_read(FIRST_PRICES_SECONDS)
         shared = SharedResources(
             cluster=ClusterCache(),
             gateway=self._gateway,

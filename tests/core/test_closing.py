@@ -14,7 +14,7 @@ from bamboo.control.server import ControlServer
 from bamboo.job.manifest import parse_manifest
 from bamboo.local import closing, runner
 from bamboo.local.closing import Closing
-from bamboo.local.pool import Pool
+from bamboo.local.fork_server import ForkServer
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import ReportOptions, train
 from bamboo.page.server import LocalPage
@@ -105,13 +105,13 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
     run = runner._LocalRun
     for kind, name in ((run, "_drain"), (run, "_sample"), (ControlServer, "stop"), (LocalPage, "stop")):
         monkeypatch.setattr(kind, name, disturbed(getattr(kind, name)))
-    close, opened = Pool.close, Pool.open
+    close, opened = ForkServer.close, ForkServer.open
 
-    async def open_well(pool: Pool, *extra: str) -> None:
+    async def open_well(pool: ForkServer, *extra: str) -> None:
         await opened(pool, *extra)
-        monkeypatch.setattr(Pool, "close", disturbed(close))
+        monkeypatch.setattr(ForkServer, "close", disturbed(close))
 
-    monkeypatch.setattr(Pool, "open", open_well)
+    monkeypatch.setattr(ForkServer, "open", open_well)
 
     def stop(view: PlainView) -> None:
         raise OSError
@@ -144,7 +144,7 @@ def test_ctrl_c_while_the_sample_is_made_ends_only_that(
         signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(LONG)
 
-    monkeypatch.setattr(Pool, "call", interrupted)
+    monkeypatch.setattr(ForkServer, "call", interrupted)
     code = train(parse_manifest(TINY), TINY, RunOptions(), ReportOptions(), verify=False)
     out, err = capfd.readouterr()
     assert (code, err) == (0, "")

@@ -10,7 +10,7 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator.events import Event, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
-from bamboo.local.pool import Pool
+from bamboo.local.fork_server import ForkServer
 from bamboo.local.runner import RunOptions, _LocalRun
 from bamboo.preemption.scheduling import Room, Schedule
 from bamboo.terminal.view import QuietView, TakeWorker
@@ -130,8 +130,8 @@ async def test_workers_are_started_as_there_are_nodes_for_them(tmp_path: Path, m
     rooms = (Room(at=0.0, nodes=1, notice=False), Room(at=10.0, nodes=2, notice=False))
     run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms))
     started: list[str] = []
-    monkeypatch.setattr(Pool, "start", lambda pool, worker, *_, **__: started.append(worker))
-    monkeypatch.setattr(Pool, "alive", property(lambda pool: started))
+    monkeypatch.setattr(ForkServer, "start", lambda pool, worker, *_, **__: started.append(worker))
+    monkeypatch.setattr(ForkServer, "alive", property(lambda pool: started))
     run._handle(Tick())
     assert started == ["w0"]
     run._recorded_since = run._now() - 11.0
@@ -146,8 +146,8 @@ async def test_nodes_come_while_a_job_cannot_begin_for_want_of_them(
     rooms = (Room(at=0.0, nodes=1, notice=False), Room(at=10.0, nodes=2, notice=False))
     run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms))
     started: list[str] = []
-    monkeypatch.setattr(Pool, "start", lambda pool, worker, *_, **__: started.append(worker))
-    monkeypatch.setattr(Pool, "alive", property(lambda pool: started))
+    monkeypatch.setattr(ForkServer, "start", lambda pool, worker, *_, **__: started.append(worker))
+    monkeypatch.setattr(ForkServer, "alive", property(lambda pool: started))
     clock = run._now()
     run._now = lambda: clock  # type: ignore[assignment]
     run._handle(Tick())
@@ -168,7 +168,7 @@ async def test_a_job_ends_with_a_recording_that_leaves_no_node(tmp_path: Path, m
     rooms = (Room(at=0.0, nodes=2, notice=False), Room(at=10.0, nodes=0, notice=False))
     run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms)).trains()
     alive = ["w1"]
-    monkeypatch.setattr(Pool, "alive", property(lambda pool: alive))
+    monkeypatch.setattr(ForkServer, "alive", property(lambda pool: alive))
     run._recorded_since = run._now() - 11.0
     run._handle(Tick())
     assert run._finish is None, "a worker that has had its notice is still there"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.local.pool import Pool
+from bamboo.local.fork_server import ForkServer
 from bamboo.local.workers import LocalWorkers
 from bamboo.names import EXIT_FENCED
 
@@ -13,7 +13,7 @@ from bamboo.names import EXIT_FENCED
 @pytest.fixture
 def workers(tmp_path: Path) -> LocalWorkers:
     """None of which has a process, so that signals go nowhere."""
-    return LocalWorkers(Pool(lambda worker, code: None, tmp_path / "log"), per_node=1)
+    return LocalWorkers(ForkServer(lambda worker, code: None, tmp_path / "log"), per_node=1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.local.pool import Pool
+from bamboo.local.fork_server import ForkServer
 from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
 from bamboo.preemption.scheduling import Preemption, parse, steps_of
 from folders import TASK_PATH
@@ -59,7 +59,7 @@ async def test_the_pool_hears_the_question_and_the_worker_the_answer(
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
     asked: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     ended: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
-    pool = Pool(
+    pool = ForkServer(
         lambda worker, code: ended.put_nowait((worker, code)),
         tmp_path / "log",
         on_ask=lambda worker, step: asked.put_nowait((worker, step)),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bamboo.job.spec import RedundancyMode
-from bamboo.sizing.choice import Bounds, PlanInstead
+from bamboo.sizing.choice import Alternative, Bounds
 from bamboo.sizing.search import Counts, SearchResult
 from bamboo.sizing.trials import Assessment
 from bamboo.terminal.plan_table import PlanReport, plan_text
@@ -15,7 +15,7 @@ from sizing_kit import assessed, layered, world
 
 def text(front: tuple[Assessment, ...], counts: Counts, width: int | None = None) -> str:
     found = SearchResult(front=front, ends=front, chosen=front[0], calm=(), counts=counts)
-    instead = PlanInstead(label="1 on standby", hours=2.0, usd=5.0, traffic_usd=0.0)
+    instead = Alternative(label="1 on standby", hours=2.0, usd=5.0, traffic_usd=0.0)
     at = world(manifest(2, 1, 4), layered(2))
     return plan_text(PlanReport(found=found, told=("Why.",), instead=(instead,), bounds=Bounds(), world=at), width)
 

@@ -21,7 +21,7 @@ from bamboo.sizing.choice import Bounds, choose
 from bamboo.sizing.pareto import Point, dominates, front
 from bamboo.sizing.search import Counts, fitting_grids, near, search
 from bamboo.sizing.space import Limits, grids
-from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trial
+from bamboo.sizing.trials import Assessment, CandidateTrial, simulate_trial
 from bamboo.sizing.world import World
 from job_simulation_kit import manifest
 from sizing_kit import POINTS, assessed, layered, world
@@ -57,7 +57,7 @@ def exhaustive(at: World, limits: Limits, like: Candidate) -> dict[Candidate, As
     found = {}
     for one in grids(at, limits, like):
         if job_of(one, at.spec, at.document) is not None:
-            assessment = simulate_trial(at, PlanTrial(candidate=one, seeds=(1, 2), seconds=400.0))
+            assessment = simulate_trial(at, CandidateTrial(candidate=one, seeds=(1, 2), seconds=400.0))
             assert assessment is not None
             found[one] = assessment
     return found
@@ -103,7 +103,7 @@ def test_the_global_batch_is_the_same_in_all_candidates() -> None:
 
 
 def searched(at: World, limits: Limits, bounds: Bounds | None = None) -> Any:
-    def simulate(about: str, trials: Sequence[PlanTrial]) -> list[Assessment | None]:
+    def simulate(about: str, trials: Sequence[CandidateTrial]) -> list[Assessment | None]:
         return [simulate_trial(at, trial) for trial in trials]
 
     like = as_the_job_is("m", at.spec)

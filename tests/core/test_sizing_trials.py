@@ -10,7 +10,7 @@ from bamboo.job.training_spec import TrainingSpec
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.sizing.candidate import as_the_job_is
-from bamboo.sizing.trials import PlanTrial, outcome_of, simulate_trial, simulate_trials
+from bamboo.sizing.trials import CandidateTrial, outcome_of, simulate_trial, simulate_trials
 from bamboo.sizing.world import Market
 from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import assessed, layered, world
@@ -71,7 +71,7 @@ def test_what_95_of_100_runs_keep_is_above_the_mean_by_their_spread() -> None:
 def test_candidates_that_the_rules_forbid_have_no_runs_and_others_are_in_their_order() -> None:
     at = world(manifest(2, 1, 6), layered(3))
     good = as_the_job_is("m", at.spec)
-    trials = [PlanTrial(candidate=c, seeds=(1,), seconds=60.0) for c in (good, replace(good, micro_batch=5), good)]
+    trials = [CandidateTrial(candidate=c, seeds=(1,), seconds=60.0) for c in (good, replace(good, micro_batch=5), good)]
     done: list[int] = []
     found = simulate_trials(at, trials, 1, done.append)
     assert [one is None for one in found] == [False, True, False]
@@ -86,7 +86,7 @@ def test_a_short_run_that_never_began_is_taken_from_another_place_of_the_recordi
     one = as_the_job_is("m", at.spec)
 
     def hours(*, short: bool) -> list[float]:
-        trials = [PlanTrial(candidate=one, seeds=(seed,), seconds=700.0, short=short) for seed in (1, 2)]
+        trials = [CandidateTrial(candidate=one, seeds=(seed,), seconds=700.0, short=short) for seed in (1, 2)]
         return [found.hours for found in (simulate_trial(at, trial) for trial in trials) if found]
 
     plain, other = hours(short=False), hours(short=True)
@@ -99,4 +99,4 @@ def test_without_a_price_nothing_can_be_weighed() -> None:
     bare = msgspec.structs.replace(layered(3), prices=None)
     at = world(manifest(2, 1, 6), bare)
     with pytest.raises(SimulationError, match="no price is known for m; say it in a file for --prices"):
-        simulate_trial(at, PlanTrial(candidate=as_the_job_is("m", at.spec), seeds=(1,), seconds=60.0))
+        simulate_trial(at, CandidateTrial(candidate=as_the_job_is("m", at.spec), seeds=(1,), seconds=60.0))

@@ -1,4 +1,4 @@
-"""Workers in containers: stands in for bamboo.local.pool.Pool where a test drives a job."""
+"""Workers in containers: stands in for bamboo.local.fork_server.ForkServer where a test drives a job."""
 
 import asyncio
 import contextlib

@@ -21,8 +21,8 @@ from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
+from bamboo.local.fork_server import ForkServer
 from bamboo.local.places import LocalPlaces
-from bamboo.local.pool import Pool
 from folders import TASK_PATH
 
 TICK_SECONDS = 0.05
@@ -41,7 +41,7 @@ class Processes:
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self.token, self.url = secrets.token_hex(8), ""
         log = folder / "workers.log"
-        self.pool: Pool | BorrowedPool = Pool(self._exited, log)
+        self.pool: ForkServer | BorrowedPool = ForkServer(self._exited, log)
         if SHARED:
             self.pool = BorrowedPool(SHARED[0], self._exited, log)
         self.places = LocalPlaces(parse_manifest(manifest).spread.workers_per_node)
@@ -126,7 +126,7 @@ class SharedLauncher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.on_exit: Callable[[str, int | None], None] = lambda worker, code: None
-        self.pool = Pool(lambda worker, code: self.on_exit(worker, code), folder / "launcher.log")
+        self.pool = ForkServer(lambda worker, code: self.on_exit(worker, code), folder / "launcher.log")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shared launcher", daemon=True)
 

@@ -45,9 +45,9 @@ from bamboo.history.records import HistoryError
 from bamboo.job.placement_spec import one_price
 from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.local.closing import Closing
+from bamboo.local.fork_server import ForkServer, ForkServerError
 from bamboo.local.history_end import StepsHeard, end_history
 from bamboo.local.output_folder import WEIGHTS, tidy
-from bamboo.local.pool import Pool, PoolError
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.trace_files import merge_traces
@@ -90,7 +90,7 @@ class RunOptions:
 async def run_job(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView) -> Summary:
     """Runs the job to its end, or until a signal or the view stops it, and leaves no process and no socket.
 
-    Raises PoolError if no worker can be started at all, and what the view raises if it cannot be shown.
+    Raises ForkServerError if no worker can be started at all, and what the view raises if it cannot be shown.
     """
     with scratch_folder() as scratch:
         return await _LocalRun(spec, manifest, options, view, scratch).run()
@@ -115,7 +115,7 @@ class _LocalRun:
         self._url = ""
         task_module = spec.task.entrypoint.partition(":")[0]
         imports = [task_module] if task_module.startswith("bamboo_trainer.") else []
-        self._pool = Pool(
+        self._pool = ForkServer(
             self._exited,
             self._folder / "workers.log",
             imports=imports,
@@ -324,7 +324,7 @@ class _LocalRun:
             try:
                 traces = self._traces if self._options.trace else None
                 self._workers.start(self._preemptor.gate, self._url, self._token, traces)
-            except PoolError as error:
+            except ForkServerError as error:
                 self._fail("LauncherLost", said_by(error))
                 return
 
@@ -427,9 +427,9 @@ class _LocalRun:
             self._sampling = asyncio.ensure_future(self._pool.call(SAMPLE, arguments))
             await asyncio.wait([self._sampling])
             if self._sampling.cancelled():
-                raise PoolError("it was not waited for, as you asked")
+                raise ForkServerError("it was not waited for, as you asked")
             text = self._sampling.result()
-        except PoolError as error:
+        except ForkServerError as error:
             self._view.emit(Emit("SampleFailed", said_by(error), True))
             return None
         finally:

@@ -17,8 +17,8 @@ from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.local.closing import Closing
+from bamboo.local.fork_server import ForkServerError
 from bamboo.local.output_folder import OutputInUse, only_run_in
-from bamboo.local.pool import PoolError
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.views.metrics_view import MetricsError, MetricsView
 from bamboo.local.views.page_view import PageView
@@ -64,7 +64,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
     except (MetricsError, PageError, OutputInUse) as error:
         complain(error)
         return EXIT_USAGE
-    except PoolError as error:
+    except ForkServerError as error:
         complain(error)
         return EXIT_FAILED
     except OSError as error:

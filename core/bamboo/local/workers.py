@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bamboo.coordinator.events import Event, WorkerLost
+from bamboo.local.fork_server import ForkServer, exit_detail
 from bamboo.local.places import LocalPlaces
-from bamboo.local.pool import Pool, exit_detail
 from bamboo.names import EXIT_FENCED, EXIT_OK
 from bamboo.planning.plan import WorkerId
 
@@ -20,7 +20,7 @@ class LocalWorkers:
     ended by themselves, and how.
     """
 
-    def __init__(self, pool: Pool, per_node: int) -> None:
+    def __init__(self, pool: ForkServer, per_node: int) -> None:
         self._pool, self._places = pool, LocalPlaces(per_node)
         self._removed: set[WorkerId] = set()
         self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
@@ -33,7 +33,7 @@ class LocalWorkers:
 
     def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None) -> None:
         """One more. gate: the steps in which it asks before it goes on. traces: the folder for its trace, if it writes
-        one. Raises PoolError.
+        one. Raises ForkServerError.
         """
         worker, zone = self._places.next()
         trace = str(traces / f"{worker}.json") if traces else None

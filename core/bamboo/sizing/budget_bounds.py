@@ -1,4 +1,4 @@
-"""A manifest's budget as bounds of a plan, and how far it gets with one, in the words of a job that runs. Pure."""
+"""A manifest's budget as bounds of options, and how far it gets with one, in the words of a job that runs. Pure."""
 
 import math
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ def bounds_of(spec: JobSpec, now: datetime, budget: float | None, deadline: floa
     return Bounds(budget=budget, deadline=deadline, per_hour=None if per_hour is None else float(per_hour))
 
 
-def date_told(spec: JobSpec, one: Assessment, now: datetime) -> str:
-    """Whether a job that begins now is done by the manifest's date with that plan; "" without a date."""
+def date_sentence(spec: JobSpec, one: Assessment, now: datetime) -> str:
+    """Whether a job that begins now is done by the manifest's date with that option; "" without a date."""
     date = done_by(spec)
     if date is None or not math.isfinite(one.sure("hours")):
         return ""

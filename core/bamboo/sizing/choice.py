@@ -44,8 +44,8 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInstead:
-    """What would be instead of the recommended plan. Deviations: None for what was not simulated several times."""
+class Alternative:
+    """What would be instead of the recommended option. Deviations: None for what was not simulated several times."""
 
     label: str
     hours: float
@@ -117,7 +117,7 @@ def zones_named(world: World, one: Candidate) -> str:
     )
 
 
-def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> PlanInstead | None:
+def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> Alternative | None:
     """What the cheapest grid would take on demand, where nothing is lost, that is not slower; None without a price."""
     found = []
     for one, undisturbed in calm:
@@ -133,10 +133,10 @@ def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Asse
         return None
     usd, hours, nodes, one, traffic = min(fast)
     label = f"on demand, {count(nodes, 'node')} of {one.machine}"
-    return PlanInstead(label=label, hours=hours, usd=usd, traffic_usd=traffic)
+    return Alternative(label=label, hours=hours, usd=usd, traffic_usd=traffic)
 
 
-def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[PlanInstead]:
+def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
     """The chosen option beside those that differ from it in one field and were simulated: what that choice is worth.
 
     A single worker has no neighbour to be apart from, and nobody who keeps its state.
@@ -146,9 +146,9 @@ def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Pla
     return [_comparison(one, _value(one.candidate, name)) for one, name in pairs]
 
 
-def _comparison(one: Assessment, label: str) -> PlanInstead:
+def _comparison(one: Assessment, label: str) -> Alternative:
     several = len(one.outcomes) > 1
-    return PlanInstead(
+    return Alternative(
         label=label,
         hours=one.hours,
         usd=one.usd,

@@ -10,7 +10,7 @@ from bamboo.sizing.trials import Assessment
 def draw_front(
     simulated: Sequence[Assessment], front: Sequence[Assessment], chosen: Assessment | None, title: str, path: Path
 ) -> None:
-    """Each plan with the deviation of its runs; the front as a line, the chosen one large.
+    """Each option with the deviation of its runs; the front as a line, the chosen one large.
 
     Raises SimulationError if matplotlib is missing or the file cannot be written.
     """
@@ -35,9 +35,9 @@ def draw_front(
             elinewidth=0.9,
             capsize=2,
         )
-        plan = one.candidate
+        option = one.candidate
         axes.annotate(
-            f"{plan.stages} x {plan.pipelines}" + (f" + {plan.standby}" if plan.standby else ""),
+            f"{option.stages} x {option.pipelines}" + (f" + {option.standby}" if option.standby else ""),
             (one.hours, one.usd),
             xytext=(6, 6),
             textcoords="offset points",

@@ -12,7 +12,7 @@ from bamboo.sizing.calm import Calm, calm, least, memory_needed
 from bamboo.sizing.candidate import PROTECTION, Candidate, job_of
 from bamboo.sizing.pareto import distance, dominates, front
 from bamboo.sizing.space import Limits, combined, grids, protections, smaller
-from bamboo.sizing.trials import Assessment, PlanTrial
+from bamboo.sizing.trials import Assessment, CandidateTrial
 from bamboo.sizing.world import HOUR, World
 
 FAR_DEARER: Final = 3.0  # times the cost of a step, for which no protection makes up
@@ -24,12 +24,12 @@ MOST_LONGER: Final = 12  # candidates of the round before the last
 MOST_LAST: Final = 6  # candidates of the last round
 LOSSES: Final = (4.0, 6.0)  # expected in a run of the first rounds
 LAST_LOSSES: Final = 20.0  # and of the last one, after made-up nodes have settled
-SAME: Final = 0.005  # two plans of one grid that differ by less in time and cost: the one nearer to the job is enough
+SAME: Final = 0.005  # two options of one grid that differ by less in time and cost: the one nearer to the job is enough
 LEAST_STEPS: Final = 20  # of a run
 LEAST_GAIN: Final = 0.005  # of time x cost, by which a change of the protection has to pay
 MOST_EXECUTED: Final = 2000  # steps that are executed before anything is simulated
 
-Simulate = Callable[[str, Sequence[PlanTrial]], list[Assessment | None]]  # what the round is about, for the user
+Simulate = Callable[[str, Sequence[CandidateTrial]], list[Assessment | None]]  # what the round is about, for the user
 Choose = Callable[[Sequence[Assessment]], Assessment | None]
 
 
@@ -71,7 +71,7 @@ class _Race:
         candidates that the manifest's rules allow, each simulated with so many seeds.
         """
         trials = [
-            PlanTrial(
+            CandidateTrial(
                 candidate=one,
                 seeds=tuple(range(1, seeds + 1)),
                 seconds=self._seconds(one, losses),

@@ -70,10 +70,10 @@ class GridBounds:
 
 
 def grid_bounds(spec: JobSpec, document: Mapping[str, Any]) -> GridBounds:
-    """Those of a manifest whose grid the coordinator chooses; a fixed grid is the one that the plan replaces.
+    """Those of a manifest whose grid the coordinator chooses; a fixed grid is the one that the option replaces.
 
-    Pipelines are at most so many only if the manifest says so; else that follows from its workers, of which a plan may
-    have more.
+    Pipelines are at most so many only if the manifest says so; else that follows from its workers, of which an option
+    may have more.
     """
     elastic = spec.elastic
     if not elastic.chooses_grid:

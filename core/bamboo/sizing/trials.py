@@ -21,7 +21,7 @@ SURE = 1.645  # standard deviations above the mean of a normal distribution, for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanTrial:
+class CandidateTrial:
     """One candidate, to be simulated with these seeds, for so many seconds each.
 
     short: a run that has not begun to train by its end says nothing; another seed is taken in its place.
@@ -90,7 +90,7 @@ class Assessment:
 
 
 def simulate_trials(
-    world: World, trials: Sequence[PlanTrial], jobs: int, done: Callable[[int], None]
+    world: World, trials: Sequence[CandidateTrial], jobs: int, done: Callable[[int], None]
 ) -> list[Assessment | None]:
     """The assessment of each trial, in their order; None for one that the manifest's rules do not allow.
 
@@ -103,7 +103,7 @@ def simulate_trials(
     return found
 
 
-def simulate_trial(world: World, trial: PlanTrial) -> Assessment | None:
+def simulate_trial(world: World, trial: CandidateTrial) -> Assessment | None:
     """The assessment of a trial, with one model for all seeds, since the step times of one run are of use to
     the next.
     """
@@ -117,7 +117,7 @@ def simulate_trial(world: World, trial: PlanTrial) -> Assessment | None:
     return Assessment(candidate=trial.candidate, outcomes=outcomes)
 
 
-def _outcome(world: World, trial: PlanTrial, model: StepModel, seed: int) -> TrialOutcome:
+def _outcome(world: World, trial: CandidateTrial, model: StepModel, seed: int) -> TrialOutcome:
     for number in range(seed, seed + TRIES * OTHER_SEED, OTHER_SEED):
         run = world.run(trial.candidate, number, trial.seconds)
         assert run is not None

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.candidate import Candidate, edited, edits
-from bamboo.sizing.choice import Bounds, PlanInstead, amount
+from bamboo.sizing.choice import Alternative, Bounds, amount
 from bamboo.sizing.search import SearchResult
 from bamboo.sizing.trials import Assessment
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
@@ -34,7 +34,7 @@ FIELDS = (
 WORDS = ("MACHINE", "MODE", "ZONES")  # all others are numbers
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
 WIDTH = 100  # columns of the paragraph, at most
-NOTHING = None  # of a field that does not matter in a plan
+NOTHING = None  # of a field that does not matter in an option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class PlanReport:
 
     found: SearchResult
     told: tuple[str, ...]
-    instead: tuple[PlanInstead, ...]
+    instead: tuple[Alternative, ...]
     bounds: Bounds
     world: World
 
 
 def plan_text(report: PlanReport, width: int | None = None) -> str:
-    """A line for each plan of the front, the recommended one marked; a line for each thing that could be done instead;
-    the sentences; what was looked at. width: columns of the terminal, if there is one.
+    """A line for each option of the front, the recommended one marked; a line for each thing that could be done
+    instead; the sentences; what was looked at. width: columns of the terminal, if there is one.
 
-    What is the same in all plans is said once, below them.
+    What is the same in all options is said once, below them.
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
@@ -123,7 +123,7 @@ def document(report: PlanReport) -> str:
 
 
 def plan_csv(report: PlanReport) -> str:
-    """A line for each plan of the front."""
+    """A line for each option of the front."""
     out = io.StringIO()
     rows = [_flat(one, one is report.found.chosen) for one in report.found.front]
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -136,7 +136,7 @@ def _heads(time: ReadableUnit, money: ReadableUnit) -> tuple[str, ...]:
     return f"TIME {time.name.upper()}", f"COST {money.name.upper()}", f"TRAFFIC {money.name.upper()}"
 
 
-def _instead(others: Sequence[PlanInstead], time: ReadableUnit, money: ReadableUnit) -> list[tuple[str, ...]]:
+def _instead(others: Sequence[Alternative], time: ReadableUnit, money: ReadableUnit) -> list[tuple[str, ...]]:
     return [
         (
             one.label,
@@ -154,22 +154,22 @@ def _figures(one: Assessment, time: ReadableUnit, money: ReadableUnit) -> list[s
     return [*(amount(one, name, unit) for name, unit in named), *means]
 
 
-def _fields(plan: Candidate) -> list[str | None]:
+def _fields(option: Candidate) -> list[str | None]:
     """The values of FIELDS; "" where the option has none, NOTHING where it makes no difference: a single worker has
     nobody who keeps its state, and no neighbour to be apart from.
     """
-    alone = plan.workers == 1
+    alone = option.workers == 1
     return [
-        plan.machine,
-        f"{plan.stages} x {plan.pipelines}",
-        str(plan.micro_batch),
-        NOTHING if alone else plan.mode.value,
-        NOTHING if alone else "" if plan.mode is RedundancyMode.NONE else str(plan.replicas),
-        str(plan.standby),
-        str(plan.fewest),
-        "" if plan.on_demand is None else str(plan.on_demand),
-        "" if plan.every_steps is None else str(plan.every_steps),
-        NOTHING if alone and not plan.zones else " ".join((plan.spread.value, *plan.zones)),
+        option.machine,
+        f"{option.stages} x {option.pipelines}",
+        str(option.micro_batch),
+        NOTHING if alone else option.mode.value,
+        NOTHING if alone else "" if option.mode is RedundancyMode.NONE else str(option.replicas),
+        str(option.standby),
+        str(option.fewest),
+        "" if option.on_demand is None else str(option.on_demand),
+        "" if option.every_steps is None else str(option.every_steps),
+        NOTHING if alone and not option.zones else " ".join((option.spread.value, *option.zones)),
     ]
 
 
@@ -221,22 +221,22 @@ def _estimated(report: PlanReport) -> list[str]:
 
 
 def _document(one: Assessment) -> dict[str, Any]:
-    plan = one.candidate
+    option = one.candidate
     return {
         "plan": {
-            "machine": plan.machine,
-            "stages": plan.stages,
-            "pipelines": plan.pipelines,
-            "microBatchSize": plan.micro_batch,
-            "mode": plan.mode.value,
-            "replicas": plan.replicas,
-            "standby": plan.standby,
-            "minPipelines": plan.fewest,
-            "everySteps": plan.every_steps,
-            "onDemand": plan.on_demand,
-            "spread": plan.spread.value,
-            "zones": list(plan.zones),
-            "workers": plan.workers,
+            "machine": option.machine,
+            "stages": option.stages,
+            "pipelines": option.pipelines,
+            "microBatchSize": option.micro_batch,
+            "mode": option.mode.value,
+            "replicas": option.replicas,
+            "standby": option.standby,
+            "minPipelines": option.fewest,
+            "everySteps": option.every_steps,
+            "onDemand": option.on_demand,
+            "spread": option.spread.value,
+            "zones": list(option.zones),
+            "workers": option.workers,
         },
         "runs": len(one.outcomes),
         **{name: _finite(getattr(one, name)) for name in ("hours", "usd")},
@@ -249,8 +249,8 @@ def _document(one: Assessment) -> dict[str, Any]:
 def _flat(one: Assessment, chosen: bool) -> dict[str, Any]:
     found = _document(one)
     rest = {key: value for key, value in found.items() if key not in ("plan", "mean")}
-    plan = found["plan"] | {"zones": " ".join(one.candidate.zones)}
-    return {"recommended": chosen, **plan, **rest, **found["mean"]}
+    option = found["plan"] | {"zones": " ".join(one.candidate.zones)}
+    return {"recommended": chosen, **option, **rest, **found["mean"]}
 
 
 def _finite(value: float) -> float | None:

@@ -27,16 +27,14 @@ SCHEMES: Final = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PricePlace:
-    """Where prices are. text: a file, the name of a list that comes with Bamboo, or a URL. seconds: from one look to
-    the next.
-    """
+class PriceAddress:
+    """Where prices are read from, and how often."""
 
-    text: str
-    seconds: float
+    text: str  # a file, the name of a list that comes with Bamboo, or a URL
+    seconds: float  # from one reading to the next
 
     @classmethod
-    def parse(cls, text: str, seconds: float) -> "PricePlace":
+    def parse(cls, text: str, seconds: float) -> "PriceAddress":
         """Raises ValueError with what was expected."""
         scheme, separator, _ = text.partition("://")
         if separator and (scheme.lower() not in SCHEMES or not urlsplit(text).hostname):
@@ -53,13 +51,13 @@ class PricePlace:
 
 
 class PriceSource:
-    """Alone writes the operator's prices. place: None if nobody tells any."""
+    """Alone writes the operator's prices. address: None if nobody tells any."""
 
-    def __init__(self, place: PricePlace | None = None, timeout: float = TIMEOUT_SECONDS) -> None:
-        self._place, self._timeout = place, timeout
+    def __init__(self, address: PriceAddress | None = None, timeout: float = TIMEOUT_SECONDS) -> None:
+        self._address, self._timeout = address, timeout
         self._said: str | None = None  # what was wrong last
         self._read_at: float | None = None  # time.monotonic()
-        self._looked = asyncio.Event()  # once, whatever was found
+        self._first_read = asyncio.Event()  # once, whatever was found
         self.current: PriceList | None = None
 
     @property
@@ -69,41 +67,43 @@ class PriceSource:
 
     async def run(self) -> None:
         """Reads the prices again and again, until it is cancelled."""
-        while self._place is not None:
-            await self.look()
-            self._looked.set()
-            await asyncio.sleep(self._place.seconds)
+        while self._address is not None:
+            await self.read()
+            self._first_read.set()
+            await asyncio.sleep(self._address.seconds)
 
-    async def looked(self, seconds: float) -> None:
-        """Waits until prices were looked for once, and for at most that long."""
-        if self._place is not None:
+    async def first_read(self, seconds: float) -> None:
+        """Waits until prices were read for the first time, well or not, and for at most that many seconds."""
+        if self._address is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._looked.wait(), seconds)
+                await asyncio.wait_for(self._first_read.wait(), seconds)
 
-    async def look(self) -> None:
-        """Once."""
-        if (place := self._place) is None:
+    async def read(self) -> None:
+        """Reads the prices; what is wrong with them is logged, and those of before stay in force."""
+        if (address := self._address) is None:
             return
         try:
-            found = await self._fetched(place) if place.is_url else await asyncio.to_thread(read_prices, place.text)
+            found = (
+                await self._fetched(address) if address.is_url else await asyncio.to_thread(read_prices, address.text)
+            )
         except (PriceError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            self._complain(self._reason(place, error))
+            self._complain(self._reason(address, error))
             return
         if self._said is not None or self.current is None:
-            logger.info("prices of %s are read from %s", ", ".join(sorted(found.machines)[:8]), place)
+            logger.info("prices of %s are read from %s", ", ".join(sorted(found.machines)[:8]), address)
         self._said, self._read_at, self.current = None, time.monotonic(), found
 
-    def _reason(self, place: PricePlace, error: Exception) -> str:
+    def _reason(self, address: PriceAddress, error: Exception) -> str:
         """A sentence, without what is secret in a URL."""
         match error:
             case PriceError():
                 return str(error)
             case TimeoutError():
-                return f"{place}: no answer within {self._timeout:g} s"
+                return f"{address}: no answer within {self._timeout:g} s"
             case aiohttp.TooManyRedirects():
-                return f"{place}: redirected more than {MOST_REDIRECTS} times"
+                return f"{address}: redirected more than {MOST_REDIRECTS} times"
             case _:
-                return without_secrets(f"{place}: {said_by(error)}")
+                return without_secrets(f"{address}: {said_by(error)}")
 
     def _complain(self, text: str) -> None:
         if text == self._said:
@@ -112,24 +112,24 @@ class PriceSource:
         logger.warning("no new prices: %s; %s", text, kept)
         self._said = text
 
-    async def _fetched(self, place: PricePlace) -> PriceList:
+    async def _fetched(self, address: PriceAddress) -> PriceList:
         timeout = aiohttp.ClientTimeout(total=self._timeout)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(place.text, max_redirects=MOST_REDIRECTS) as answer,
+            session.get(address.text, max_redirects=MOST_REDIRECTS) as answer,
         ):
             if answer.status != 200:
-                raise PriceError(f"{place}: answered {answer.status}")
+                raise PriceError(f"{address}: answered {answer.status}")
             raw = b""
             async for part in answer.content.iter_chunked(1 << 16):
                 raw += part
                 if len(raw) > MAX_BYTES:
-                    raise PriceError(f"{place}: larger than 1 MiB")
+                    raise PriceError(f"{address}: larger than 1 MiB")
         try:
-            document = source_of(str(place), raw.decode("utf-8-sig")).document
+            document = source_of(str(address), raw.decode("utf-8-sig")).document
         except ManifestError as error:
-            told = (str(one) if one.path != "manifest" else f"{place}: {one.message}" for one in error.problems)
+            told = (str(one) if one.path != "manifest" else f"{address}: {one.message}" for one in error.problems)
             raise PriceError("; ".join(told)) from None
         except UnicodeDecodeError:
-            raise PriceError(f"{place}: not UTF-8 text") from None
-        return parse_prices(str(place), document)
+            raise PriceError(f"{address}: not UTF-8 text") from None
+        return parse_prices(str(address), document)

@@ -24,14 +24,14 @@ from bamboo.profiles.profile import ProfileError
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
-from bamboo.sizing.budget_bounds import bounds_of, date_told, too_little
+from bamboo.sizing.budget_bounds import bounds_of, date_sentence, too_little
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons, zones_named
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.prices import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
-from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trials
+from bamboo.sizing.trials import Assessment, CandidateTrial, simulate_trials
 from bamboo.sizing.units import money_unit, time_unit
 from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
 from bamboo.sizing.zone_supply import unknown_zones
@@ -79,7 +79,7 @@ class PlanRequest:
 
 
 def plan_job(wanted: PlanRequest) -> int:
-    """The exit code: of a failure if no plan keeps the bounds. A mistake ends the command."""
+    """The exit code: of a failure if no option keeps the bounds. A mistake ends the command."""
     source, spec = _job(wanted)
     now = datetime.now(UTC)
     bounds = bounds_of(spec, now, wanted.budget, wanted.deadline)
@@ -252,7 +252,9 @@ def _like(limits: Limits, job: Candidate) -> Candidate:
     return job
 
 
-def _simulated(world: World, wanted: PlanRequest, about: str, trials: Sequence[PlanTrial]) -> list[Assessment | None]:
+def _simulated(
+    world: World, wanted: PlanRequest, about: str, trials: Sequence[CandidateTrial]
+) -> list[Assessment | None]:
     runs = sum(len(trial.seeds) for trial in trials)
     with RunProgress(runs, f"{about:<10}", shown=wanted.progress) as bar:
         return simulate_trials(world, trials, wanted.jobs, bar.done)
@@ -263,7 +265,7 @@ def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> t
     if found.chosen is not None:
         several = len(world.market.zones) > 1
         why = [*reasons(found.chosen, bounds, several_zones=several, spread=world.spec.spread)]
-        why += filter(None, [date_told(world.spec, found.chosen, now)])
+        why += filter(None, [date_sentence(world.spec, found.chosen, now)])
         why += filter(None, [zones_named(world, found.chosen.candidate).strip()])
         made_up = world.market.generation
         if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:

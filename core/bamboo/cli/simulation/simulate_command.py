@@ -114,7 +114,7 @@ def simulate(
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
     """
     from bamboo.cli.simulation.run_progress import RunProgress
-    from bamboo.cli.simulation.simulate_job import JobSimulation, budget_told, job_cases, job_run
+    from bamboo.cli.simulation.simulate_job import JobSimulation, budget_sentences, job_cases, job_run
     from bamboo.simulation.figures import SimulationError, spread
     from bamboo.terminal.simulation_table import over_time_document
 
@@ -160,7 +160,7 @@ def simulate(
     for name, runs in results:
         for text in sorted({one.message for one in runs if one.outcome not in ("cut", "Complete")}):
             print(f"{name}: {sum(one.message == text for one in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
-        for text in budget_told(run.spec, wanted.begin, runs):
+        for text in budget_sentences(run.spec, wanted.begin, runs):
             print(f"{name}: {text}", file=sys.stderr)
 
 

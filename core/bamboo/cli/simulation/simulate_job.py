@@ -124,7 +124,7 @@ def _run(wanted: JobSimulation) -> JobRun:
     )
 
 
-def budget_told(spec: JobSpec, begin: datetime, runs: Sequence[JobResult]) -> list[str]:
+def budget_sentences(spec: JobSpec, begin: datetime, runs: Sequence[JobResult]) -> list[str]:
     """What became of the job's date and of its money: sentences without their ends."""
     date, told = done_by(spec), list[str]()
     if date is not None:

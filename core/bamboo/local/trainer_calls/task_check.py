@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bamboo.local.pool import PoolError
+from bamboo.local.fork_server import ForkServerError
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.text import count, size
 
@@ -40,7 +40,7 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
         answer = ask_trainer(
             CHECK, {"manifest": manifest}, folders, seconds=CHECK_SECONDS, failed="the task could not be tried"
         )
-    except PoolError as error:
+    except ForkServerError as error:
         return Checked(problem=str(error))
     if problem := answer.get("problem"):
         return Checked(problem=str(problem))

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from bamboo.job.spec import JobSpec
-from bamboo.local.pool import PoolError
+from bamboo.local.fork_server import ForkServerError
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.profiles.layer_counts import LayerCount, TaskCounts, folded
 from bamboo.profiles.profile import ProfileError
@@ -26,7 +26,7 @@ def count_task(spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path])
         answer = ask_trainer(
             COUNT, {"manifest": manifest}, folders, seconds=COUNT_SECONDS, failed="the layers could not be counted"
         )
-    except PoolError as error:
+    except ForkServerError as error:
         raise ProfileError(str(error)) from None
     if problem := answer.get("problem"):
         raise ProfileError(str(problem))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.local.pool import PoolError
+from bamboo.local.fork_server import ForkServerError
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 
 COUNT: Final = "bamboo_trainer.check:count_layers"
@@ -19,6 +19,6 @@ def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str
         answer = ask_trainer(
             COUNT, {"manifest": manifest}, folders, seconds=COUNT_SECONDS, failed="the task could not be tried"
         )
-    except PoolError as error:
+    except ForkServerError as error:
         return str(error)
     return str(answer["problem"]) if "problem" in answer else int(answer["layers"])

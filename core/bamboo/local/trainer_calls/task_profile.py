@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from bamboo.job.spec import JobSpec
-from bamboo.local.pool import PoolError
+from bamboo.local.fork_server import ForkServerError
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.profiles.profile import Layer, Machine, ModelProfile, Network, ProfileError, Source, Storage, Times
@@ -57,7 +57,7 @@ def measure_task(
         answer = ask_trainer(
             PROFILE, arguments, folders, seconds=PROFILE_SECONDS, failed="the task could not be measured"
         )
-    except PoolError as error:
+    except ForkServerError as error:
         raise ProfileError(str(error)) from None
     if problem := answer.get("problem"):
         raise ProfileError(str(problem))

@@ -10,7 +10,7 @@ from typing import Any
 
 from bamboo import loop_signals, stop_signals
 from bamboo.complaints import complain
-from bamboo.local.pool import Pool, PoolError
+from bamboo.local.fork_server import ForkServer, ForkServerError
 from bamboo.local.scratch import scratch_folder
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED
 from bamboo.text import one_line
@@ -53,8 +53,8 @@ def ask_trainer(
 ) -> dict[str, Any]:
     """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take.
 
-    Raises PoolError, which begins with what has failed and ends with what the process said last; SystemExit if a signal
-    has ended it.
+    Raises ForkServerError, which begins with what has failed and ends with what the process said last; SystemExit if a
+    signal has ended it.
     """
     try:
         return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, seconds, failed))
@@ -66,13 +66,15 @@ async def _ask(
     function: str, arguments: dict[str, Any], folders: Sequence[Path], seconds: float, failed: str
 ) -> dict[str, Any]:
     with scratch_folder() as scratch:
-        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch, on_wait=complain)
+        pool = ForkServer(
+            lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch, on_wait=complain
+        )
         await pool.open()
         try:
             answer: dict[str, Any] = await pool.call(function, arguments, seconds)
-        except PoolError as error:
+        except ForkServerError as error:
             said = one_line(pool.tail(3))
-            raise PoolError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
+            raise ForkServerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
         finally:
             await pool.close()
     return answer

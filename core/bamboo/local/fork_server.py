@@ -36,12 +36,14 @@ TAIL_BYTES = 64 << 10  # of the log, which may be huge
 MOST_OF_LINE = 500  # characters of one of its last lines, which may be, too
 
 
-class PoolError(Exception):
+class ForkServerError(Exception):
     """The launcher does not run, or a call failed; the text is a sentence for the user."""
 
 
-class Pool:
-    """on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
+class ForkServer:
+    """The process that forks workers, and what is known of them here.
+
+    on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
 
     on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
     forward or backward of one of these steps; it waits until `proceed`.
@@ -94,7 +96,7 @@ class Pool:
         return self._crashed.get(worker, "")
 
     async def open(self, *extra: str) -> None:
-        """Starts the launcher and waits until it can fork. Raises PoolError."""
+        """Starts the launcher and waits until it can fork. Raises ForkServerError."""
         arguments = [item for module in self._imports for item in ("--import", module)]
         arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", ENV_LAUNCH: self._mark}
@@ -117,7 +119,9 @@ class Pool:
         self._reader = asyncio.create_task(self._read(self._process))
         if problem := await self._not_ready(self._process):
             await self.close()
-            raise PoolError(f"the launcher of workers did not start{problem}: {self.tail() or 'it printed nothing'}")
+            raise ForkServerError(
+                f"the launcher of workers did not start{problem}: {self.tail() or 'it printed nothing'}"
+            )
 
     async def _not_ready(self, process: asyncio.subprocess.Process) -> str:
         """Waits until the launcher is ready; why it is not, if it is not."""
@@ -161,7 +165,9 @@ class Pool:
                 self._on_wait(f"{text(progress)}; Ctrl-C ends it")
 
     def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
-        """Forks a worker; PoolError if the launcher is gone. gate: the steps in which it asks before it goes on."""
+        """Forks a worker; ForkServerError if the launcher is gone. gate: the steps in which it asks before it
+        goes on.
+        """
         assert worker not in self._pids, worker
         self._pids[worker] = None
         self._tell(op="start", worker=worker, gate=list(gate), **arguments)
@@ -182,7 +188,7 @@ class Pool:
             os.kill(pid, number)
 
     async def call(self, function: str, arguments: Mapping[str, Any], seconds: float = 60.0) -> Any:
-        """What "module:function" returns in a process of its own. Raises PoolError.
+        """What "module:function" returns in a process of its own. Raises ForkServerError.
 
         seconds: its time, on a machine that is not busy with other things; it is waited for longer while it works.
         """
@@ -199,7 +205,9 @@ class Pool:
             )
             return future.result()
         except _GivenUp as error:
-            raise PoolError(f"{function} did not return within {error.progress.waited:.0f} s: {error.why}") from None
+            raise ForkServerError(
+                f"{function} did not return within {error.progress.waited:.0f} s: {error.why}"
+            ) from None
         finally:
             del self._calls[number]
             self._callees.pop(number, None)
@@ -207,7 +215,7 @@ class Pool:
     async def close(self) -> None:
         """Kills every worker and the launcher, and waits until they are gone. May be called twice.
 
-        Raises PoolError if the launcher does not even end when it is killed.
+        Raises ForkServerError if the launcher does not even end when it is killed.
         """
         if (process := self._process) is None:
             return
@@ -224,7 +232,7 @@ class Pool:
                 await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
             except TimeoutError:
                 stays = f"process {process.pid}, the launcher of workers, is still there {CLOSE_SECONDS:g} s after"
-                raise PoolError(f"{stays} it was killed") from None
+                raise ForkServerError(f"{stays} it was killed") from None
         if self._reader is not None:
             await self._reader
         self._process = None
@@ -242,7 +250,7 @@ class Pool:
 
     def _tell(self, **command: Any) -> None:
         if self._process is None or not self._running():
-            raise PoolError("the launcher of workers has ended")
+            raise ForkServerError("the launcher of workers has ended")
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
 
@@ -257,7 +265,7 @@ class Pool:
             self._exited(worker, None)
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(PoolError("the launcher of workers has ended"))
+                future.set_exception(ForkServerError("the launcher of workers has ended"))
         await process.wait()
         await self._end_orphans(process.pid, workers)
         adopt(adopts=False)
@@ -301,7 +309,7 @@ class Pool:
                 self._exited(event["worker"], event["code"])
             case "result" if (future := self._calls.get(event["id"])) is not None and not future.done():
                 if "error" in event:
-                    future.set_exception(PoolError(str(event["error"])))
+                    future.set_exception(ForkServerError(str(event["error"])))
                 else:
                     future.set_result(event["value"])
             case "error":

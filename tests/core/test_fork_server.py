@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bamboo import patience
-from bamboo.local.pool import Pool, PoolError, exit_detail
+from bamboo.local.fork_server import ForkServer, ForkServerError, exit_detail
 from folders import TASK_PATH
 
 SECONDS = 60.0  # that a test waits for something
@@ -81,15 +81,15 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> AsyncIterator[tuple[Pool, asyncio.Queue[tuple[str, int | None]]]]:
+async def pool(tmp_path: Path) -> AsyncIterator[tuple[ForkServer, asyncio.Queue[tuple[str, int | None]]]]:
     exits: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
-    pool = Pool(lambda worker, code: exits.put_nowait((worker, code)), tmp_path / "log", imports=[__name__])
+    pool = ForkServer(lambda worker, code: exits.put_nowait((worker, code)), tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     yield pool, exits
     await pool.close()
 
 
-def start(pool: Pool, worker: str, seconds: float, code: int = 0) -> None:
+def start(pool: ForkServer, worker: str, seconds: float, code: int = 0) -> None:
     main = f"{__name__}:sleep_worker"
     pool.start(worker, url=str(seconds), token=str(code), zone="", trace=None, main=main)
 
@@ -133,7 +133,7 @@ async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folde
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     exits: list[str] = []
-    pool = Pool(lambda worker, code: exits.append(worker), tmp_path / "log", imports=[__name__], scratch=scratch)
+    pool = ForkServer(lambda worker, code: exits.append(worker), tmp_path / "log", imports=[__name__], scratch=scratch)
     await pool.open("--bare")
     start(pool, "w0", LONG)
     await until(lambda: pool.pid("w0"))
@@ -176,11 +176,11 @@ async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
     long = "x" * 1_000_000
     results = await asyncio.gather(*(pool.call(f"{__name__}:echo", {"text": text}) for text in ("a", long, "b")))
     assert results == ["a", long, "b"]
-    with pytest.raises(PoolError, match="ValueError: no good"):
+    with pytest.raises(ForkServerError, match="ValueError: no good"):
         await pool.call(f"{__name__}:fail", {"text": "no good"})
-    with pytest.raises(PoolError, match="ended without an answer"):
+    with pytest.raises(ForkServerError, match="ended without an answer"):
         await pool.call(f"{__name__}:die", {})
-    with pytest.raises(PoolError, match="no_such"):
+    with pytest.raises(ForkServerError, match="no_such"):
         await pool.call(f"{__name__}:no_such", {})
 
 
@@ -197,7 +197,7 @@ async def test_a_process_that_crashes_says_in_which_of_the_users_lines(pool: Any
     assert f"line {line} in crash" in said
     assert "in crashing_worker" in said
     assert "launcher" not in said
-    with pytest.raises(PoolError, match=f"ended without an answer: {where}"):
+    with pytest.raises(ForkServerError, match=f"ended without an answer: {where}"):
         await pool.call(f"{__name__}:crash", {})
     start(pool, "w8", LONG)
     pool.signal("w8", signal.SIGKILL)
@@ -207,7 +207,7 @@ async def test_a_process_that_crashes_says_in_which_of_the_users_lines(pool: Any
 
 async def test_of_a_long_line_of_the_log_head_and_tail_are_shown(pool: Any, tmp_path: Path) -> None:
     pool, _ = pool
-    with pytest.raises(PoolError, match=r"^ValueError: HEADx+ \.\.\. x+TAIL$") as failed:
+    with pytest.raises(ForkServerError, match=r"^ValueError: HEADx+ \.\.\. x+TAIL$") as failed:
         await pool.call(f"{__name__}:fail", {"text": "HEAD" + "x" * 50_000 + "TAIL"})
     assert len(str(failed.value)) <= 2000
     last = pool.tail(1)
@@ -221,18 +221,18 @@ async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_ot
         (folder / "taskmodule.py").write_text(f"def where():\n    return {folder.name!r}\n")
         (folder / "selectors.py").write_text("raise ValueError('the launcher needs the other one')\n")
     (second / "othermodule.py").write_text("def where():\n    return 'second'\n")
-    pool = Pool(lambda worker, code: None, tmp_path / "log", folders=[first, second])
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", folders=[first, second])
     await pool.open("--bare")
     try:
         assert [await pool.call(f"{name}:where", {}) for name in ("taskmodule", "othermodule")] == ["first", "second"]
-        with pytest.raises(PoolError, match="no_such"):
+        with pytest.raises(ForkServerError, match="no_such"):
             await pool.call("no_such:where", {})
     finally:
         await pool.close()
 
 
 async def test_close_leaves_no_process(tmp_path: Path) -> None:
-    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     for number in range(3):
         start(pool, f"w{number}", LONG)
@@ -241,14 +241,14 @@ async def test_close_leaves_no_process(tmp_path: Path) -> None:
     pool.signal("w0", signal.SIGSTOP)
     await pool.close()
     assert not any(exists(pid) for pid in pids)
-    with pytest.raises(PoolError, match="has ended"):
+    with pytest.raises(ForkServerError, match="has ended"):
         start(pool, "w9", 0)
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_workers_die_with_their_launcher(tmp_path: Path, end: signal.Signals) -> None:
     exits: list[tuple[str, int | None]] = []
-    pool = Pool(lambda worker, code: exits.append((worker, code)), tmp_path / "log", imports=[__name__])
+    pool = ForkServer(lambda worker, code: exits.append((worker, code)), tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     start(pool, "w0", LONG)
     await until(lambda: pool.pid("w0"))
@@ -260,7 +260,7 @@ async def test_the_workers_die_with_their_launcher(tmp_path: Path, end: signal.S
     assert [worker for worker, _ in exits] == ["w0"]
 
 
-async def started_by_worker(pool: Pool, folder: Path, seconds: float) -> dict[str, int]:
+async def started_by_worker(pool: ForkServer, folder: Path, seconds: float) -> dict[str, int]:
     """The processes of a worker that ends after so long, when all of them are there."""
     folder.mkdir()
     main = f"{__name__}:starting_worker"
@@ -286,7 +286,7 @@ async def test_what_a_worker_has_started_ends_with_it(pool: Any, tmp_path: Path,
 
 @pytest.mark.parametrize("end", ["close", "SIGTERM", "SIGKILL"])
 async def test_what_workers_have_started_ends_with_their_launcher(tmp_path: Path, end: str) -> None:
-    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     pids = await started_by_worker(pool, tmp_path / "pids", LONG)
     assert pool._process is not None
@@ -298,7 +298,7 @@ async def test_what_workers_have_started_ends_with_their_launcher(tmp_path: Path
 
 async def test_who_only_starts_a_pool_gets_no_other_orphans(tmp_path: Path) -> None:
     """An orphan of somebody else in this process is left alone, also when the launcher is killed."""
-    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     other = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0, stdout=2).pid)"
     read, write = os.pipe()
@@ -325,10 +325,10 @@ async def test_a_worker_that_cannot_be_imported_says_so(pool: Any) -> None:
 async def test_a_launcher_that_is_still_importing_is_closed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bamboo.local.pool.CLOSE_SECONDS", SECONDS)
+    monkeypatch.setattr("bamboo.local.fork_server.CLOSE_SECONDS", SECONDS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "takes_long.py").write_text(f"import time\nprint('importing', flush=True)\ntime.sleep({LONG})\n")
-    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=["takes_long"])
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=["takes_long"])
     opening = asyncio.create_task(pool.open("--bare"))
     await until(lambda: "importing" in pool.tail())
     assert pool._process is not None
@@ -346,7 +346,7 @@ async def test_a_launcher_that_ends_just_when_it_is_given_up_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine the time may be over before this process sees that the other one has ended."""
-    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     assert pool._process is not None
     wait, late = pool._process.wait, [LONG]
@@ -357,7 +357,7 @@ async def test_a_launcher_that_ends_just_when_it_is_given_up_is_closed(
         await asyncio.sleep(late.pop() if late and closing else 0)
         return code
 
-    monkeypatch.setattr("bamboo.local.pool.CLOSE_SECONDS", SECONDS / 30)
+    monkeypatch.setattr("bamboo.local.fork_server.CLOSE_SECONDS", SECONDS / 30)
     monkeypatch.setattr(pool._process, "wait", seen_late)
     pid = pool._process.pid
     await pool.close()
@@ -365,16 +365,18 @@ async def test_a_launcher_that_ends_just_when_it_is_given_up_is_closed(
 
 
 async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bamboo.local.pool.LAUNCHER", "no_such_launcher")
-    pool = Pool(lambda worker, code: None, tmp_path / "log")
-    with pytest.raises(PoolError, match=r"did not start: it exited with code 1: .*No module named no_such_launcher"):
+    monkeypatch.setattr("bamboo.local.fork_server.LAUNCHER", "no_such_launcher")
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log")
+    with pytest.raises(
+        ForkServerError, match=r"did not start: it exited with code 1: .*No module named no_such_launcher"
+    ):
         await pool.open()
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch, quiet: float) -> None:
     """Looks often, and has much time for what is slow and works, so that a busy machine fails no test."""
     for name, value in {"READY_SECONDS": 0.3, "PROGRESS_SECONDS": 0.05, "TOLD_SECONDS": (0.2, 0.4)}.items():
-        monkeypatch.setattr(f"bamboo.local.pool.{name}", value)
+        monkeypatch.setattr(f"bamboo.local.fork_server.{name}", value)
     monkeypatch.setattr(patience, "QUIET_SECONDS", quiet)
     monkeypatch.setattr(patience, "TIMES", 1000)
 
@@ -386,7 +388,7 @@ async def test_a_launcher_that_starts_slowly_is_waited_for_and_told_of(
     monkeypatch.setenv("PYTHONPATH", f"{TASK_PATH}:{tmp_path}")
     (tmp_path / "slowly.py").write_text("import time\nfor n in range(20):\n    time.sleep(0.05)\n")
     told: list[str] = []
-    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=["slowly"], on_wait=told.append)
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=["slowly"], on_wait=told.append)
     await pool.open("--bare")
     await pool.close()
     assert len(told) >= 2
@@ -400,9 +402,9 @@ async def test_a_launcher_that_does_nothing_is_given_up(tmp_path: Path, monkeypa
     impatient(monkeypatch, 0.5)
     monkeypatch.setenv("PYTHONPATH", f"{TASK_PATH}:{tmp_path}")
     (tmp_path / "stopped.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
-    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=["stopped"])
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=["stopped"])
     said = r"did not start within \d+ s: it has done nothing for .* when it imported stopped: it printed nothing"
-    with pytest.raises(PoolError, match=said):
+    with pytest.raises(ForkServerError, match=said):
         await pool.open("--bare")
     assert pool._process is None, "it has been reaped"
 
@@ -428,10 +430,12 @@ async def test_a_call_has_its_time_of_a_processor_and_more_while_it_works(
     pool, _ = pool
     impatient(monkeypatch, SECONDS)
     assert await pool.call(f"{__name__}:do_slowly", {}, 0.3) == "done"
-    with pytest.raises(PoolError, match=r"do_for_ever did not return within \d+ s: it has taken .* of processor time"):
+    with pytest.raises(
+        ForkServerError, match=r"do_for_ever did not return within \d+ s: it has taken .* of processor time"
+    ):
         await pool.call(f"{__name__}:do_for_ever", {}, 0.3)
     impatient(monkeypatch, 0.5)
-    with pytest.raises(PoolError, match=r"do_nothing did not return within \d+ s: it has done nothing for"):
+    with pytest.raises(ForkServerError, match=r"do_nothing did not return within \d+ s: it has done nothing for"):
         await pool.call(f"{__name__}:do_nothing", {}, 0.3)
 
 
@@ -450,7 +454,7 @@ def test_the_end_of_a_process_is_said_by_code_or_signal() -> None:
 
 
 def test_the_tail_of_a_huge_log_is_short(tmp_path: Path) -> None:
-    pool = Pool(lambda worker, code: None, tmp_path / "log")
+    pool = ForkServer(lambda worker, code: None, tmp_path / "log")
     assert pool.tail() == "", "there is no log yet"
     (tmp_path / "log").write_text("a\nb\nc")
     assert pool.tail(2) == "b\nc"
