@@ -43,7 +43,7 @@ def carries(pid: int, variable: str, value: str) -> bool:
 
 
 class Orphans:
-    """Those that are being ended: by SIGTERM first, and GRACE_SECONDS later by SIGKILL."""
+    """The processes that are being ended: by SIGTERM first, and GRACE_SECONDS later by SIGKILL."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}

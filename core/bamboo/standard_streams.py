@@ -69,7 +69,9 @@ class _Output(io.FileIO):
 
 
 def _shown(error: UnicodeError) -> tuple[bytes, int]:
-    """Where the locale names no encoding, terminals and files have UTF-8 all the same."""
+    """The bytes of a letter that an encoding does not have. Where the locale names none, terminals and files have UTF-8
+    all the same.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     name = codecs.lookup(error.encoding).name

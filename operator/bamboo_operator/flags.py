@@ -108,7 +108,7 @@ _Verbose = Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortFlags:
-    """Where it listens, and for whom."""
+    """The flags that say where the operator listens, and for whom."""
 
     listen: _Listen = f"0.0.0.0:{WORKERS_PORT}"
     web_listen: _WebListen = f"0.0.0.0:{WEB_PORT}"
@@ -185,7 +185,7 @@ class TlsFlags:
     tls_ca: _TlsCa = None
 
     def certificate(self) -> ServingCertificate | None:
-        """None if none is wanted; then the traffic with workers is not encrypted."""
+        """The certificate of the flags; None if none is wanted: then the traffic with workers is not encrypted."""
         chain, key, authority = self.tls_cert, self.tls_key, self.tls_ca
         if chain is None and key is None and authority is None:
             return None
@@ -205,7 +205,7 @@ class LeaseFlags:
     label_active: _LabelActive = False
 
     def name(self) -> LeaseName | None:
-        """None if there can be no other operator: outside a pod, unless it is said."""
+        """The name of the lease; None if there can be no other operator: outside a pod, unless it is said."""
         found = self._named()
         if self.label_active and found is None:
             raise wrong("--label-active: expected --lease with it, for without one all replicas would work")

@@ -251,7 +251,7 @@ class _Operator:
     # the end
 
     async def _stop_jobs(self) -> None:
-        """No job has a coordinator any more, and no worker a connection. May be called again."""
+        """Stops all jobs: none has a coordinator any more, and no worker a connection. May be called again."""
         self._works = False
         async with self._closing:
             if self._jobs:

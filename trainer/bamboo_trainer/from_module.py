@@ -91,7 +91,7 @@ def _by_name(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) -
 
 
 def _metrics(metrics: Any, form: Form) -> Any:
-    """Those that are called as the loss is. What is none stays as it is, for whoever checks the task to name."""
+    """The metrics, called as the loss is. What is none stays as it is, for whoever checks the task to name."""
     if not isinstance(metrics, Mapping):
         return metrics
     return {

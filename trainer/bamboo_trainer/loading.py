@@ -96,7 +96,7 @@ _PLACES: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONA
 
 
 def _searched() -> str:
-    """Where modules are looked for, in words: the folders that come before Python's own library."""
+    """The folders where modules are looked for before Python's own library, in words."""
     library = sysconfig.get_paths()["stdlib"]
     own = takewhile(lambda entry: entry != library and not entry.endswith(".zip"), sys.path)
     folders = dict.fromkeys(str(Path(entry).absolute()) for entry in own)

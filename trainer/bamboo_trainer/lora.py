@@ -109,7 +109,9 @@ def _adapted(
 
 
 def _linears(layer: nn.Module, targets: Collection[str]) -> Iterator[tuple[str, nn.Linear]]:
-    """Those whose weight is the layer's own. A layer of a split module has the others' modules, too, as mere shells."""
+    """The linear layers whose weight is the layer's own. A layer of a split module has the others' modules, too, as
+    mere shells.
+    """
     own = dict(layer.named_parameters(remove_duplicate=False))
     for name, module in layer.named_modules():
         if (

@@ -1,1 +1,1 @@
-"""Where checkpoints are kept: their form, the store that holds them, and what is decided about them."""
+"""The checkpoints of a job: their form, the store that holds them, and what is decided about them."""

@@ -57,7 +57,7 @@ def part_name(layer: int) -> str:
 
 
 def attempt_of(folder: str) -> Attempt | None:
-    """None for a folder that is not one of ours."""
+    """The attempt that a folder is of; None for a folder that is not one of ours."""
     found = _FOLDER.fullmatch(folder)
     if not found or int(found[1]) > LARGEST_STEP:
         return None

@@ -97,7 +97,8 @@ class CheckpointStore:
         raise StoreUnavailable(f"{self._shown(attempt.manifest)} does not stay as it is written")
 
     def list(self) -> tuple[Found, ...]:
-        """All there is, newest first; empty if the folder does not exist yet. What is not ours is not looked at.
+        """The attempts in the store, newest first; empty if the folder does not exist yet. What is not ours is not
+        looked at. Raises StoreUnavailable if the folder itself cannot be listed.
 
         Raises StoreUnavailable if the folder itself cannot be listed.
         """
@@ -145,7 +146,7 @@ class CheckpointStore:
             self._delete(attempt.folder)
 
     def _look(self, folder: FileEntry) -> Found | None:
-        """None if it has just gone."""
+        """What is in an attempt's folder; None if it has just gone."""
         attempt = attempt_of(folder.name)
         assert attempt is not None
         try:

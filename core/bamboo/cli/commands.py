@@ -50,7 +50,7 @@ Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manif
 
 
 class On(StrEnum):
-    """Where a job runs."""
+    """The places where a job can run."""
 
     HERE = "here"
     CLUSTER = "cluster"

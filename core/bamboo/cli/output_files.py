@@ -1,4 +1,5 @@
-"""Where a command writes: standard output or a file, and whether it can, looked at before a long command begins.
+"""The place that a command writes to: standard output or a file, and whether it can, looked at before a long command
+begins. Imported with the flags: nothing heavy here.
 
 Imported with the flags: nothing heavy here.
 """
@@ -16,7 +17,7 @@ STANDARD_OUTPUT = Path("-")
 
 
 def _file(path: Path | None) -> Path | None:
-    """None for standard output."""
+    """The file of a flag; None for standard output."""
     return None if path == STANDARD_OUTPUT else path
 
 

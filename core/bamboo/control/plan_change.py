@@ -98,7 +98,7 @@ def plan_digest(plan: Plan) -> str:
 
 
 def change_between(base: Plan, plan: Plan) -> PlanChange | None:
-    """None if a plan cannot be said as a change to that one: workers that stay do not keep their order."""
+    """What `plan` changes of `base`; None if that cannot be said, as workers that stay do not keep their order."""
     peers = _changed_peers(base, plan)
     if peers is None:
         return None

@@ -370,7 +370,9 @@ class KeepLastState(Message, frozen=True):
 
 
 class CommitCheckpoint(Message, frozen=True):
-    """All parts of that checkpoint are durable: write its manifest. score: of the state, the larger the better."""
+    """The coordinator asks for the manifest of a checkpoint, all parts of which are durable. score: of the state, the
+    larger the better.
+    """
 
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]

@@ -90,7 +90,10 @@ class Frames:
 
 
 class Channels:
-    """Those of one job's workers. Calls `on_event` in the loop that serves the requests.
+    """The channels of one job's workers. Calls `on_event` in the loop that serves the requests. authenticate: asked
+    before anything the caller says is read. Returns as which worker it may come in, None for any; raises Unauthorized
+    for a caller that must go away, Unavailable for one that may try again. heartbeat: seconds between pings; a channel
+    whose pong is missing for half of it is closed.
 
     authenticate: asked before anything the caller says is read. Returns as which worker it may come in, None for any;
     raises Unauthorized for a caller that must go away, Unavailable for one that may try again.

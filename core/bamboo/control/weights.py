@@ -23,7 +23,9 @@ class Saved(Message, frozen=True):
 
 
 class CommitWeights(Message, frozen=True):
-    """All stages are written for that saving, so many of them: make the folder of them."""
+    """The coordinator asks for the folder of the final weights: all stages, so many of them, are written for that
+    saving.
+    """
 
     path: str
     stages: Count

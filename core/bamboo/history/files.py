@@ -41,7 +41,7 @@ class HistoryFile:
 
 
 def file_of(name: str) -> HistoryFile | None:
-    """None if it is not one of ours."""
+    """The file that a name means; None if it is not one of ours."""
     found = _NAME.fullmatch(name)
     return HistoryFile(*map(int, found.groups())) if found else None
 
@@ -80,7 +80,7 @@ class HistoryFiles:
         return [record for records in at_once(self.read, self.all()) for record in records]
 
     def write(self, file: HistoryFile, records: Sequence[Record]) -> None:
-        """All that the file is to have; until this returns, what it had before is there."""
+        """Writes all records that the file is to have; until this returns, what it had before is there."""
         self.write_bytes(file.name, to_lines(records))
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -106,7 +106,7 @@ class HistoryFiles:
                     self._calls.call(f"cannot remove {self._shown(entry.name)}", partial(files.delete, entry.name))
 
     def read_bytes(self, name: str) -> bytes:
-        """Nothing if there is no such file."""
+        """The bytes of a file; none if there is no such file."""
         try:
             return self._read(name)
         except HistoryError:

@@ -113,7 +113,7 @@ def _gaps(steps: Sequence[StepRecord], told: Sequence[GapRecord]) -> list[GapRec
 
 
 def _gap(attempt: int, missing: Range, there: Mapping[int, float], told: Sequence[GapRecord]) -> GapRecord:
-    """It is told at the time of the first step after it, or as it was told before."""
+    """The record of a gap, at the time of the first step after it, or as it was told before."""
     first, last = missing
     known = next((gap for gap in told if gap.first <= last and gap.last >= first), None)
     if known is not None:

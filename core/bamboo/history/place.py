@@ -1,4 +1,4 @@
-"""Where a job's history is kept."""
+"""The place where a job's history is kept."""
 
 from pathlib import Path
 

@@ -92,7 +92,7 @@ class ForkServer:
         return self._pids.get(worker)
 
     def crashed_at(self, worker: WorkerId) -> str:
-        """Where a worker that has ended crashed, in words; "" if it did not, or that is not known."""
+        """The place where a worker that has ended crashed, in words; "" if it did not crash, or that is not known."""
         return self._crashed.get(worker, "")
 
     async def open(self, *extra: str) -> None:
@@ -341,7 +341,7 @@ def _exists(pid: int) -> bool:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """It may end at any time: what has ended in the meantime is what was wanted."""
+    """Kills a process, which may end at any time: what has ended in the meantime is what was wanted."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
 

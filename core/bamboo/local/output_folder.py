@@ -16,7 +16,7 @@ _SAVING: Final = re.compile(rf"\.{WEIGHTS}-\d+(-before)?")  # as the trainer cal
 
 
 class OutputInUse(Exception):
-    """Another run writes into the folder; the text is a sentence for the user."""
+    """An error for a folder into which another run writes; the text is a sentence for the user."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where the workers of a local run are: on made-up nodes in made-up zones, as in a cluster. No I/O."""
+"""The places of a local run's workers: made-up nodes in made-up zones, as in a cluster. No I/O."""
 
 from collections.abc import Collection, Iterator
 
@@ -29,7 +29,7 @@ class LocalPlaces:
         return f"node-{self._nodes[worker]}" if self._per_node > 1 else ""
 
     def lost_with(self, worker: WorkerId, alive: Collection[WorkerId]) -> Iterator[WorkerId]:
-        """Those of the living that are on the worker's node."""
+        """The living workers that are on the worker's node."""
         mine = self._nodes.get(worker)
         return (w for w in alive if w != worker and self._nodes.get(w) == mine)
 

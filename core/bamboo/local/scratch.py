@@ -45,7 +45,7 @@ def collect(place: Path) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """Another run may take a folder that is not locked yet for one that was left behind."""
+    """Makes a folder and locks it. Another run may take one that is not locked yet for one that was left behind."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -32,8 +32,8 @@ class LocalWorkers:
         return self._pool.alive
 
     def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None) -> None:
-        """One more. gate: the steps in which it asks before it goes on. traces: the folder for its trace, if it writes
-        one. Raises ForkServerError.
+        """Starts one more worker. gate: the steps in which it asks before it goes on. traces: the folder for its trace,
+        if it writes one. Raises ForkServerError.
         """
         worker, zone = self._places.next()
         trace = str(traces / f"{worker}.json") if traces else None
@@ -54,13 +54,13 @@ class LocalWorkers:
         self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
 
     def spare(self, worker: WorkerId) -> None:
-        """It is not killed later any more."""
+        """Does not kill that worker later any more."""
         for one, timer in self._kills:
             if one == worker:
                 timer.cancel()
 
     def forget_kills(self) -> None:
-        """Nobody is killed later any more."""
+        """Does not kill anybody later any more."""
         for _, timer in self._kills:
             timer.cancel()
 

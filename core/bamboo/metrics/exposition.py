@@ -70,7 +70,7 @@ class MetricsPage:
         family.add_metric(labels, value)
 
     def add_known(self, metric: Metric, value: float | None, *labels: str) -> None:
-        """Nothing at all if there is no value."""
+        """Adds a value, or nothing at all if there is none."""
         if value is not None:
             self.add(metric, value, *labels)
 

@@ -142,7 +142,7 @@ class LocalPage:
 
 @web.middleware
 async def _only_this_machine(request: web.Request, handler: Handler) -> Any:
-    """Another site's name that leads here is refused, so that its pages are not of our origin."""
+    """Refuses a request to another site's name that leads here, so that its pages are not of our origin."""
     name = request.host.lower()
     name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
     if name not in HOSTS:

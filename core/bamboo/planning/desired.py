@@ -208,8 +208,9 @@ def _by_row(view: PlanningView, spare: list[WorkerId], count: int) -> list[list[
 
 
 def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapping[Cell, WorkerId]) -> list[WorkerId]:
-    """Those first, if pipelines are packed, that are in the zone of most of the cell's pipeline; then those on
-    nodes that nobody leaves, and on others than the owners around the cell. owners: as for `_beside`.
+    """The spare workers in the order in which they fit a cell: first, if pipelines are packed, those in the zone of
+    most of the cell's pipeline; then those on nodes that nobody leaves, and on others than the owners around the cell.
+    owners: as for `_beside`.
     """
     zones = Counter[str]()
     if view.spread.packs:
@@ -221,7 +222,8 @@ def _fittest(view: PlanningView, spare: list[WorkerId], cell: Cell, owners: Mapp
 
 
 def _beside(view: PlanningView, cell: Cell, owners: Mapping[Cell, WorkerId]) -> set[str]:
-    """Where the owners are that a cell's own should not be with: of the stages around it, as far as replicas go.
+    """The domains of the owners that a cell's own should not be with: of the stages around it, as far as replicas go.
+    owners: of cells, before what the plan says.
 
     owners: of cells, before what the plan says.
     """

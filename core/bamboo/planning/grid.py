@@ -1,4 +1,4 @@
-"""Where things go at the start: layers to stages, microbatches to pipelines, workers to cells."""
+"""The assignments at the start: layers to stages, microbatches to pipelines, workers to cells."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -176,7 +176,7 @@ def initial_plan(
 
 
 def _nodes_covered(rows: Sequence[Sequence[Assignment]], peers: Mapping[WorkerId, Peer]) -> str:
-    """Where workers share nodes: whether any of these may be lost, for a person."""
+    """A sentence on nodes that workers share: whether any of these may be lost."""
     if not share_nodes(tuple(peers.values())):
         return ""
     held = [{peers[w].failure_domain for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
@@ -211,7 +211,9 @@ class Roles:
 
 
 def worker_roles(spec: JobSpec, stages: int, *, taken_over: bool) -> list[Roles]:
-    """All that there may be: in calm, or while a worker runs as many lost stages as there are replicas of each."""
+    """The roles that workers may have: in calm, or while a worker runs as many lost stages as there are replicas of
+    each.
+    """
     replicas = min(spec.redundancy.kept, stages - 1)
     lost = max(1, replicas) if taken_over and stages > 1 else 0
     found = []

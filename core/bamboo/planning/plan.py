@@ -86,7 +86,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Those of the groups, whoever says them."""
+        """The bounds of the groups, whoever says them."""
         return self.groups or (*(part[0] for part in self.split), sum(map(len, self.split)))
 
     @cached_property

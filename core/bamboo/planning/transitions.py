@@ -18,7 +18,7 @@ from bamboo.planning.portions import Cells, is_settled, share_out
 
 @dataclass(frozen=True, slots=True)
 class StageLost:
-    """No worker holds these cells' state any more."""
+    """What was lost if no worker holds these cells' state any more."""
 
     cells: tuple[Cell, ...]
 
@@ -159,7 +159,7 @@ def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = T
 
 
 def switch_mode(view: PlanningView) -> Plan | None:
-    """Another redundancy mode was asked for; it begins with the next step."""
+    """The plan in another redundancy mode, if one was asked for; it begins with the next step."""
     mode = view.redundancy.mode
     if view.plan.mode is mode:
         return None

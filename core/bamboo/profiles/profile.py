@@ -72,7 +72,7 @@ class Network(_Part, frozen=True, kw_only=True):
 
 
 class Storage(_Part, frozen=True, kw_only=True):
-    """Where checkpoints are, as one machine sees it. latency: of opening or closing a file."""
+    """The store of checkpoints, as one machine sees it. latency: of opening or closing a file."""
 
     write: Rate
     read: Rate
@@ -150,7 +150,7 @@ class ProfiledTask(_Part, frozen=True, kw_only=True):
 
 
 class Source(_Part, frozen=True, kw_only=True):
-    """Where numbers come from. estimated: nobody has measured them; the text says how they were derived."""
+    """The source of numbers. estimated: nobody has measured them; the text says how they were derived."""
 
     text: Text
     estimated: bool = False

@@ -73,7 +73,7 @@ class UnauthenticatedConnections(Generic[K]):
             self._count(caller.network, -1 if busy else 1)
 
     def remove(self, key: K) -> None:
-        """It has gone, or is known now."""
+        """Forgets a caller that has gone, or is known now."""
         caller = self._unauthenticated.pop(key, None)
         if caller is not None and not caller.busy:
             self._count(caller.network, -1)

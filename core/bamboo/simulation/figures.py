@@ -63,5 +63,5 @@ def spread(runs: Sequence[Countable]) -> Spread:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Not a number, as the mean, if one of them is not known."""
+    """The standard deviation; not a number, as the mean, if one of the values is not known."""
     return math.nan if any(map(math.isnan, values)) else statistics.pstdev(values)

@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def workers(self) -> int:
-        """Those on standby included."""
+        """The number of workers, those on standby included."""
         return self.stages * self.pipelines + self.standby
 
     @property
@@ -174,5 +174,7 @@ def job_of(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> 
 
 
 def _interval(checkpoint: CheckpointSpec) -> int:
-    """Where the manifest leaves it to the coordinator other intervals are compared with the longest that it takes."""
+    """The steps between checkpoints. Where the manifest leaves them to the coordinator other intervals are compared
+    with the longest that it takes.
+    """
     return checkpoint.every_steps or USUAL_STEPS

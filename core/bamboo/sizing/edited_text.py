@@ -73,7 +73,7 @@ def _inserted(text: str, node: yaml.Node | None, key: str | int, value: Any) -> 
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Where the value itself ends: an object's mark may be far behind it, before what follows."""
+    """The index at which the value itself ends: an object's mark may be far behind it, before what follows."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         begin, end = node.start_mark.index, node.end_mark.index
         return begin + len(text[begin:end].rstrip())

@@ -15,8 +15,8 @@ def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
 
 
 def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
-    """Those that no other one dominates, in their order. Of equal ones the first; what never ends is left out, unless
-    nothing ends.
+    """The choices that no other one dominates, in their order. Of equal ones the first; what never ends is left out,
+    unless nothing ends.
     """
     points = [point(choice) for choice in choices]
     ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]

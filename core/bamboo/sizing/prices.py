@@ -30,7 +30,7 @@ class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ZonePrice(_PricePart, frozen=True, kw_only=True):
-    """Where one zone differs."""
+    """The price in one zone, where it differs."""
 
     spot: Usd
 

@@ -163,8 +163,8 @@ def told_apart(found: Iterable[Assessment], like: Candidate) -> list[Assessment]
 
 
 def near(found: Sequence[Assessment], slack: float, most: int) -> list[Assessment]:
-    """Those that no other one beats by more than the slack in both. If they are too many, those of the front come
-    first, its ends, then what lies between them; then what is nearest to it.
+    """The assessments that no other one beats by more than the slack in both. If they are too many, those of the front
+    come first, its ends, then what lies between them; then what is nearest to it.
     """
     left = front(found, lambda one: one.point, slack)
     points = [one.point for one in left]

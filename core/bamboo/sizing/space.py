@@ -33,8 +33,10 @@ class Limits:
 
 
 def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
-    """All machines and grids in all ways to place them, with what else protects `like`: of its standbys as many as
-    there are nodes left for.
+    """The candidates on all machines and grids in all ways to place them, with what else protects `like`: of its
+    standbys as many as there are nodes left for. What crosses zones may cost more than all nodes, so that no grid can
+    be judged without that. Of the numbers of pipelines whose largest share of a step is the same only the least: more
+    are not faster.
 
     What crosses zones may cost more than all nodes, so that no grid can be judged without that.
     Of the numbers of pipelines whose largest share of a step is the same only the least: more are not faster.
@@ -70,7 +72,7 @@ class GridBounds:
 
 
 def grid_bounds(spec: JobSpec, document: Mapping[str, Any]) -> GridBounds:
-    """Those of a manifest whose grid the coordinator chooses; a fixed grid is the one that the option replaces.
+    """The bounds of a manifest whose grid the coordinator chooses; a fixed grid is the one that the option replaces.
 
     Pipelines are at most so many only if the manifest says so; else that follows from its workers, of which an option
     may have more.
@@ -159,7 +161,9 @@ def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
 
 
 def _fewest(spec: JobSpec, pipelines: int) -> int:
-    """All of them, unless the job says that it may shrink, or chooses its grid; then as far as it says."""
+    """The pipelines with which a job begins: all of them, unless the job says that it may shrink, or chooses its grid;
+    then as far as it says.
+    """
     shrinks = spec.elastic.chooses_grid or spec.elastic.min_pipelines < spec.topology.pipelines
     return min(spec.elastic.min_pipelines, pipelines) if shrinks else pipelines
 

@@ -143,7 +143,7 @@ class World:
         return best_first(prices, self.market.supplies, self.spec.spread.nodes(workers))
 
     def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun | None:
-        """None if the manifest's rules do not allow the candidate."""
+        """The run of a candidate; None if the manifest's rules do not allow it."""
         made = job_of(candidate, self.spec, self.document)
         if made is None:
             return None

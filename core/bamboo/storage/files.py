@@ -38,5 +38,5 @@ class Files(Protocol):
 
 
 def total(chunks: Sequence[Buffer]) -> int:
-    """Bytes."""
+    """The bytes of all chunks."""
     return sum(memoryview(chunk).nbytes for chunk in chunks)

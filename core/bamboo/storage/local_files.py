@@ -99,7 +99,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _entry(found: "os.DirEntry[str]") -> FileEntry | None:
-    """None for what is no file or folder, or has just gone."""
+    """The entry of a file or folder; None for what is neither, or has just gone."""
     try:
         known = found.stat(follow_symlinks=False)
     except FileNotFoundError:

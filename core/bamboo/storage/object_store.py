@@ -109,7 +109,9 @@ class ObjectFiles:
         return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
 
     def walk(self) -> Sequence[RemoteEntry]:
-        """All files in all folders, by name; the one file if the root is one. FileNotFoundError if there is nothing."""
+        """The files in all folders, by name; the one file if the root is one. Raises FileNotFoundError if there is
+        nothing.
+        """
         self._fs.invalidate_cache()
         try:
             info = self._fs.info(self._root)

@@ -34,7 +34,7 @@ class NodeTraceSummary:
 
 
 def summarize(trace: Trace) -> NodeTraceSummary:
-    """All numbers of a trace. What never was is 0, and None where there is nothing to take a mean of."""
+    """The numbers of a recording. What never was is 0, and None where there is nothing to take a mean of."""
     steps = nodes_over_time(trace)
     node_seconds = sum(count * (after - at) for (at, count), (after, _) in pairwise([*steps, (trace.duration, 0)]))
     removed = removal_times(trace)

@@ -51,7 +51,7 @@ def _moved(change: NodeChange, at: float) -> NodeChange:
 
 
 def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:
-    """Those in force at the start, and all that come later, again and again."""
+    """The prices in force at the start, and all that come later, again and again."""
     found: list[PriceChange] = []
     latest: dict[str, PriceChange] = {}
     for price in trace.prices:

@@ -65,7 +65,9 @@ class ClusterCache:
         return {name: node["metadata"]["uid"] for name, node in self.nodes.items()}
 
     def forget_pod(self, key: tuple[str, str], uid: str | None = None) -> None:
-        """It is known to be deleted, though no watch has reported it yet. uid: only if the pod is that one."""
+        """Forgets a pod that is known to be deleted, though no watch has reported it yet. uid: only if the pod is that
+        one.
+        """
         namespace, name = key
         found = [pods[name] for (place, _), pods in self._pods.items() if place == namespace and name in pods]
         for pod in found:

@@ -35,7 +35,7 @@ class JobKind:
             return True
 
     async def until_served(self) -> None:
-        """It says so once if it has to wait."""
+        """Waits until the API server serves the kind, and says so once if it has to wait."""
         while not await self.served():
             if self.waiting is None:
                 self.waiting = f"waiting for the CRD {CRD}"

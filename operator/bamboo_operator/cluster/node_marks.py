@@ -27,7 +27,7 @@ VALUE = TextPattern(said="a text of at most 253 characters", pattern=re.compile(
 
 
 class MarkField(StrEnum):
-    """Where on the node it is: the field of the mark that says what it looks like."""
+    """The field of a node that bears the mark."""
 
     TAINT = "taint"
     LABEL = "label"
@@ -122,7 +122,7 @@ def _mark(said: _WrittenMark) -> NodeMark:
 
 
 def _values(node: Mapping[str, Any], place: MarkField, key: str, reason: str | None) -> Iterator[str]:
-    """Those that the key has on the node."""
+    """The values that the key has on the node."""
     metadata = node.get("metadata") or {}
     match place:
         case MarkField.TAINT:

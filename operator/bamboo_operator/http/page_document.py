@@ -198,7 +198,8 @@ def conditions(written: Mapping[str, Any]) -> tuple[d.PageCondition, ...]:
 
 
 def cost(view: JobView, seconds_left: float | None) -> d.PageCost | None:
-    """None without pools: then there is nothing that could have a price. seconds_left: until the last step.
+    """The cost of a job; None without pools: then there is nothing that could have a price. seconds_left: until the
+    last step. Workers of a job that is over or suspended are as good as gone, as in its status.
 
     Workers of a job that is over or suspended are as good as gone, as in its status.
     """

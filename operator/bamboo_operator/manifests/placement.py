@@ -52,7 +52,9 @@ PLACEMENTS: dict[tuple[Preset, Capacity], NodePlacement] = {
 
 
 def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
-    """Where a worker of that pool may run. Nodes with a special device often keep others away: that is tolerated."""
+    """The nodes on which a worker of that pool may run. Nodes with a special device often keep others away: that is
+    tolerated.
+    """
     chosen = PLACEMENTS.get((pool.preset, pool.capacity), NodePlacement()) if pool else NodePlacement()
     devices = sorted(name for name in {**job.worker.resources.requests, **job.worker.resources.limits} if "/" in name)
     return NodePlacement(

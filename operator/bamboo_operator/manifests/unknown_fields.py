@@ -14,7 +14,7 @@ _UNKNOWN = re.compile(r'unknown field "([^"]+)"')
 
 
 def outside_the_spec(template: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those that the API server never sees: beside the pod's metadata and spec, and in the metadata."""
+    """The fields that the API server never sees: beside the pod's metadata and spec, and in the metadata."""
     return tuple(str(found) for found in unknown_fields(template) if not found.path.startswith(f"{PATH}.spec."))
 
 

@@ -148,7 +148,7 @@ def claim_name(job: JobSpec) -> str | None:
 
 
 def weights_folder(job: JobSpec, meta: JobMeta) -> str | None:
-    """Where workers write the final weights; each job has a folder of its own. None: nowhere."""
+    """The folder into which workers write the final weights; each job has its own. None: nowhere."""
     return f"{names.STORAGE_FOLDER}/{job.name}-{meta.uid}/weights" if claim_name(job) else None
 
 

@@ -12,7 +12,7 @@ DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 
 
 class PodDeletions:
-    """Those of one job."""
+    """The deletions of one job's pods."""
 
     def __init__(self, cluster: ClusterCache, api: ApiClient) -> None:
         self._cluster, self._api = cluster, api

@@ -37,7 +37,7 @@ class JobPods:
         return {n: p for n, p in self.living().items() if not p["spec"].get("nodeName")}
 
     def unscheduled(self) -> PodsByName:
-        """Those of them for which the scheduler looks for a node."""
+        """The pods without a node for which the scheduler looks for one."""
         return {n: p for n, p in self.without_node().items() if not gates_of(p)}
 
     def next_number(self) -> int:

@@ -11,7 +11,7 @@ Counts = Mapping[str, int]  # pods by the name of their pool
 
 
 def choose_pool(pools: Pools, now: float, waiting_since: float | None, counts: Counts) -> NodePool | None:
-    """Where the next pod goes. None if no pool may have it now; so it is without pools, when any node will do.
+    """The pool of the next pod. None if no pool may have it now; so it is without pools, when any node will do.
 
     The first pool with room is taken. One that asks for patience (after_seconds) is taken in its place once workers
     have waited that long, because then those before it do not deliver. waiting_since: of the worker that has been

@@ -30,7 +30,7 @@ class RecheckSchedule:
         return min((at for at, _ in self._next.values()), default=math.inf)
 
     def answered(self, key: str, now: float) -> None:
-        """It was read, and has not changed."""
+        """Notes that the object was read, and has not changed."""
         pause = min(2 * self._next[key][1], self._last)
         self._next[key] = (now + pause, pause)
 

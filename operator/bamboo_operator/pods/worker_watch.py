@@ -103,7 +103,7 @@ class WorkerWatch:
     # notices that the coordinator has to hear again, or whose time is over
 
     def open_notices(self, now: float) -> list[Event | Emit]:
-        """All of them, with the time that is left."""
+        """The open notices of all workers, with the time that is left."""
         return [_left(worker, until - now) for worker, until in self._notices.items()]
 
     def open_notice(self, worker: WorkerId, now: float) -> list[Event | Emit]:
@@ -140,11 +140,11 @@ class WorkerWatch:
         self._forced.add(worker)
 
     def start_failed(self, worker: WorkerId, how: str) -> None:
-        """It has ended before it joined, or will."""
+        """Notes that a worker has ended before it joined, or will."""
         self._failed_starts.append((worker, how))
 
     def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
-        """Those since this was asked last, and how they ended."""
+        """The workers that failed to start since this was asked last, and how they ended."""
         taken, self._failed_starts = self._failed_starts, []
         return taken
 

@@ -195,7 +195,9 @@ def _removal(record: NodeRecord, name: str, trouble: Trouble | None, now: float)
 
 
 def _new_prices(trace: Trace, new: Mapping[str, SeenNode], at: float) -> Iterator[PriceChange]:
-    """Those of the zones of nodes that are new, or cost something else now, if they are others than the last ones."""
+    """The prices in the zones of nodes that are new, or cost something else now, if they are others than the
+    last ones.
+    """
     last = {price.zone: (price.usd_per_hour, price.on_demand) for price in trace.prices}
     for node in new.values():
         if node.price is not None and last.get(node.zone) != (node.price, node.on_demand):

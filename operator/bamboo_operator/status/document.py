@@ -96,7 +96,9 @@ def _lasting(status: Json) -> Json:
 
 
 def _known_status(status: Status | None) -> Status | None:
-    """None of a coordinator that has just been restarted: it knows no plan and no worker yet, though all train."""
+    """The status of a coordinator that knows its job; None for one that has just been restarted: it knows no plan and
+    no worker yet, though all train.
+    """
     return None if status and status.phase == "Recovering" else status
 
 
@@ -130,7 +132,7 @@ def _pipelines(given: RuleInput, previous: Json) -> Json:
 
 
 def _desired_pipelines(given: RuleInput, previous: Json) -> int:
-    """Those of the grid that runs where the coordinator chooses it."""
+    """The pipelines that are desired: those of the grid that runs where the coordinator chooses it."""
     spec, status = given.facts.spec, given.status
     assert spec is not None
     if not spec.elastic.chooses_grid:
@@ -174,7 +176,7 @@ def _workers(given: RuleInput, previous: Json) -> Json:
 
 
 def _counters(status: Status | None, previous: Json, facts: StatusFacts) -> Json:
-    """They never fall."""
+    """The counters of the status, which never fall."""
     earlier = facts.earlier
     now = {
         "preemptions": earlier.preemptions + (status.preemptions if status else 0),

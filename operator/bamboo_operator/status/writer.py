@@ -135,7 +135,7 @@ class StatusWriter:
 
 
 def _counted_until(status: Mapping[str, Any]) -> datetime | None:
-    """None if it was never counted, or that is not told, as by an older version."""
+    """The time until which costs were counted; None if they never were, or that is not told, as by an older version."""
     try:
         return parsed_time((status.get("cost") or {}).get("countedUntil"))
     except ValueError:

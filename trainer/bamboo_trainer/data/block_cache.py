@@ -62,7 +62,7 @@ class RemoteFiles:
         return self._url.path
 
     def list(self) -> Sequence[RemoteEntry]:
-        """All files in all folders, by name; the one file, with the name of its own, if the URL is a file's."""
+        """The files in all folders, by name; the one file, with the name of its own, if the URL is a file's."""
         calls, files = self._client()
         try:
             return calls.call(f"cannot list {self.shown}", files.walk)
@@ -170,7 +170,7 @@ class BlockCache:
             self._bytes -= len(old)
 
     def _read(self, path: Path) -> bytes | None:
-        """None if it is not there, or not as it was written; then it goes."""
+        """The bytes of a block; None if it is not there, or not as it was written: then it is removed."""
         try:
             with path.open("rb") as file:
                 used = os.fstat(file.fileno()).st_mtime

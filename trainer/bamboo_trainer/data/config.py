@@ -60,7 +60,7 @@ class _Keys:
         self._known: list[str] = []
 
     def finish(self, kind: str) -> None:
-        """Nothing may be left."""
+        """Raises KeyProblem if a key is left."""
         for key in self._left:
             raise KeyProblem(
                 f"{self._where}: unknown key {key!r} for kind {kind}, expected some of {', '.join(self._known)}"

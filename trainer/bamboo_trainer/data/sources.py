@@ -20,7 +20,7 @@ FOLDER_VARIABLE: Final = "BAMBOO_DATA_CACHE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """Where blocks of remote files are kept, and how much of them: `bytes` for all who use that folder together."""
+    """The folder where blocks of remote files are kept, and how much of them: `bytes` for all who use it together."""
 
     folder: Path
     bytes: int
@@ -128,7 +128,9 @@ def _private_folder() -> Path:
 
 
 def _claim(folder: Path) -> None:
-    """Nobody else can have put blocks there, or will. ValueError if it is not this user's own."""
+    """Claims a folder, so that nobody else can have put blocks there, or will. Raises ValueError if it is not this
+    user's own.
+    """
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

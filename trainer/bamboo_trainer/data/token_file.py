@@ -54,7 +54,7 @@ class ByteSource(Protocol):
         """Exactly these bytes, of a file from which others will be read."""
 
     def content(self) -> bytes:
-        """All of them, once."""
+        """The bytes of the whole source, which are read once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class TokenHeader:
 
     @property
     def ends_at(self) -> int:
-        """Where the list of the documents' ends begins, in bytes."""
+        """The byte at which the list of the documents' ends begins."""
         return _HEADER.size + _padded(self.tokens * self.width)
 
     @property

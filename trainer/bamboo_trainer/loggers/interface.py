@@ -25,7 +25,7 @@ class Logger(Protocol):
         """
 
     def close(self) -> None:
-        """No more will come from this worker."""
+        """Closes the logger: no more will come from this worker."""
 
 
 MakeLogger = Callable[[LoggerFacts], Logger]

@@ -15,7 +15,7 @@ USABLE: Final = 0.9  # of the limit: what is allocated between two looks needs r
 
 
 class HostMemory(NamedTuple):
-    """Bytes. used: without the file cache that the kernel would give up at once."""
+    """The memory of a host, in bytes. used: without the file cache that the kernel would give up at once."""
 
     limit: int
     used: int

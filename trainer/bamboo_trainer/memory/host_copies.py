@@ -171,7 +171,7 @@ class CudaCopies:
 
 class CopiesOfDevices:
     """The copies for tensors of several devices, each with its own streams. What is brought goes to the first device; a
-    slice of a stage has the copies of its own.
+    device stage has the copies of its own.
     """
 
     def __init__(self, by_device: Mapping[torch.device, HostCopies]) -> None:
@@ -179,7 +179,7 @@ class CopiesOfDevices:
         self._first = next(iter(self._by_device.values()))
 
     def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
-        """All of one device, but for those in host memory."""
+        """Starts a copy of tensors that are all of one device, but for those in host memory."""
         tensors = tuple(tensors)
         copies = next((self._by_device[t.device] for t in tensors if t.device in self._by_device), self._first)
         return copies.start(tensors, bulk=bulk)
@@ -192,12 +192,12 @@ class CopiesOfDevices:
 
 
 def host_copies(device: torch.device, told: Callable[[], None], pinned_bytes: int = PINNED_BYTES) -> HostCopies:
-    """Those for that device."""
+    """The copies for that device."""
     return CudaCopies(device, told, pinned_bytes) if device.type == "cuda" else AtOnce(device)
 
 
 def copies_by_device(devices: Iterable[torch.device], told: Callable[[], None]) -> dict[torch.device, HostCopies]:
-    """Those for each of these, which share the pinned memory."""
+    """The copies for each of these devices, which share the pinned memory."""
     each = tuple(dict.fromkeys(devices))
     return {device: host_copies(device, told, PINNED_BYTES // len(each)) for device in each}
 

@@ -1,4 +1,4 @@
-"""Where a worker computes, and what it keeps in host memory instead of there."""
+"""The choice where a worker computes, and of what it keeps in host memory instead of there."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def choose_device(worker: str) -> torch.device:
 
 
 def choose_devices(worker: str, count: int) -> tuple[torch.device, ...]:
-    """The devices for the slices of a worker's stages, `count` of them: GPUs next to each other, or the CPU as often.
+    """The devices for `count` device stages of a worker: GPUs next to each other, or the CPU as often.
 
     BAMBOO_DEVICE may name the first one; else workers of one machine take turns. Raises DeviceError.
     """

@@ -114,7 +114,9 @@ class Outbox:
             self._transport.send(worker, frame)
 
     def resend(self, cell: Cell, worker: WorkerId | None = None) -> None:
-        """All that the log has for a cell, to its owner or to that worker; what it has already, it drops."""
+        """Sends again all that the log has for a cell, to its owner or to that worker, which drops what it has
+        already.
+        """
         self.finish()
         epoch = self._plan.current.epoch
         for frame in self.log.to(cell):

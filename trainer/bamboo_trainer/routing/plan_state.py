@@ -65,11 +65,11 @@ class PlanState:
         return self.current.at(cell).owner
 
     def parts(self, cell: Cell) -> list[Cell]:
-        """All parts of the stage that a cell is a part of: itself, if workers have one device."""
+        """The device stages of the stage that a cell belongs to: the cell itself, if workers have one device."""
         return cell_parts(cell_of(cell, self.devices), self.devices)
 
     def are_parts(self, cells: Iterable[Cell]) -> bool:
-        """Whether these cells are slices of one stage at most."""
+        """Whether these cells are device stages of one stage at most."""
         return len({cell_of(cell, self.devices) for cell in cells}) <= 1
 
     def others(self) -> set[WorkerId]:

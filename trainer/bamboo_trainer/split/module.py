@@ -73,7 +73,7 @@ class SplitModule:
 
     @property
     def forms(self) -> dict[str, Tensor]:
-        """All parameters and buffers by their names, without values; what has several names is one object."""
+        """The parameters and buffers by their names, without values; what has several names is one object."""
         return {_joined(slot): self._tensor(slot) for slot in self._slots}
 
     # looking

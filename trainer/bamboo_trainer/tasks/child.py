@@ -63,7 +63,7 @@ def _fork(lines: Iterator[str], pipe: int) -> int:
 
 
 def _read(pipe: int) -> str:
-    """All that is written to it, until it is closed or nothing more comes."""
+    """What is written to the pipe, until it is closed or nothing more comes."""
     said = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)

@@ -34,7 +34,9 @@ class EvaluationSchedule:
 
 
 def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedule | None:
-    """None if the job does not ask for evaluation. Raises TaskError if the task has not what it takes."""
+    """The schedule of evaluations; None if the job does not ask for any. Raises TaskError if the task has not what it
+    takes.
+    """
     wanted = training.evaluation
     if wanted is None:
         return None
@@ -59,7 +61,7 @@ def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedul
 
 
 def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
-    """Those of a batch: in the order of the dataset; the last one may have fewer."""
+    """The samples of a batch: in the order of the dataset; the last batch may have fewer."""
     return range(batch * size, min((batch + 1) * size, len(evaluation.dataset)))
 
 

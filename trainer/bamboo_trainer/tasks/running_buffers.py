@@ -214,7 +214,7 @@ class RunningModule:
 
 
 def running_modules(layer: nn.Module) -> list[RunningModule]:
-    """Those of a layer whose forward updates buffers, in the order of `named_modules`."""
+    """The modules of a layer whose forward updates buffers, in the order of `named_modules`."""
     found = []
     for path, module in layer.named_modules():
         declared = _declared(module)

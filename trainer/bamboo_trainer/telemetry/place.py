@@ -1,4 +1,6 @@
-"""Where the task's code is just now, in the thread that works or in one that works for it: asked by another thread."""
+"""The place where the task's code is just now, in the thread that works or in one that works for it: asked by another
+thread.
+"""
 
 import sys
 import threading

@@ -262,7 +262,7 @@ class ArrivingBody:
         return not self._missing
 
     def claim(self, index: int) -> list[memoryview]:
-        """Where that chunk belongs. WireError if the body has no such chunk, or has it already."""
+        """The memory to which that chunk belongs. Raises WireError if the body has no such chunk, or has it already."""
         try:
             views = self._slices.chunk(index)
         except IndexError:

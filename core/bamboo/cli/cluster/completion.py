@@ -15,7 +15,7 @@ MOST = 200
 
 
 def job_names(incomplete: str, namespace: str | None, context: str | None, path: str | None) -> list[str]:
-    """Those that begin so; none if the cluster does not answer at once."""
+    """The names of jobs that begin so; none if the cluster does not answer at once."""
     try:
         access = _silent(kubeconfig.load(path, context))
         found = loop_signals.run_until_stopped(lambda: _names(access, namespace or access.namespace))

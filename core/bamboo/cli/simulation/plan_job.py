@@ -246,7 +246,7 @@ def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
 
 
 def _like(limits: Limits, job: Candidate) -> Candidate:
-    """Where the search begins: the job as it is, within the limits."""
+    """The candidate with which the search begins: the job as it is, within the limits."""
     if limits.standby and job.standby not in limits.standby:
         return replace(job, standby=limits.standby[0])
     return job

@@ -28,7 +28,7 @@ class Checked:
 
 
 def module_folders(manifest: Path) -> tuple[Path, ...]:
-    """Where the task's modules are looked for first: beside the manifest, as beside a script, then here."""
+    """The folders where the task's modules are looked for first: beside the manifest, as beside a script, then here."""
     return (manifest.resolve().parent, Path.cwd())
 
 

@@ -60,7 +60,7 @@ class MetricsView:
 
 
 def fill(page: MetricsPage, job: JobKey, status: Status, spec: JobSpec) -> None:
-    """All metrics of one job."""
+    """Adds all metrics of one job to the page."""
     job_metrics.progress(page, job, status)
     page.add(JOB_SAMPLES, status.trained_samples, *job)
     job_metrics.grid(page, job, status, spec)

@@ -196,8 +196,8 @@ def to_text(summary: Summary) -> str:
 
 
 def _crashes(crashes: Sequence[str]) -> str:
-    """Those that ended alike together, in the order of their numbers: w0, w1 exited with code 1; w2 was killed by
-    SIGSEGV.
+    """The crashes in words; those that ended alike come together, in the order of their numbers: w0, w1 exited with
+    code 1; w2 was killed by SIGSEGV.
     """
     alike: dict[str, list[str]] = {}
     for worker, _, how in (crash.partition(" ") for crash in crashes):

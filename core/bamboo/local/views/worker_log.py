@@ -28,7 +28,7 @@ class LogFollower:
         return False
 
     def end(self) -> None:
-        """Nothing more will be added."""
+        """Ends the log: nothing more will be added."""
         while self.follow():
             pass
         self._rest()

@@ -25,7 +25,7 @@ class Backoff:
     longest: float = 0.0  # the longest time without that
 
     def wanted(self, now: float) -> "Backoff":
-        """Another measure would be of use now."""
+        """The backoff when another measure would be of use now."""
         return replace(self, wanted_at=now, longest=self._longest(now))
 
     def is_over(self, shortest: float, now: float) -> bool:

@@ -1,4 +1,5 @@
-"""Another number of stages: the layers split anew over the workers that are there, and the plan that begins with that.
+"""The way to another number of stages: the layers split anew over the workers that are there, and the plan that begins
+with that.
 
 A re-split ends the states of all stages at one step (a cut) and begins others, from the layers that the workers hold
 in memory; so any grid can follow any other, and nothing is repeated.
@@ -168,7 +169,9 @@ def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
 
 
 def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
-    """Those that run stages first, in the order of their stages, so that few layers have to move."""
+    """The workers in an order in which few layers have to move: those that run stages first, in the order of their
+    stages.
+    """
     place: dict[WorkerId, Cell] = {}
     for cell in plan.cells():
         place.setdefault(plan.at(cell).owner, cell)
@@ -177,7 +180,9 @@ def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
 
 
 def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
-    """Those that own one of that many cells in its place, where they have its layers, and others in the gaps."""
+    """The workers for that many cells: those that own one of them in its place, where they have its layers, and others
+    in the gaps.
+    """
     order = {cell: i for i, cell in enumerate(plan.cells()[:cells])}
     found: dict[int, Peer] = {}
     for peer in peers:
@@ -190,7 +195,8 @@ def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
 
 
 def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
-    """All have begun with the layers that they need: what was kept for the others is not needed any more.
+    """The plan when all have begun with the layers that they need: what was kept for the others is not needed any more.
+    stopped: seconds for which no step could begin, if that is known.
 
     stopped: seconds for which no step could begin, if that is known.
     """

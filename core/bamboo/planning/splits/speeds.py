@@ -64,55 +64,59 @@ class Speeds:
 
 
 def speeds(measured: Sequence[Measurement]) -> Speeds:
-    """Who has nobody to be compared with has slowness 1: all that it takes is put down to its layers."""
+    """How slow workers are, by what was measured. A worker that nobody can be compared with has slowness 1: all that it
+    takes is put down to its layers.
+    """
     workers = list(dict.fromkeys(m.worker for m in measured))
     layers = list(dict.fromkeys(m.layers for m in measured))
-    place = {worker: i for i, worker in enumerate(workers)}
+    number = {worker: i for i, worker in enumerate(workers)}
     behind = {one: len(workers) + i for i, one in enumerate(layers)}
-    ties = [(place[m.worker], behind[m.layers], log(m.seconds)) for m in measured]
-    places = len(workers) + len(layers)
-    found = _potentials(places, ties)
+    ties = [(number[m.worker], behind[m.layers], log(m.seconds)) for m in measured]
+    unknowns = len(workers) + len(layers)
+    found = _potentials(unknowns, ties)
     slowness, seconds, others = {}, {}, {}
-    for part in _parts(places, ties):
-        mine = [workers[i] for i in part if i < len(workers)]
-        middle = median_low(found[place[w]] for w in mine)
-        slowness.update({w: exp(found[place[w]] - middle) for w in mine})
-        seconds.update({layers[i - len(workers)]: exp(middle - found[i]) for i in part if i >= len(workers)})
+    for group in _connected(unknowns, ties):
+        mine = [workers[i] for i in group if i < len(workers)]
+        middle = median_low(found[number[w]] for w in mine)
+        slowness.update({w: exp(found[number[w]] - middle) for w in mine})
+        seconds.update({layers[i - len(workers)]: exp(middle - found[i]) for i in group if i >= len(workers)})
         others.update({w: tuple(o for o in mine if o != w) for w in mine})
     return Speeds(slowness, seconds, others)
 
 
-Tie = tuple[int, int, float]  # two places, and by how much the first one's potential is above the second one's
+Tie = tuple[int, int, float]  # two unknowns, and by how much the first one's potential is above the second one's
 
 
-def _parts(places: int, ties: Sequence[Tie]) -> Iterator[list[int]]:
-    """Those that are tied to each other."""
-    near: list[list[int]] = [[] for _ in range(places)]
+def _connected(unknowns: int, ties: Sequence[Tie]) -> Iterator[list[int]]:
+    """The unknowns in groups that are tied to each other, in order."""
+    near: list[list[int]] = [[] for _ in range(unknowns)]
     for a, b, _ in ties:
         near[a].append(b)
         near[b].append(a)
-    seen = [False] * places
-    for first in range(places):
-        part, new = [], [first] if not seen[first] else []
+    seen = [False] * unknowns
+    for first in range(unknowns):
+        group, new = [], [first] if not seen[first] else []
         while new:
-            place = new.pop()
-            if not seen[place]:
-                seen[place] = True
-                part.append(place)
-                new += near[place]
-        if part:
-            yield sorted(part)
+            one = new.pop()
+            if not seen[one]:
+                seen[one] = True
+                group.append(one)
+                new += near[one]
+        if group:
+            yield sorted(group)
 
 
-def _potentials(places: int, ties: Sequence[Tie]) -> list[float]:
-    """Least squares, by conjugate gradients: exact after as many rounds as there are places, but for rounding."""
-    found, residue = [0.0] * places, _divergence(places, ties)
+def _potentials(unknowns: int, ties: Sequence[Tie]) -> list[float]:
+    """The unknowns by least squares, with conjugate gradients: exact after as many rounds as there are
+    unknowns, but for rounding.
+    """
+    found, residue = [0.0] * unknowns, _divergence(unknowns, ties)
     direction, size = list(residue), sum(r * r for r in residue)
     enough = _PRECISION**2 * max(size, 1.0)
-    for _ in range(min(_MOST_ROUNDS, 4 * places)):
+    for _ in range(min(_MOST_ROUNDS, 4 * unknowns)):
         if size <= enough:
             break
-        pull = _divergence(places, [(a, b, direction[a] - direction[b]) for a, b, _ in ties])
+        pull = _divergence(unknowns, [(a, b, direction[a] - direction[b]) for a, b, _ in ties])
         length = size / sum(d * p for d, p in zip(direction, pull, strict=True))
         found = [f + length * d for f, d in zip(found, direction, strict=True)]
         residue = [r - length * p for r, p in zip(residue, pull, strict=True)]
@@ -121,8 +125,8 @@ def _potentials(places: int, ties: Sequence[Tie]) -> list[float]:
     return found
 
 
-def _divergence(places: int, flows: Sequence[Tie]) -> list[float]:
-    at = [0.0] * places
+def _divergence(unknowns: int, flows: Sequence[Tie]) -> list[float]:
+    at = [0.0] * unknowns
     for a, b, flow in flows:
         at[a] += flow
         at[b] -= flow

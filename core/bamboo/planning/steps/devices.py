@@ -26,7 +26,7 @@ def _on(held: Assignment, number: int) -> Assignment:
 
 
 def devices_of_workers(workers: Iterable[WorkerId], devices: int) -> Iterable[tuple[WorkerId, WorkerId]]:
-    """All of them, each with its worker."""
+    """The devices of all workers, each with its worker."""
     for worker in workers:
         for number in range(devices):
             yield (f"{worker}{_BETWEEN}{number}" if devices > 1 else worker), worker

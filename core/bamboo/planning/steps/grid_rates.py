@@ -158,7 +158,9 @@ class GridRates:
     def _fastest_of_each(
         self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
     ) -> tuple[GridRate, ...]:
-        """No step is executed of a grid of which it is clear that others are faster."""
+        """The fastest grid of each number of stages. No step is executed of a grid of which it is clear that others are
+        faster.
+        """
         found: dict[int, GridRate] = {}  # by stages
         grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
         for least, grid in sorted((self._least(grid), grid) for grid in grids):

@@ -161,7 +161,7 @@ class JobRecord:
 
     @property
     def _trained(self) -> float:
-        """Seconds."""
+        """The seconds of steps that count."""
         whole = sum(until - since for since, until, _ in self.steps) - self.redone
         return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
 

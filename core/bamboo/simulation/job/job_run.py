@@ -407,7 +407,7 @@ class _Simulation:
             self._tell(worker, protocol.WorkerReady())
 
     def _leaves(self, worker: WorkerId) -> None:
-        """It has been told to go, and its node is free."""
+        """Frees the node of a worker that has been told to go."""
         record = self._workers.get(worker)
         if record is None or not record.alive:
             return

@@ -102,7 +102,7 @@ class SimulatedTraining:
         self._clock.after(max(times[worker] for worker in owners), partial(self._started, plan))
 
     def _started(self, plan: Plan) -> None:
-        """All owners have the state with which the plan begins."""
+        """Begins the plan's training: all owners have the state with which the plan begins."""
         current = self.plan
         if current is None or current.origin != plan.origin:
             return
@@ -219,7 +219,7 @@ class SimulatedTraining:
         return self.plan
 
     def _cells(self, plan: Plan) -> list[Cell]:
-        """Those that are run in the layout in force."""
+        """The cells that are run in the layout in force."""
         pipelines = next((one.pipelines for one in plan.layouts if one.generation == self._generation), 0)
         return [cell for cell in plan.cells() if cell.pipeline < pipelines]
 
@@ -325,7 +325,7 @@ class SimulatedTraining:
             self._idle_since = min([self._clock.now, *self._left.values()])
 
     def lost(self, worker: WorkerId) -> None:
-        """It is gone; the others will be told later."""
+        """Takes in that a worker is gone; the others will be told later."""
         now = self._clock.now
         self._gone[worker] = now
         self._held.lose(worker)
@@ -412,7 +412,7 @@ class SimulatedTraining:
         self._answer(worker, protocol.Report(committed=self.step - 1, held=held))
 
     def _cut(self, plan: Plan, cut: CheckpointId) -> None:
-        """Nobody begins another step; all copy what they hold."""
+        """Cuts the training: nobody begins another step, and all copy what they hold."""
         self._idle_since = self._clock.now
         self._cut_state, self._copies = cut, {}
         for worker in sorted(plan.worker_ids() - self._gone.keys()):

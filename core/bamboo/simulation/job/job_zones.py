@@ -19,7 +19,7 @@ NODE_TERMS: Final = (  # where a pod's spec has them
 
 
 def named_zones(spec: JobSpec) -> tuple[str, ...]:
-    """Those that `worker.template` names for its pods, by nodeSelector or a required nodeAffinity; () if none."""
+    """The zones that `worker.template` names for its pods, by nodeSelector or a required nodeAffinity; () if none."""
     key, pod = spec.spread.topology_key, _pod(spec)
     if selected := (pod.get("nodeSelector") or {}).get(key):
         return (str(selected),)

@@ -63,7 +63,7 @@ class NodeSupply:
             self._there[name] = SimulatedNode(name=name, zone=zone)
 
     def noticed(self, name: str) -> None:
-        """It will be taken away: nobody begins to use it any more."""
+        """Notes that a node will be taken away: nobody begins to use it any more."""
         self._there.pop(name, None)
 
     def went(self, name: str) -> bool:

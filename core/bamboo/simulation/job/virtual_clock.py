@@ -20,7 +20,7 @@ class Timer:
 
 
 class VirtualClock:
-    """Seconds. What is to happen at one moment happens in the order in which that was said."""
+    """A clock that counts seconds. What is to happen at one moment happens in the order in which that was said."""
 
     def __init__(self) -> None:
         self.now = 0.0

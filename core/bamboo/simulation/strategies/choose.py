@@ -1,4 +1,4 @@
-"""All strategies by name, each with the parameters that are best for it under the very nodes that it will see. Pure.
+"""The strategies by name, each with the parameters that are best for it under the very nodes that it will see. Pure.
 
 Hindsight is the same for all, and favours none: whoever has more to choose had it from its paper. What is best depends
 on the objective, and nodes and zones are chosen by the same one.
@@ -323,7 +323,9 @@ def _problems(trace: Trace) -> Iterator[str]:
 
 
 def _on_demand(place: Workplace, hours: float) -> Iterator[StrategyResult]:
-    """All nodes of the baseline, also those that its fastest grid has no place for; or only as many as that needs."""
+    """The results with all nodes of the baseline, also those that its fastest grid has no place for; or with only as
+    many as that needs.
+    """
     costs, prices = place.costs, place.costs.profile.prices
     assert prices is not None
     grid = _steady_grid(place)

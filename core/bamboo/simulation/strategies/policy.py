@@ -41,8 +41,9 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where what is trained is. rows: nodes of each pipeline in the order of its stages; "" where others do the work.
-    copied: bytes that each node gives at every step to a neighbour in its pipeline, beside what the next stage needs.
+    """The nodes on which training is. rows: nodes of each pipeline in the order of its stages; "" where others do the
+    work. copied: bytes that each node gives at every step to a neighbour in its pipeline, beside what the next stage
+    needs.
     """
 
     rows: tuple[tuple[str, ...], ...] = ()

@@ -82,7 +82,7 @@ class RollingChange:
 
     @property
     def record(self) -> RolloutRecord | None:
-        """None if it is not known yet."""
+        """The record of the rollout; None if it is not known yet."""
         return self._record
 
     @property
@@ -138,7 +138,7 @@ class RollingChange:
             self._record = released(self._record)
 
     def refused(self, why: str, *, no_room: bool = False, final: bool = False) -> None:
-        """No pod was made for one more worker."""
+        """Notes that no pod was made for one more worker, and why."""
         assert self._record is not None
         since = self._refusal.since if self._refusal else time.monotonic()
         self._refusal = Refusal(why=why, revision=self._record.revision, since=since, no_room=no_room, final=final)

@@ -40,5 +40,5 @@ class GateReleases:
         return self._template or LABEL_QUEUE in ((pod.get("metadata") or {}).get("labels") or {})
 
     def at(self, worker: WorkerId) -> float | None:
-        """None if it was never held back."""
+        """The time at which the worker's gates went away; None if it was never held back."""
         return self._at.get(worker)

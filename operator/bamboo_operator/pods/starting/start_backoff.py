@@ -18,7 +18,9 @@ class StartBackoff:
     detail: str = ""  # how the last one ended
 
     def after(self, number: int, made: int, now: float, detail: str) -> "StartBackoff":
-        """One more ended so. Workers that were made together, and end together, are one round."""
+        """The wait after one more worker that ended so. Workers that were made together, and end together, are one
+        round.
+        """
         if self.rounds and number < self.made:
             return replace(self, detail=detail)
         return StartBackoff(rounds=self.rounds + 1, made=made, ended=now, detail=detail)

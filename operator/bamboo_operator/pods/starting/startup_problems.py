@@ -130,7 +130,7 @@ def _containers(status: Json) -> list[Json]:
 
 
 def _waiting(container: Json) -> Json | None:
-    """None if it has started."""
+    """The state in which a container waits; None if it has started."""
     found: Json | None = (container.get("state") or {}).get("waiting")
     return found
 

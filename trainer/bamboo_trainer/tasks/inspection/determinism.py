@@ -195,7 +195,9 @@ def _forward_and_backward(
 
 
 def _has_reentrant_checkpoint(ends: Sequence[Tensor]) -> bool:
-    """It runs a backward of its own, and refuses to be a part of one that is for some gradients only."""
+    """Whether a graph has a reentrant checkpoint: that runs a backward of its own, and refuses to be a part of one that
+    is for some gradients only.
+    """
     nodes: list[Any] = [end.grad_fn for end in ends if end.grad_fn is not None]  # what is passed on has none
     seen = set(nodes)
     while nodes:

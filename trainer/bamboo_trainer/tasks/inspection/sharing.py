@@ -131,7 +131,7 @@ def _without_values(task: Task, seed: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies."""
+    """The memory in which a tensor lies."""
 
     name: str
     tensor: "weakref.ref[Tensor]"

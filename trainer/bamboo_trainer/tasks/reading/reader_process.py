@@ -66,7 +66,7 @@ class ReaderTemplate:
         self.gone = False  # it can start no reader any more
 
     def start(self) -> "ReaderProcess":
-        """Another reader. OSError, EOFError if the template has ended."""
+        """Starts another reader. Raises OSError, EOFError if the template has ended."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -98,7 +98,7 @@ class ReaderTemplate:
             self._control.close()
 
     def close(self) -> None:
-        """It kills and reaps its readers, and ends. Any thread may ask for that."""
+        """Ends the template, which kills and reaps its readers. Any thread may ask for that."""
         self.gone = True
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)

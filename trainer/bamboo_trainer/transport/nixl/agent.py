@@ -33,7 +33,7 @@ class NixlError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where a receiver's ring is. metadata: NIXL's own, opaque; address: of the ring, in the receiver's memory."""
+    """The place of a receiver's ring. metadata: NIXL's own, opaque; address: of the ring, in the receiver's memory."""
 
     metadata: bytes
     address: int

@@ -16,7 +16,7 @@ class OnDemand:
     saving: None = None
 
     def begin(self) -> None:
-        """It remembers nothing."""
+        """The state at the beginning, which is none: the policy remembers nothing."""
 
     def react(self, state: None, view: View) -> tuple[None, Reaction | None]:
         return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None
