@@ -88,26 +88,24 @@ def as_json_lines(trace: Trace) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A grid from that time on; expected: samples/s, None as long as nothing was measured."""
+    """The checkpoint from which a job goes on."""
 
     at: float
     grid: Grid
-    expected: float | None
+    expected: float | None  # samples/s, None as long as nothing was measured
     told: str
 
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """A run that has ended well. Times are seconds since it began to train. ends: of its steps. others: cores that
-    other processes took meanwhile, in the mean.
-    """
+    """A run that has ended well. Times are seconds since it began to train."""
 
-    ends: Sequence[float]
+    ends: Sequence[float]  # of its steps
     events: Sequence[tuple[float, str, str]]
     summary: Mapping[str, Any]
     weights: Mapping[str, Tensor]
     attempts: int
-    others: float
+    others: float  # cores that other processes took meanwhile, in the mean
 
     @property
     def choices(self) -> list[Choice]:

@@ -19,14 +19,13 @@ WARMUP = 4
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the ranks of a job tell of themselves, in files of a folder, since they were started for the number-th time.
-
-    world: ranks.
+    """What the ranks of a job tell of themselves, in files of a folder, since they were started for the number-th
+    time.
     """
 
     folder: Path
     number: int
-    world: int
+    world: int  # ranks
 
     def told(self, rank: int) -> list[tuple[str, int, float]]:
         """Event, value, time, so far."""

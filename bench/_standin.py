@@ -44,7 +44,7 @@ MEMORY = Memory(parameters=1 << 30, optimizer=2 << 30, replica=3 << 30, log=1 <<
 
 @dataclass(eq=False, slots=True)
 class Play:
-    """One job as its workers see it. heard: when each worker received the plan of each epoch (monotonic clock)."""
+    """One job as its workers see it."""
 
     name: str
     step_seconds: float
@@ -53,6 +53,7 @@ class Play:
     plan: Plan | None = None  # the newest that any of them was sent
     plan_at: float = 0.0
     step: int = 0
+    # when each worker received the plan of each epoch (monotonic clock)
     heard: dict[int, dict[WorkerId, float]] = field(default_factory=dict)
     cuts: int = 0  # channels that broke
     ended: list[str] = field(default_factory=list)  # reasons for which workers were told to go, but for their notice

@@ -27,11 +27,12 @@ AT_ONCE = 16  # packets from one device between two looks at the others
 
 @dataclass(slots=True)
 class Shape:
-    """rate, flow: bits a second of a machine each way, and of one connection; 0: no limit. delay: seconds one way."""
+    """The shape of a network."""
 
+    # rate, flow: bits a second of a machine each way, and of one connection; 0: no limit
     rate: float = 0.0
     flow: float = 0.0
-    delay: float = 0.0
+    delay: float = 0.0  # seconds one way
 
 
 @dataclass(slots=True)

@@ -53,11 +53,11 @@ CHANGES = ("GridChosen", "Resplit", "Resized", "TakenOver", "Growing", "Shrinkin
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """What is shown of a number of workers. Rates are samples/s; expected: None if nothing had been measured."""
+    """What is shown of a number of workers. Rates are samples/s."""
 
     workers: int
     grid: str
-    expected: float | None
+    expected: float | None  # None if nothing had been measured
     settled: float
     best: str
     best_rate: float

@@ -49,12 +49,12 @@ LIMIT_SECONDS = 240.0
 
 @dataclass(slots=True)
 class GridChange:
-    """One change of one job. begin: does it; settled: is it over?"""
+    """One change of one job."""
 
     job: Job
     ready: Callable[[Job], bool]
-    begin: Callable[[Job], None]
-    over: Callable[[Job], bool]
+    begin: Callable[[Job], None]  # does it
+    over: Callable[[Job], bool]  # is it done?
     began: float | None = None
     ended: float | None = None
     committed: list[float] = field(default_factory=list)

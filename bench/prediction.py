@@ -50,12 +50,12 @@ REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """losses: of so many owners, evenly over the steps."""
+    """A case in which the pause is measured."""
 
     stages: int
     pipelines: int
     mode: str
-    losses: int
+    losses: int  # of so many owners, evenly over the steps
     steps: int = 24
 
     @property

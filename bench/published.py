@@ -62,12 +62,12 @@ Found = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCase:
-    """One run. recording: a file, or none for made-up nodes. hours: after which it is cut; None for all its steps."""
+    """One run."""
 
     model: str
     stages: int
-    hours: float | None
-    recording: str | None = None
+    hours: float | None  # after which it is cut; None for all its steps
+    recording: str | None = None  # a file, or none for made-up nodes
     rate: float = 0.0
     seed: int = 0
     start_hour: int = 0

@@ -39,11 +39,11 @@ TARGET_COST, TARGET_SHARE, TARGET_RATIO = 1.0, 50.0, 1.7
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """slow: how much longer the layers of the second stage take."""
+    """A case that is measured."""
 
     stages: int
     microbatches: int
-    slow: float
+    slow: float  # how much longer the layers of the second stage take
 
     def __str__(self) -> str:
         split = f", stage 1 takes {self.slow:g} times as long" if self.slow != 1 else ""
@@ -51,10 +51,10 @@ class Case:
 
 
 class Variant(NamedTuple):
-    """What is compared. replicas: of each stage."""
+    """What is compared."""
 
     mode: RedundancyMode
-    replicas: int = 1
+    replicas: int = 1  # of each stage
 
     def __str__(self) -> str:
         return f"{self.mode}, {self.replicas} replicas" if self.replicas > 1 else str(self.mode)
@@ -65,7 +65,7 @@ OFF = Variant(RedundancyMode.NONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancyOptions:
-    """mebibytes: of a stage's parameters, most of which nothing uses, but for the traffic of their gradients."""
+    """The options of the measurement."""
 
     forward_ms: float
     layers: int
@@ -73,7 +73,7 @@ class RedundancyOptions:
     repeat: int
     kills: int
     seed: int
-    mebibytes: int
+    mebibytes: int  # of a stage's parameters, most of which nothing uses, but for the traffic of their gradients
     modes: list[Variant]
 
 

@@ -39,11 +39,11 @@ WHAT = ("nothing", "replaced", "resplit")
 
 @dataclass(slots=True)
 class Slowdown:
-    """One job in which one worker becomes slow. mark: the file that names it."""
+    """One job in which one worker becomes slow."""
 
     job: Job
     what: str
-    mark: Path
+    mark: Path  # the file that names it
     slow: str = ""
     calm: list[float] = field(default_factory=list)  # when steps were committed
     later: list[float] = field(default_factory=list)

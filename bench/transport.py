@@ -38,11 +38,11 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """tls: UCX's transports, as in UCX_TLS."""
+    """A way for large tensors to travel."""
 
     transport: TransportType
     flows: int = 1
-    tls: str = ""
+    tls: str = ""  # UCX's transports, as in UCX_TLS
 
 
 WAYS = {

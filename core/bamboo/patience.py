@@ -17,10 +17,10 @@ _TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What processes have done so far. cpu: seconds of processor time; pages: that they have touched first, or read."""
+    """What processes have done so far."""
 
-    cpu: float = 0.0
-    pages: int = 0
+    cpu: float = 0.0  # seconds of processor time
+    pages: int = 0  # that they have touched first, or read
 
 
 def effort_of(pid: int) -> Effort:

@@ -65,10 +65,10 @@ class _Reader(BatchReader):
 
 
 class BranchingJob(Job):
-    """A job for each_way. judge: of a job that has ended. only: the way to take, if no process is to be forked."""
+    """A job for each_way."""
 
-    judge: Judge | None = None
-    only: Hashable = None
+    judge: Judge | None = None  # of a job that has ended
+    only: Hashable = None  # the way to take, if no process is to be forked
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)

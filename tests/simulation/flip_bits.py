@@ -39,9 +39,9 @@ STRUCK = range(3, 7)  # steps in which a bit flips: not so early that the task i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen of one flip. struck: was anything computed there, so that it could flip?"""
+    """What was seen of one flip."""
 
-    struck: bool
+    struck: bool  # was anything computed there, so that it could flip?
     found: bool
     named: bool
     blamed: bool

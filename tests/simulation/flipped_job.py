@@ -86,9 +86,9 @@ class _Passed(torch.autograd.Function):
 
 
 class FlippingValues(StageValues):
-    """struck: of a gradient that is to be applied, it or one with another bit."""
+    """Values of which a bit flips."""
 
-    struck: Callable[[Tensor], Tensor]
+    struck: Callable[[Tensor], Tensor]  # of a gradient that is to be applied, it or one with another bit
 
     def apply(
         self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0, tries: bool = False
@@ -97,12 +97,12 @@ class FlippingValues(StageValues):
 
 
 class FlippingStage(Stage):
-    """at: step and microbatch of the forward that is run."""
+    """A stage of which a bit flips."""
 
     job: "FlippedJob"
     worker: str
     number: int
-    at: tuple[int, int] = (-1, -1)
+    at: tuple[int, int] = (-1, -1)  # step and microbatch of the forward that is run
 
     def watch_last_layer(self) -> None:
         self.values.layers[self.values.end - 1].register_forward_hook(lambda _layer, _given, found: self._passed(found))

@@ -80,12 +80,13 @@ LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """at, seconds: when, and how long it lasts. number: picks whom, or how many."""
+    """Something that disturbs a job."""
 
     kind: DisturbanceKind
+    # at, seconds: when, and how long it lasts
     at: float
     seconds: float
-    number: int
+    number: int  # picks whom, or how many
 
     def __str__(self) -> str:
         return f"at {self.at:7.2f}: {self.kind}, number {self.number}, {self.seconds:.2f} s"

@@ -47,11 +47,11 @@ class Failure(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """problem: what is wrong, or None. kind: how the job ended."""
+    """The result of a simulated run."""
 
     seed: int
-    kind: str
-    problem: str | None
+    kind: str  # how the job ended
+    problem: str | None  # what is wrong, or None
     seconds: float  # virtual
 
 

@@ -22,11 +22,11 @@ LOGGED_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """problem: what is wrong, or None. kind: how the run ended, for statistics."""
+    """The result of a simulated run."""
 
     seed: int
-    kind: str
-    problem: str | None
+    kind: str  # how the run ended, for statistics
+    problem: str | None  # what is wrong, or None
     struck: int  # faults
     seconds: float  # virtual
 

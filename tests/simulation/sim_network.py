@@ -26,11 +26,12 @@ Key = tuple[WorkerId, WorkerId, Lane]
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """state: forming (keeps frames), standing, void (broken, not noticed yet), broken (drops frames), closed."""
+    """A link between two simulated workers."""
 
     key: Key
     latency: float
     jitter: float
+    # forming (keeps frames), standing, void (broken, not noticed yet), broken (drops frames), closed
     state: str = "forming"
     queue: deque[Frame] = field(default_factory=deque)
     flying: deque[Frame] = field(default_factory=deque)

@@ -31,11 +31,11 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Advancing:
-    """A forward on its way through the layers. given: to each layer that it has gone through, and to the next one."""
+    """A forward on its way through the layers."""
 
     step: int
     microbatch: int
-    given: list[int]
+    given: list[int]  # to each layer that it has gone through, and to the next one
     layer: int
     end: int
     leaves: Parts = ()
@@ -58,10 +58,10 @@ class Postponed:
 
 @dataclass(slots=True)
 class Unfinished:
-    """A backward whose gradients are added bucket by bucket. left: the buckets that they are not added to."""
+    """A backward whose gradients are added bucket by bucket."""
 
     new: list[int]
-    left: list[slice]
+    left: list[slice]  # the buckets that they are not added to
 
 
 def _at_once(layer: int, share: float) -> None:

@@ -37,13 +37,13 @@ class Writer(Protocol):
 
 @dataclass
 class SimStore:
-    """trouble: how often something goes wrong, from 0 to 1. seconds: that a write takes, about."""
+    """A simulated store of checkpoints."""
 
     clock: Clock
     oracle: Oracle
     rng: random.Random
-    trouble: float = 0.0
-    seconds: float = 0.02
+    trouble: float = 0.0  # how often something goes wrong, from 0 to 1
+    seconds: float = 0.02  # that a write takes, about
     parts: dict[CheckpointId, dict[int, LayerState]] = field(default_factory=dict)
     committed: list[CheckpointId] = field(default_factory=list)
     damaged: set[CheckpointId] = field(default_factory=set)

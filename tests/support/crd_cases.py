@@ -29,12 +29,12 @@ VALUES_OF_EACH_TYPE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One value to put at a path. refused: whether it is wrong whatever the other fields are."""
+    """One value to put at a path."""
 
     path: Path
     value: Any
     why: str
-    refused: bool = True
+    refused: bool = True  # whether it is wrong whatever the other fields are
 
     def of(self, document: Mapping[str, Any]) -> dict[str, Any]:
         edited: Any = deepcopy(document)

@@ -128,11 +128,12 @@ def call(command: Sequence[str], seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """base, operator, trainer: their names. wheels: the folder that they were made from."""
+    """The images that tests use."""
 
     store: Store
+    # base, operator, trainer: their names
     base: str
-    wheels: Path
+    wheels: Path  # the folder that they were made from
     operator: str
     trainer: str
 

@@ -21,12 +21,12 @@ from training_job import Fault, Job, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Seconds. copy: of what is urgent, either way. bulk: of what is not; and of each byte of it."""
+    """Seconds."""
 
     forward: float
     backward: float
-    copy: float = 0.0
-    bulk: float = 0.0
+    copy: float = 0.0  # of what is urgent, either way
+    bulk: float = 0.0  # of what is not; and of each byte of it
     bulk_byte: float = 0.0
 
 

@@ -98,10 +98,10 @@ class _OneStep:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A microbatch. total: its loss and what layers add, times its weight; weight: 1 if the loss is a mean."""
+    """A microbatch."""
 
-    total: float
-    weight: float
+    total: float  # its loss and what layers add, times its weight
+    weight: float  # 1 if the loss is a mean
     weighted: bool
     contributed: Contributed
 

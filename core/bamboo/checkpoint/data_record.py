@@ -18,12 +18,11 @@ _Form = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class LookedAt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sample. form: the types and shapes of its parts. digest: of its bits; empty if it is another one each time that
-    it is read.
-    """
+    """A sample."""
 
     sample: _Number
-    form: _Form
+    form: _Form  # the types and shapes of its parts
+    # of its bits; empty if it is another one each time that it is read
     digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")] = ""
 
 

@@ -19,14 +19,12 @@ _FOLDER: Final = re.compile(r"step-([0-9]{9,13})-([a-z0-9]{1,32})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """One attempt to write the state of one step. Its files are in a folder of its own, so that an interrupted attempt
-    and its repetition never touch the same file.
-
-    id: lower-case letters and digits, never used twice for a step.
+    """One attempt to write the state of one step. Its files are in a folder of its own, so that an interrupted
+    attempt and its repetition never touch the same file.
     """
 
     step: int
-    id: str
+    id: str  # lower-case letters and digits, never used twice for a step
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= LARGEST_STEP or not re.fullmatch(ID_PATTERN, self.id):

@@ -11,10 +11,10 @@ from bamboo.checkpoint.manifest import CheckpointManifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """manifest: None if there is none to go on from. passed: newer ones that were not taken, and why, newest first."""
+    """The checkpoint from which a job goes on."""
 
-    manifest: CheckpointManifest | None
-    passed: tuple[tuple[Attempt, str], ...] = ()
+    manifest: CheckpointManifest | None  # None if there is none to go on from
+    passed: tuple[tuple[Attempt, str], ...] = ()  # newer ones that were not taken, and why, newest first
 
 
 def owner_of(secret: str) -> str:

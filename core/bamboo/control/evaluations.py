@@ -18,10 +18,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job ends with the state that was evaluated. best: the best one, if there is any. without: evaluations since."""
+    """A job ends with the state that was evaluated."""
 
-    best: Count | None
-    without: Count
+    best: Count | None  # the best one, if there is any
+    without: Count  # evaluations since
 
     def why(self, metric: str) -> str:
         """A sentence on why training ended early. metric: the name of the one that decides."""
@@ -31,13 +31,12 @@ class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the evaluations so far came to. state, score: the best state and its score; of those that differ by no more
-    than `min_delta` the first. without: how many evaluations came after it; all of them if there is no best one.
-    """
+    """What the evaluations so far came to."""
 
+    # state, score: the best state and its score; of those that differ by no more than `min_delta` the first
     state: int | None = None
     score: float | None = None
-    without: int = 0
+    without: int = 0  # how many evaluations came after it; all of them if there is no best one
 
     def after(self, spec: EvaluationSpec, state: int, metrics: Metrics) -> "Course":
         """The course with one evaluation more, of a later state."""

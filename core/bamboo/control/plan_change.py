@@ -45,13 +45,11 @@ class SendPlan(Message, frozen=True):
 
 
 class NewLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layout that the plan before has not. split: the microbatches of each pipeline as half-open ranges. groups: left
-    out if they are those of the plan before.
-    """
+    """A layout that the plan before has not."""
 
     generation: Count
-    split: tuple[Ranges, ...]
-    groups: tuple[int, ...] | UnsetType = UNSET
+    split: tuple[Ranges, ...]  # the microbatches of each pipeline as half-open ranges
+    groups: tuple[int, ...] | UnsetType = UNSET  # left out if they are those of the plan before
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
 

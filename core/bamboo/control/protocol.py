@@ -42,11 +42,12 @@ MOST_PASSED = 100  # checkpoints that are told of
 
 
 class Hello(Message, frozen=True):
-    """zone, node: where the worker is. The shell that started it knows better, and says so in its place."""
+    """A worker's first word to the coordinator."""
 
     worker: Short
     host: Short
     port: Port
+    # zone, node: where the worker is. The shell that started it knows better, and says so in its place
     zone: Short = ""
     node: Short = ""
     pid: Count = 0
@@ -133,20 +134,18 @@ class CheckpointBegun(Message, frozen=True):
 
 
 class PartsWritten(Message, frozen=True):
-    """These layers' files of a checkpoint are durable. stall: for so many seconds this worker has copied its layers."""
+    """These layers' files of a checkpoint are durable."""
 
     checkpoint: CheckpointId
     parts: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(max_length=MOST_LAYERS)]
-    stall: Seconds = 0.0
+    stall: Seconds = 0.0  # for so many seconds this worker has copied its layers
 
 
 class CheckpointCommitted(Message, frozen=True):
-    """The manifest of a checkpoint is written. tidied: the message is said again, as what is not to be kept any longer
-    is removed now, or cannot be.
-    """
+    """The manifest of a checkpoint is written."""
 
     checkpoint: CheckpointId
-    tidied: bool = False
+    tidied: bool = False  # the message is said again, as what is not to be kept any longer is removed now, or cannot be
 
 
 class CheckpointFailed(Message, frozen=True):
@@ -175,12 +174,12 @@ class CopiesHeld(Message, frozen=True):
 
 
 class RestoreFailed(Message, frozen=True):
-    """This worker cannot begin with the state that the plan of that origin names. damaged: nobody ever can."""
+    """This worker cannot begin with the state that the plan of that origin names."""
 
     origin: Count
     checkpoint: CheckpointId
     message: Said
-    damaged: bool
+    damaged: bool  # nobody ever can
 
 
 class Report(Message, frozen=True):
@@ -217,36 +216,32 @@ class StepCommitted(Message, frozen=True):
 class Evaluated(Message, frozen=True):
     """The root's owner says what the state after so many steps measured in an evaluation; a metric of None was not
     finite.
-
-    early_stop: it is the last one.
     """
 
     step: Count
     metrics: Metrics
-    early_stop: EarlyStop | None = None
+    early_stop: EarlyStop | None = None  # it is the last one
 
 
 class TakenOver(Message, frozen=True):
-    """A cell's new owner says that it has caught up. Milliseconds count from the plan's arrival.
-
-    forwards, backwards: repeated; reused: those that had been computed in advance.
-    """
+    """A cell's new owner says that it has caught up. Milliseconds count from the plan's arrival."""
 
     epoch: Count
     cell: Cell
     step: Count
     reform_ms: float
     recompute_ms: float
+    # forwards, backwards: repeated
     forwards: Count
     backwards: Count
-    reused: Count
+    reused: Count  # those that had been computed in advance
 
 
 class CellFinished(Message, frozen=True):
-    """digest: the stage's share of the model's, see `digests`."""
+    """A worker has finished a cell's last step."""
 
     cell: Cell
-    digest: Digest
+    digest: Digest  # the stage's share of the model's, see `digests`
 
 
 class NoticeReceived(Message, frozen=True):
@@ -321,11 +316,11 @@ ToCoordinator = (
 
 
 class Welcome(Message, frozen=True):
-    """The job, and the secret by which workers of this job know each other. history: its URL; "" if none is kept."""
+    """The job, and the secret by which workers of this job know each other."""
 
     manifest: dict[str, Any]
     secret: str
-    history: str = ""
+    history: str = ""  # its URL; "" if none is kept
 
 
 class ProfileRequest(Message, frozen=True):
@@ -337,14 +332,11 @@ class ReportRequest(Message, frozen=True):
 
 
 class FindCheckpoint(Message, frozen=True):
-    """Which checkpoint in the job's store can the job go on from? number: of the question. bad: not one of these.
-
-    own: only one that the job itself has written.
-    """
+    """Which checkpoint in the job's store can the job go on from? number: of the question."""
 
     number: Count
-    bad: tuple[CheckpointId, ...] = ()
-    own: bool = False
+    bad: tuple[CheckpointId, ...] = ()  # not one of these
+    own: bool = False  # only one that the job itself has written
 
 
 class TakeCheckpoint(Message, frozen=True):
@@ -360,23 +352,20 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class KeepLastState(Message, frozen=True):
-    """The coordinator asks those who have finished stages to let their state after the last step be that checkpoint.
-
-    writers: of each stage, who share its layers, and write them to the store.
+    """The coordinator asks those who have finished stages to let their state after the last step be that
+    checkpoint.
     """
 
     checkpoint: CheckpointId
-    writers: tuple[tuple[WorkerId, ...], ...]
+    writers: tuple[tuple[WorkerId, ...], ...]  # of each stage, who share its layers, and write them to the store
 
 
 class CommitCheckpoint(Message, frozen=True):
-    """The coordinator asks for the manifest of a checkpoint, all parts of which are durable. score: of the state, the
-    larger the better.
-    """
+    """The coordinator asks for the manifest of a checkpoint, all parts of which are durable."""
 
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]
-    score: float | None = None
+    score: float | None = None  # of the state, the larger the better
 
 
 class DropCopies(Message, frozen=True):
@@ -386,29 +375,28 @@ class DropCopies(Message, frozen=True):
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """time: seconds since 1970. number: of the source's events, from 1."""
+    """Something that happened to the job, for its history."""
 
-    number: Count
-    time: float
+    number: Count  # of the source's events, from 1
+    time: float  # seconds since 1970
     reason: str
     message: str
     warning: bool = False
 
 
 class HistoryEvents(Message, frozen=True):
-    """The coordinator tells the root what happened to the job, for its history. source: who tells; a coordinator has a
-    name of its own.
-    """
+    """The coordinator tells the root what happened to the job, for its history."""
 
-    source: Short
+    source: Short  # who tells; a coordinator has a name of its own
     events: tuple[HistoryEvent, ...]
 
 
 class Stop(Message, frozen=True):
-    """discard: the number of a saving of the final weights that nobody will make the folder's content."""
+    """The coordinator tells a worker to end."""
 
     reason: str
     message: str = ""
+    # the number of a saving of the final weights that nobody will make the folder's content
     discard: Count | None = None
 
 

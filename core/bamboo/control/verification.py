@@ -37,16 +37,14 @@ class Result(StrEnum):
 
 
 class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which forward, or which of what followed from it. step: so many were committed before it. device: on which of the
-    worker's devices, if it has several.
-    """
+    """Which forward, or which of what followed from it."""
 
     kind: ClassVar[str] = "forward"
 
     cell: Cell
-    step: Count
+    step: Count  # so many were committed before it
     microbatch: Count
-    device: Count = 0
+    device: Count = 0  # on which of the worker's devices, if it has several
     result: Result = Result.FORWARD
 
     @property
@@ -67,15 +65,13 @@ class ForwardPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForwardDiffers(Message, frozen=True):
-    """A cell's shadow says that it came to another sum than the owner. again: the shadow's sum from a second try; None
-    if what that takes is gone.
-    """
+    """A cell's shadow says that it came to another sum than the owner."""
 
     place: ForwardPlace
     owner: WorkerId
     theirs: Sum
     mine: Sum
-    again: Sum | None = None
+    again: Sum | None = None  # the shadow's sum from a second try; None if what that takes is gone
 
 
 class ForwardSum(Message, frozen=True):

@@ -29,11 +29,12 @@ _NAME: Final = re.compile(r"([0-9]{6})-([0-9]{10})-([0-9]{6})\.jsonl")
 
 @dataclass(frozen=True, slots=True, order=True)
 class HistoryFile:
-    """attempt, epoch: see the module. number: of the writer's files."""
+    """A file of a job's history, as its name says it."""
 
+    # attempt, epoch: see the module
     attempt: int
     epoch: int
-    number: int
+    number: int  # of the writer's files
 
     @property
     def name(self) -> str:

@@ -50,13 +50,14 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, tag="evaluatio
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True, tag="event", tag_field="kind"):
-    """Something that happened to the job. source, number: name it; whoever tells of events counts its own."""
+    """Something that happened to the job."""
 
     attempt: int
     time: float
     reason: str
     message: str
     warning: bool = False
+    # source, number: name it; whoever tells of events counts its own
     source: str = ""
     number: int = 0
 
@@ -78,9 +79,7 @@ class _Beginning(msgspec.Struct, frozen=True, tag="history", tag_field="kind"):
 
 
 class _StepFromZero(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
-    """A step as version 1 of the files has it. evaluation: of the state before the step. trained: False of what had an
-    evaluation only.
-    """
+    """A step as version 1 of the files has it."""
 
     attempt: int
     step: int
@@ -95,8 +94,8 @@ class _StepFromZero(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_f
     tokens_per_second: float | None = None
     skipped: bool = False
     metrics: Metrics = msgspec.field(default_factory=dict)
-    evaluation: Metrics = msgspec.field(default_factory=dict)
-    trained: bool = True
+    evaluation: Metrics = msgspec.field(default_factory=dict)  # of the state before the step
+    trained: bool = True  # False of what had an evaluation only
 
 
 Record = StepRecord | EvaluationRecord | EventRecord | GapRecord

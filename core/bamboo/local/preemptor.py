@@ -12,11 +12,11 @@ from bamboo.preemption.scheduling import Preemption, Schedule, due, leaves_none,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """A worker that is to be taken away now. where: the point in a step, for a person; "" if there is none."""
+    """A worker that is to be taken away now."""
 
     worker: WorkerId
     notice: bool
-    where: str = ""
+    where: str = ""  # the point in a step, for a person; "" if there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

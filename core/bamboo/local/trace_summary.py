@@ -34,12 +34,13 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False):
-    """What counts of an event of Chrome's trace format. ph: X a span, i an instant, M a name. ts, dur: microseconds."""
+    """What counts of an event of Chrome's trace format."""
 
-    ph: str
+    ph: str  # X a span, i an instant, M a name
     pid: int
     name: str = ""
     cat: str = ""
+    # ts, dur: microseconds
     ts: Micros = 0.0
     dur: Micros = 0.0
     args: Arguments = Arguments()
@@ -102,9 +103,10 @@ class TraceSummary:
 
 @dataclasses.dataclass(slots=True)
 class _Account:
-    """A worker's, while events are read. first, last: microseconds."""
+    """A worker's, while events are read."""
 
     name: str
+    # first, last: microseconds
     first: float = float("inf")
     last: float = float("-inf")
     micros: dict[TimeUse, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(TimeUse, 0.0))

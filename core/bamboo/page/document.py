@@ -22,12 +22,12 @@ class PageJob(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
-    """tone: good, warn, bad or idle. over: nothing will change any more."""
+    """The state of a job, in a word and a sentence."""
 
     name: str
-    tone: str
+    tone: str  # good, warn, bad or idle
     sentence: str
-    over: bool = False
+    over: bool = False  # nothing will change any more
 
 
 class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -51,13 +51,12 @@ class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageEvaluation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The newest one: of the state after which step, and its numbers by name. metric: the one that decides which is the
-    best. best_step, best_metrics: of that one, if any has a number for it.
-    """
+    """The newest one: of the state after which step, and its numbers by name."""
 
     step: int
-    metric: str
+    metric: str  # the one that decides which is the best
     metrics: dict[str, float | None]
+    # best_step, best_metrics: of that one, if any has a number for it
     best_step: int | None = None
     best_metrics: dict[str, float | None] | None = None
 
@@ -107,10 +106,10 @@ class TakeoverPhases(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageMark(Struct, frozen=True, kw_only=True, rename="camel"):
-    """kind: notice, loss, takeover or restore."""
+    """A moment that the page marks."""
 
     at: float
-    kind: str
+    kind: str  # notice, loss, takeover or restore
     message: str
     takeover: TakeoverPhases | None = None
 
@@ -132,12 +131,12 @@ class Account(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PoolCost(Struct, frozen=True, kw_only=True, rename="camel"):
-    """workers: those that are paid for now. price: of one for an hour, now."""
+    """What the workers of a pool cost."""
 
     name: str
     capacity: str
-    workers: int
-    price: str | None = None
+    workers: int  # those that are paid for now
+    price: str | None = None  # of one for an hour, now
 
 
 class PageCost(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -159,12 +158,12 @@ class PageCost(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageCheckpointWrite(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A checkpoint that is being written: so many of its layers are durable. since: when it began."""
+    """A checkpoint that is being written: so many of its layers are durable."""
 
     step: int
     written: int
     layers: int
-    since: float
+    since: float  # when it began
 
 
 class PageCheckpoint(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -27,22 +27,21 @@ def steady_clock() -> Clock:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What is measured of a step. None: not known. gradient_norm: the global one, before clipping."""
+    """What is measured of a step. None: not known."""
 
     loss: float | None
-    gradient_norm: float | None = None
+    gradient_norm: float | None = None  # the global one, before clipping
     learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """step: so many were committed at that time. figures: of the steps since the point before.
+    """A point of the job's curves."""
 
-    Loss and gradient norm are their means; the learning rate is that of the last one.
-    """
-
-    step: int
+    step: int  # so many were committed at that time
     at: float
+    # of the steps since the point before. Loss and gradient norm are their means; the learning rate is that of the last
+    # one
     figures: StepFigures
 
 
@@ -106,12 +105,12 @@ MARKED = {
 
 @dataclass(frozen=True, slots=True)
 class TimelineMark:
-    """Something that happened to the job. takeover: of a mark of that kind."""
+    """Something that happened to the job."""
 
     at: float
     kind: TimelineKind
     message: str
-    takeover: Takeover | None = None
+    takeover: Takeover | None = None  # of a mark of that kind
 
 
 class JobHistory:

@@ -40,23 +40,20 @@ ROOT = Cell(0, 0)  # its owner decides when a step is committed
 
 
 class Portion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Some of a cell's groups of microbatches and who runs them. first, end: half-open, of as many equal parts of the
-    cell's groups as the last portion's end says.
-    """
+    """Some of a cell's groups of microbatches and who runs them."""
 
     worker: WorkerId
+    # first, end: half-open, of as many equal parts of the cell's groups as the last portion's end says
     first: Annotated[int, msgspec.Meta(ge=0, le=MOST_GROUPS)]
     end: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS)]
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who runs a cell, and who keeps a replica of its state; the first replica is the shadow.
-
-    portions: who runs which of its microbatches (see `portions`); empty: the owner runs them all.
-    """
+    """Who runs a cell, and who keeps a replica of its state; the first replica is the shadow."""
 
     owner: WorkerId
     replicas: tuple[WorkerId, ...] = ()
+    # who runs which of its microbatches (see `portions`); empty: the owner runs them all
     portions: tuple[Portion, ...] = ()
 
     @property
@@ -69,14 +66,12 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """The global microbatch indices that each pipeline runs in a step, and by which schedule.
-
-    groups: the first microbatch of each group whose gradients are summed by itself (see `gradient_groups`), and the
-    number of microbatches. Empty: what a pipeline runs is one group, so the sum depends on their number.
-    """
+    """The global microbatch indices that each pipeline runs in a step, and by which schedule."""
 
     generation: int
     split: tuple[tuple[int, ...], ...]
+    # the first microbatch of each group whose gradients are summed by itself (see `gradient_groups`), and the number of
+    # microbatches. Empty: what a pipeline runs is one group, so the sum depends on their number
     groups: tuple[int, ...] = ()
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
@@ -97,16 +92,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A live worker and where its data plane listens.
-
-    node: with which it is lost, together with the other workers there; "": that is not known.
-    """
+    """A live worker and where its data plane listens."""
 
     worker: WorkerId
     host: Short
     port: Port
     zone: Short = ""
-    node: Short = ""
+    node: Short = ""  # with which it is lost, together with the other workers there; "": that is not known
 
     @property
     def failure_domain(self) -> str:
@@ -115,10 +107,10 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
-    """A checkpoint in the job's store. step: optimizer steps that its state has seen. id: of the attempt."""
+    """A checkpoint in the job's store."""
 
-    step: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]
-    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]
+    step: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]  # optimizer steps that its state has seen
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # of the attempt
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):

@@ -186,13 +186,11 @@ def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """The order in which each stage runs the forwards and backwards of a step. late_weights: see
-    `with_late_weights`.
-    """
+    """The order in which each stage runs the forwards and backwards of a step."""
 
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     lookahead: int = 1
-    late_weights: bool = False
+    late_weights: bool = False  # see `with_late_weights`
 
     @classmethod
     def of(cls, topology: TopologySpec) -> Self:

@@ -16,9 +16,9 @@ MICROBATCHES: Final = 240  # of a pipeline, at least, for each that is computed 
 
 @dataclass(frozen=True, slots=True)
 class SpotSchedule:
-    """early: steps in which every stage is checked, before each is at its interval."""
+    """The steps in which stages are checked."""
 
-    early: Collection[int] = EARLY
+    early: Collection[int] = EARLY  # steps in which every stage is checked, before each is at its interval
 
     def interval(self, layout: Layout) -> int:
         """Steps within which each stage is checked once: the fewer microbatches a step has, the more."""

@@ -87,13 +87,13 @@ def improve(view: PlanningView) -> Plan | None:
 @dataclass(frozen=True, slots=True)
 class _Lacks:
     """What a plan lacks of who should hold its cells, each by cell: replicas; another owner; other replicas, or in
-    another order, of cells whose owner stays. is_settled: as far as portions go.
+    another order, of cells whose owner stays.
     """
 
     replicas: Mapping[Cell, tuple[WorkerId, ...]]
     owners: Mapping[Cell, WorkerId]
     order: Mapping[Cell, tuple[WorkerId, ...]]
-    is_settled: bool
+    is_settled: bool  # as far as portions go
 
 
 def _lacks(view: PlanningView) -> _Lacks:

@@ -29,22 +29,19 @@ TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates.
-
-    step: it comes in the middle of the step before which so many are committed; None: at once.
-    """
+    """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates."""
 
     pick: float
     stage: int | None = None
     notice: bool = False
-    step: int | None = None
+    step: int | None = None  # it comes in the middle of the step before which so many are committed; None: at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
-    """step: so many are committed before it; a person's number of it is one more."""
+    """A preemption in the middle of a step."""
 
-    step: int
+    step: int  # so many are committed before it; a person's number of it is one more
     stage: int | None = None
     notice: bool = False
 
@@ -68,23 +65,21 @@ Entry = AtStep | AtRandom | AtTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A number of nodes that there are from that second of the recording on. notice: who has none any more is told
-    before.
-    """
+    """A number of nodes that there are from that second of the recording on."""
 
     at: float
     nodes: int
-    notice: bool
+    notice: bool  # who has none any more is told before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """rooms: in the order of time, the first at 0; empty: there is room for all workers."""
+    """When workers are taken away."""
 
     seed: int = 0
     entries: tuple[Entry, ...] = ()
     drawn: int = 0  # preemptions handed out so far
-    rooms: tuple[Room, ...] = ()
+    rooms: tuple[Room, ...] = ()  # in the order of time, the first at 0; empty: there is room for all workers
 
 
 def read_text(path: str) -> str:

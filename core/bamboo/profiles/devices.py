@@ -21,11 +21,11 @@ class _DevicePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Figure(_DevicePart, frozen=True, kw_only=True):
-    """source: of both, with its year; "assumed" where nobody has published what is reached."""
+    """A figure of a device: what is published at most, and what is reached."""
 
     peak: Rate
     reached: Rate
-    source: Text
+    source: Text  # of both, with its year; "assumed" where nobody has published what is reached
 
 
 class Duration(_DevicePart, frozen=True, kw_only=True):
@@ -49,15 +49,15 @@ class Link(_DevicePart, frozen=True, kw_only=True):
 
 
 class Device(_DevicePart, frozen=True, kw_only=True):
-    """products: by the format of their numbers, fp32 at least; tf32 are those of convolutions in fp32, which cuDNN
-    rounds where a device can. bandwidth: of the device's memory.
-    """
+    """A device that a model may be computed on."""
 
     device: Name
     memory: Bytes
     host_memory: Bytes
+    # by the format of their numbers, fp32 at least; tf32 are those of convolutions in fp32, which cuDNN rounds where a
+    # device can
     products: dict[Name, Figure]
-    bandwidth: Figure
+    bandwidth: Figure  # of the device's memory
     network: Link
 
 

@@ -24,10 +24,9 @@ class _CountPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LayerCount(_CountPart, frozen=True, kw_only=True):
-    """One layer, or several equal ones behind each other (times). forward, backward: of one microbatch. The rest as
-    in `bamboo.profiles.profile.Layer`.
-    """
+    """One layer, or several equal ones behind each other (times)."""
 
+    # forward, backward: of one microbatch. The rest as in `bamboo.profiles.profile.Layer`
     forward: Operations
     backward: Operations
     parameters: Bytes
@@ -40,15 +39,15 @@ class LayerCount(_CountPart, frozen=True, kw_only=True):
 
 
 class TaskCounts(_CountPart, frozen=True, kw_only=True):
-    """samples: of a microbatch. source: who counted, and what."""
+    """What the layers of a task compute and move, as it was counted."""
 
     format: str = FORMAT
     version: int = VERSION
     name: Name
-    samples: Whole
+    samples: Whole  # of a microbatch
     layers: Annotated[tuple[LayerCount, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     task: ProfiledTask
-    source: Text
+    source: Text  # who counted, and what
 
 
 _DECODER = msgspec.json.Decoder(TaskCounts, strict=True)

@@ -72,11 +72,11 @@ class Network(_Part, frozen=True, kw_only=True):
 
 
 class Storage(_Part, frozen=True, kw_only=True):
-    """The store of checkpoints, as one machine sees it. latency: of opening or closing a file."""
+    """The store of checkpoints, as one machine sees it."""
 
     write: Rate
     read: Rate
-    latency: Seconds = 0.0
+    latency: Seconds = 0.0  # of opening or closing a file
 
 
 class Times(_Part, frozen=True, kw_only=True):
@@ -92,12 +92,11 @@ class Times(_Part, frozen=True, kw_only=True):
 
 
 class ModelFigures(_Part, frozen=True, kw_only=True):
-    """What decides how long a step takes, and what memory. layers: for the job's microbatches. instruction, commit: as
-    in `Times`.
-    """
+    """What decides how long a step takes, and what memory."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # for the job's microbatches
     network: Network
+    # instruction, commit: as in `Times`
     instruction: Seconds = 0.0
     commit: Seconds = 0.0
 
@@ -111,9 +110,9 @@ class ModelFigures(_Part, frozen=True, kw_only=True):
 
 
 class Machine(_Part, frozen=True, kw_only=True):
-    """memory: of the device that computes; the same as host_memory where that is the processor."""
+    """The memory of a machine, in bytes."""
 
-    memory: Bytes
+    memory: Bytes  # of the device that computes; the same as host_memory where that is the processor
     host_memory: Bytes = 0
 
 
@@ -150,10 +149,10 @@ class ProfiledTask(_Part, frozen=True, kw_only=True):
 
 
 class Source(_Part, frozen=True, kw_only=True):
-    """The source of numbers. estimated: nobody has measured them; the text says how they were derived."""
+    """The source of numbers."""
 
     text: Text
-    estimated: bool = False
+    estimated: bool = False  # nobody has measured them; the text says how they were derived
 
 
 class ModelProfile(_Part, frozen=True, kw_only=True):

@@ -37,9 +37,10 @@ ENDLESS: Final = 10_000_000  # steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedJob:
-    """place: what the strategies see of it. spec, document: the manifest, by which the coordinator trains it."""
+    """A job that strategies are compared for."""
 
-    place: Workplace
+    place: Workplace  # what the strategies see of it
+    # spec, document: the manifest, by which the coordinator trains it
     spec: JobSpec
     document: Mapping[str, Any]
 
@@ -144,15 +145,13 @@ def compared(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One answer to where, and on how many nodes. bound: samples, if at every moment the fastest grid of all that fit
-    ran without a pause. usd: of the nodes that the trace has for it, and of what such grids would send across zones.
-    """
+    """One answer to where, and on how many nodes."""
 
     trace: Trace
     job: ComparedJob
-    bound: float
+    bound: float  # samples, if at every moment the fastest grid of all that fit ran without a pause
     duration: float
-    usd: float
+    usd: float  # of the nodes that the trace has for it, and of what such grids would send across zones
 
     @property
     def throughput(self) -> float:

@@ -35,9 +35,9 @@ class ResearchRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSeed:
-    """One run of a job with made-up preemptions, of as many nodes as it wants. run: its trace does not count."""
+    """One run of a job with made-up preemptions, of as many nodes as it wants."""
 
-    run: JobRun
+    run: JobRun  # its trace does not count
     generation: Generation
     seed: int
 

@@ -56,11 +56,11 @@ class NetworkPrice(_PricePart, frozen=True, kw_only=True):
 
 
 class PriceList(_PricePart, frozen=True, kw_only=True):
-    """A price file. source: where and when the numbers were looked up."""
+    """A price file."""
 
     format: str
     version: int
-    source: Text
+    source: Text  # where and when the numbers were looked up
     machines: Annotated[dict[Name, MachinePrice], msgspec.Meta(min_length=1, max_length=MOST_MACHINES)]
     network: NetworkPrice = NetworkPrice()
 

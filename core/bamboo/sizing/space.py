@@ -21,11 +21,10 @@ SMALLER_MODES: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.LAZY_FORWAR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """nodes: at most at once, one for each worker. stages, pipelines, micro_batches, standby: only these; (): all that
-    make sense.
-    """
+    """What candidates may have."""
 
-    nodes: int
+    nodes: int  # at most at once, one for each worker
+    # stages, pipelines, micro_batches, standby: only these; (): all that make sense
     stages: tuple[int, ...] = ()
     pipelines: tuple[int, ...] = ()
     micro_batches: tuple[int, ...] = ()

@@ -22,15 +22,12 @@ SURE = 1.645  # standard deviations above the mean of a normal distribution, for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateTrial:
-    """One candidate, to be simulated with these seeds, for so many seconds each.
-
-    short: a run that has not begun to train by its end says nothing; another seed is taken in its place.
-    """
+    """One candidate, to be simulated with these seeds, for so many seconds each."""
 
     candidate: Candidate
     seeds: tuple[int, ...]
     seconds: float
-    short: bool = False
+    short: bool = False  # a run that has not begun to train by its end says nothing; another seed is taken in its place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableUnit:
-    """name: as it is printed. of_one: how many of it are one hour, or one USD."""
+    """A unit in which numbers are easily read."""
 
-    name: str
-    of_one: float = 1.0
+    name: str  # as it is printed
+    of_one: float = 1.0  # how many of it are one hour, or one USD
 
     def number(self, value: float, deviation: float | None = None) -> str:
         """The number as text, of hours or USD, with a deviation if there is one; a dash for what has no end."""

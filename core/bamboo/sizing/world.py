@@ -28,12 +28,11 @@ TRIES: Final = 3  # seeds that may be taken for one run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineKind:
-    """One kind. profile: with its prices in it. price: None if no price file names it; then those of the trace, the
-    job's pools and the profile count.
-    """
+    """One kind."""
 
     name: str
-    profile: ModelProfile
+    profile: ModelProfile  # with its prices in it
+    # None if no price file names it; then those of the trace, the job's pools and the profile count
     price: MachinePrice | None = None
 
 

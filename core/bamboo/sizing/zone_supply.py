@@ -14,12 +14,10 @@ ENOUGH: Final = 0.9  # of the most that any zone has of what a job wants: a zone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneSupply:
-    """The supply of one zone of a recording. counts: for how long (seconds) it had so many nodes. usd: of a node for an
-    hour, on average over time; None if the recording does not say.
-    """
+    """The supply of one zone of a recording."""
 
-    counts: Mapping[int, float]
-    usd: float | None
+    counts: Mapping[int, float]  # for how long (seconds) it had so many nodes
+    usd: float | None  # of a node for an hour, on average over time; None if the recording does not say
 
     def mean(self, wanted: int) -> float:
         """Nodes on average, of so many that are wanted."""

@@ -46,11 +46,11 @@ _LONGEST: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """transient: it may be gone at the next try. missing: what was asked for is not there."""
+    """Why a call of a store failed."""
 
     reason: str
-    transient: bool = False
-    missing: bool = False
+    transient: bool = False  # it may be gone at the next try
+    missing: bool = False  # what was asked for is not there
 
 
 def explain(error: BaseException) -> Failure:

@@ -9,11 +9,11 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """size: bytes; None for a folder. modified: seconds since 1970; None if the store does not say."""
+    """A file or a folder of a store."""
 
     name: str
-    size: int | None
-    modified: float | None
+    size: int | None  # bytes; None for a folder
+    modified: float | None  # seconds since 1970; None if the store does not say
 
 
 class Files(Protocol):

@@ -42,10 +42,10 @@ _SHORTEST_SECRET: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUrl:
-    """protocol: "file" or one of fsspec's. path: an absolute path of this machine, or the whole URL for fsspec."""
+    """The URL of a store, taken apart."""
 
-    protocol: str
-    path: str
+    protocol: str  # "file" or one of fsspec's
+    path: str  # an absolute path of this machine, or the whole URL for fsspec
     shown: str
     extra: str = ""
 

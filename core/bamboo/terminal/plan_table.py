@@ -39,11 +39,11 @@ NOTHING = None  # of a field that does not matter in an option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What is printed. told: sentences about why the chosen one, or why none. instead: what else could be done."""
+    """What is printed."""
 
     found: SearchResult
-    told: tuple[str, ...]
-    instead: tuple[Alternative, ...]
+    told: tuple[str, ...]  # sentences about why the chosen one, or why none
+    instead: tuple[Alternative, ...]  # what else could be done
     bounds: Bounds
     world: World
 

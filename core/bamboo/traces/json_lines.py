@@ -20,11 +20,11 @@ VERSION = 1
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line. duration: seconds."""
+    """The first line."""
 
     format: str
     version: int
-    duration: float = 0.0
+    duration: float = 0.0  # seconds
     source: str = ""
 
 

@@ -11,11 +11,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTraceSummary:
-    """Times in seconds; rates by the hour. lifetimes: of nodes that were taken away, mean and median.
-
-    largest_batch: most nodes that were taken away at one instant. usd_per_hour: the nodes' mean price, over time and
-    nodes; None if the trace has no price for one of its nodes.
-    """
+    """Times in seconds; rates by the hour. lifetimes: of nodes that were taken away, mean and median."""
 
     duration: float
     added: int
@@ -26,10 +22,11 @@ class NodeTraceSummary:
     removals_per_hour: float
     removals_per_node_hour: float
     removal_instants: int
-    largest_batch: int
+    largest_batch: int  # most nodes that were taken away at one instant
     mean_lifetime: float | None
     median_lifetime: float | None
     zones: tuple[str, ...]
+    # the nodes' mean price, over time and nodes; None if the trace has no price for one of its nodes
     usd_per_hour: float | None
 
 

@@ -37,23 +37,19 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceChange:
-    """A change of a price: from `at` on a spot node of that zone costs so much. on_demand: the same node's price
-    without the risk.
-
-    zone: a zone, the beginning of the names of several (a region), or "" for all.
-    """
+    """A change of a price: from `at` on a spot node of that zone costs so much."""
 
     at: float
-    zone: str
+    zone: str  # a zone, the beginning of the names of several (a region), or "" for all
     usd_per_hour: float
-    on_demand: float | None = None
+    on_demand: float | None = None  # the same node's price without the risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Use `make_trace`, which checks and sorts. duration: seconds; changes and prices are in the order of time."""
+    """Use `make_trace`, which checks and sorts."""
 
-    duration: float
+    duration: float  # seconds; changes and prices are in the order of time
     changes: tuple[NodeChange, ...] = ()
     prices: tuple[PriceChange, ...] = ()
     source: str = ""

@@ -37,11 +37,11 @@ class ReviewApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageRefusal:
-    """status: of the answer. retry: seconds after which it makes sense to ask again."""
+    """Why somebody may not see a page."""
 
-    status: int
+    status: int  # of the answer
     sentence: str
-    retry: int | None = None
+    retry: int | None = None  # seconds after which it makes sense to ask again
 
 
 @dataclass(frozen=True, slots=True)

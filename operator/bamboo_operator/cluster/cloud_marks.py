@@ -22,11 +22,11 @@ NTH_ACTION_TIME = "aws-node-termination-handler/action-time"  # a label: when th
 
 @dataclass(frozen=True, slots=True)
 class DisruptionMark:
-    """said completes "node N ...". seconds: the notice that it gives; None: the node is gone."""
+    """said completes "node N ..."."""
 
     source: str
     said: str
-    seconds: float | None
+    seconds: float | None  # the notice that it gives; None: the node is gone
 
 
 _NTH = "aws-node-termination-handler/"

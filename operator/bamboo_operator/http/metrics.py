@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """What the metrics are read from. reconcilers: of the jobs that this operator manages."""
+    """What the metrics are read from."""
 
-    reconcilers: Callable[[], Collection[JobReconciler]]
+    reconcilers: Callable[[], Collection[JobReconciler]]  # of the jobs that this operator manages
     gateway: WorkerGateway
     calls: ApiCallCounts
     counts: OperatorCounts

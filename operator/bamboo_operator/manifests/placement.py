@@ -10,10 +10,10 @@ from bamboo.job.spec import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
-    """selector: node labels. expressions: of a node affinity. tolerations and annotations: of the pod."""
+    """What a pod says of the nodes on which it may run."""
 
-    selector: Mapping[str, str] = field(default_factory=dict)
-    expressions: tuple[Mapping[str, Any], ...] = ()
+    selector: Mapping[str, str] = field(default_factory=dict)  # node labels
+    expressions: tuple[Mapping[str, Any], ...] = ()  # of a node affinity
     tolerations: tuple[Mapping[str, Any], ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
 

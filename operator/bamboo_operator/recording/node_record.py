@@ -23,11 +23,12 @@ DROPPED: Final = 1 / 4  # of what is recorded, if that is too much: the oldest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenNode:
-    """A node that there is, and on which a worker runs or ran. price, on_demand: USD an hour of its pool, if known."""
+    """A node that there is, and on which a worker runs or ran."""
 
     uid: str
     zone: str = ""
     pool: str = ""
+    # price, on_demand: USD an hour of its pool, if known
     price: float | None = None
     on_demand: float | None = None
 
@@ -45,11 +46,11 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """began: seconds since 1970, when the trace begins. there: uids of the nodes that are there; "" if not known."""
+    """A record of the nodes that ran workers."""
 
-    began: float
+    began: float  # seconds since 1970, when the trace begins
     trace: Trace = field(default_factory=lambda: Trace(duration=0.0))
-    there: Mapping[str, str] = field(default_factory=dict)
+    there: Mapping[str, str] = field(default_factory=dict)  # uids of the nodes that are there; "" if not known
 
     @property
     def newest(self) -> float:

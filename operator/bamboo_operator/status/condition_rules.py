@@ -19,19 +19,19 @@ LONGEST_MESSAGE = 32768
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """reason: CamelCase; message: a sentence."""
+    """Whether a condition holds, and why."""
 
     holds: bool
-    reason: str
-    message: str
+    reason: str  # CamelCase
+    message: str  # a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDamage:
-    """What is wrong with a pipeline. doubled: a worker does two workers' work; else state is held only once."""
+    """What is wrong with a pipeline."""
 
     pipeline: int
-    doubled: bool
+    doubled: bool  # a worker does two workers' work; else state is held only once
     message: str
 
 

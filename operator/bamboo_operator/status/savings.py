@@ -18,11 +18,9 @@ _CENTS = Decimal("0.0001")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostComparison:
-    """A comparison since a time: what was paid, and what the same workers would have cost on demand. since: None:
-    nothing was ever compared.
-    """
+    """A comparison since a time: what was paid, and what the same workers would have cost on demand."""
 
-    since: datetime | None = None
+    since: datetime | None = None  # None: nothing was ever compared
     spent: Decimal = Decimal(0)
     on_demand: Decimal = Decimal(0)
 

@@ -28,13 +28,13 @@ def base_environment(pod: Json, image: Image, extra: Mapping[str, str]) -> dict[
 
 @dataclass(slots=True, kw_only=True)
 class Start:
-    """One start of one container. folder: for its private files, made when needed."""
+    """One start of one container."""
 
     container: Json
     argv: Sequence[str]
     env: Mapping[str, str]
     mounts: list[children.Mount]
-    folder: Path
+    folder: Path  # for its private files, made when needed
     _started: int = 0
 
     @classmethod

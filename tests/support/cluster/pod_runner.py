@@ -26,13 +26,13 @@ BACKOFF_SECONDS = (0.5, 1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a pod runs. contact: set while the node reaches the API server."""
+    """Where a pod runs."""
 
     pod_ip: str
     host_ip: str
     gpus: Sequence[int]
     allocatable: Json
-    contact: asyncio.Event
+    contact: asyncio.Event  # set while the node reaches the API server
     env: Mapping[str, str]
     image: Callable[[str], Image | None]
 

@@ -22,12 +22,12 @@ TOKEN_SECONDS = 3600
 
 @dataclass(slots=True, kw_only=True)
 class Volumes:
-    """pod: kept up to date by the owner. folder: of this pod alone."""
+    """The volumes of a pod."""
 
     api: Api
     read: Read
-    pod: Json
-    folder: Path
+    pod: Json  # kept up to date by the owner
+    folder: Path  # of this pod alone
     allocatable: Json
     paths: dict[str, Path] = field(default_factory=dict)
     expiries: list[float] = field(default_factory=list)  # when tokens are to be renewed: at 80 % of their time

@@ -18,11 +18,11 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class InputForm(msgspec.Struct, frozen=True):
-    """The form of a tensor. dtype: as torch calls it. needs: is a gradient computed for it?"""
+    """The form of a tensor."""
 
     shape: tuple[int, ...]
-    dtype: str
-    needs: bool
+    dtype: str  # as torch calls it
+    needs: bool  # is a gradient computed for it?
 
     def zeros(self, device: torch.device) -> Tensor:
         made = torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device=device)

@@ -20,10 +20,10 @@ class CompilerUnavailable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """version: of what machine code is made with, "" if something lacks. lacks: what, in words."""
+    """What machine code is made with."""
 
-    version: str
-    lacks: str = ""
+    version: str  # of what machine code is made with, "" if something lacks
+    lacks: str = ""  # what, in words
 
 
 @functools.cache

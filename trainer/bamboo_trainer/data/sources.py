@@ -65,13 +65,11 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Files in the order of their names, and the folder that they are in, as a beginning of their names.
-
-    folders: the names of those right below it, also of empty ones; object stores have none of these.
-    """
+    """Files in the order of their names, and the folder that they are in, as a beginning of their names."""
 
     root: str
     files: Sequence[ByteSource]
+    # the names of those right below it, also of empty ones; object stores have none of these
     folders: Sequence[str] = ()
 
 

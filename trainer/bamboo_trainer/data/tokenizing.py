@@ -27,9 +27,9 @@ Progress = Callable[[int, int], None]  # bytes read, of how many
 
 
 class Encoder(Protocol):
-    """vocabulary: its size."""
+    """What makes tokens of texts."""
 
-    vocabulary: int
+    vocabulary: int  # its size
 
     def encode(self, texts: Sequence[bytes]) -> Sequence[Any]:
         """The tokens of each."""
@@ -37,11 +37,11 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A document. read: bytes of all files up to its end."""
+    """A document."""
 
     file: Path
     content: bytes
-    read: int
+    read: int  # bytes of all files up to its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

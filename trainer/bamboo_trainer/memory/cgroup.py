@@ -15,10 +15,10 @@ USABLE: Final = 0.9  # of the limit: what is allocated between two looks needs r
 
 
 class HostMemory(NamedTuple):
-    """The memory of a host, in bytes. used: without the file cache that the kernel would give up at once."""
+    """The memory of a host, in bytes."""
 
     limit: int
-    used: int
+    used: int  # without the file cache that the kernel would give up at once
 
     def has_room(self, more: int, freed: int = 0) -> bool:
         """Whether there is room for so many bytes more, once `freed` bytes are free."""
@@ -26,11 +26,11 @@ class HostMemory(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """How one version names things. cache: the line of memory.stat with what can be given up."""
+    """How one version names things."""
 
     limit: str
     used: str
-    cache: str
+    cache: str  # the line of memory.stat with what can be given up
 
 
 _VERSION_2: Final = _Files("memory.max", "memory.current", "inactive_file")

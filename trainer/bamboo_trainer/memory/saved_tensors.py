@@ -13,23 +13,20 @@ Holds = Callable[[Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class ContextSize:
-    """Bytes of one microbatch of a stage, without its inputs and outputs, and without parameters.
-
-    on_host: if it is copied to host memory as it is made. casts: of parameters, one for all microbatches.
-    """
+    """Bytes of one microbatch of a stage, without its inputs and outputs, and without parameters."""
 
     here: int = 0
-    on_host: int = 0
-    casts: int = 0
+    on_host: int = 0  # if it is copied to host memory as it is made
+    casts: int = 0  # of parameters, one for all microbatches
 
 
 class SavedTensor(NamedTuple):
-    """A tensor that autograd keeps. cast: of a parameter, to another type."""
+    """A tensor that autograd keeps."""
 
     address: int  # of its storage
     storage: int  # bytes
     size: int  # bytes of the tensor alone
-    cast: bool
+    cast: bool  # of a parameter, to another type
 
 
 @contextmanager

@@ -22,12 +22,12 @@ Received = tuple[WorkerId, Frame]  # sender and frame
 
 
 class _Leaving(NamedTuple):
-    """What is sent when its tensors are copied. receiver: of what is for one worker; None: it is for a cell."""
+    """What is sent when its tensors are copied."""
 
     address: Address
     copy: Copy
     payload: Any
-    receiver: WorkerId | None
+    receiver: WorkerId | None  # of what is for one worker; None: it is for a cell
 
 
 class Outbox:

@@ -8,12 +8,11 @@ from bamboo_trainer.task import Parts
 
 
 class Alongside(Protocol):
-    """A sum over the blocks, say. It is begun with the model's inputs and ended behind the last layer.
-
-    watched: of a block's modules those whose outputs it wants to see. size: how many tensors go along.
+    """A sum over the blocks, say. It is begun with the model's inputs and ended behind the last layer. watched: of
+    a block's modules those whose outputs it wants to see.
     """
 
-    size: int
+    size: int  # how many tensors go along
 
     def begin(self, inputs: Parts) -> Parts: ...
 

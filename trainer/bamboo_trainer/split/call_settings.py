@@ -20,22 +20,21 @@ _ATTENTION: Final[tuple[Callable[[], bool], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """The settings of a block's call, where they differ from those of the model's. autocast: device types, each with
-    whether it is on and with its dtype. gradients: None if they are as around the model.
-    """
+    """The settings of a block's call, where they differ from those of the model's."""
 
+    # device types, each with whether it is on and with its dtype
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
-    gradients: bool | None = None
+    gradients: bool | None = None  # None if they are as around the model
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The settings of this thread. nesting: of autocast. others: what cannot be set again, by name."""
+    """The settings of this thread."""
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    nesting: int
+    nesting: int  # of autocast
     gradients: bool
-    others: tuple[tuple[str, Any], ...]
+    others: tuple[tuple[str, Any], ...]  # what cannot be set again, by name
 
 
 def surroundings() -> Surroundings:

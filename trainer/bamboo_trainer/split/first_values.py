@@ -33,13 +33,13 @@ NEEDS_VALUES: Final = (DataDependentOutputException, DynamicOutputShapeException
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """One operation. results: the tensors among what it returned. storages: that it made or wrote to."""
+    """One operation."""
 
     function: Any
     arguments: tuple[Any, ...]
     named: Mapping[str, Any]
-    results: tuple[Tensor | None, ...]
-    storages: frozenset[int]
+    results: tuple[Tensor | None, ...]  # the tensors among what it returned
+    storages: frozenset[int]  # that it made or wrote to
     reads: frozenset[int]
 
     @property

@@ -12,12 +12,10 @@ Contributed = list[tuple[nn.Module, Parts]]  # in order
 
 @dataclass(slots=True)
 class Capture:
-    """What one forward of a layer contributes, in order.
+    """What one forward of a layer contributes, in order."""
 
-    fill, count, momentum: what BatchNorm finds as its running statistics meanwhile, as the number of its batches, and
-    as its momentum: 1, or 0.5 with a fill of 0. What it contributes must not depend on these, nor its output.
-    """
-
+    # fill, count, momentum: what BatchNorm finds as its running statistics meanwhile, as the number of its batches, and
+    # as its momentum: 1, or 0.5 with a fill of 0. What it contributes must not depend on these, nor its output
     fill: float = 0.0
     count: int = 0
     momentum: float = 1.0

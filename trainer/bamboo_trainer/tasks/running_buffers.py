@@ -170,13 +170,11 @@ def evaluating(layers: Collection[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningModule:
-    """A module with buffers that its forward updates. path: its name in the layer, "" if it is the layer. names: of
-    these buffers, in order.
-    """
+    """A module with buffers that its forward updates."""
 
     module: nn.Module
-    path: str
-    names: tuple[str, ...]
+    path: str  # its name in the layer, "" if it is the layer
+    names: tuple[str, ...]  # of these buffers, in order
 
     @property
     def contributes(self) -> bool:

@@ -239,10 +239,10 @@ def seed_forward(device: torch.device, seed: int) -> None:
 
 
 class Loss(NamedTuple):
-    """The loss of a microbatch. weight: None if total is a mean."""
+    """The loss of a microbatch."""
 
     total: Tensor
-    weight: float | None
+    weight: float | None  # None if total is a mean
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:

@@ -45,12 +45,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """What one call of a module with running buffers contributes. module: its number in the stage. tensors: their
-    dtypes and shapes.
-    """
+    """What one call of a module with running buffers contributes."""
 
-    module: Annotated[int, msgspec.Meta(ge=0)]
-    tensors: list[tuple[str, tuple[int, ...]]]
+    module: Annotated[int, msgspec.Meta(ge=0)]  # its number in the stage
+    tensors: list[tuple[str, tuple[int, ...]]]  # their dtypes and shapes
 
     def sizes(self) -> list[int]:
         """Bytes of each tensor."""
@@ -62,17 +60,17 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, f
 
 
 class Contributed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a pipeline's forwards contribute to the stage's running buffers, by microbatch; their tensors' bytes, one
-    after the other, are the frame's last tensor if there are any. again: the frame has been sent before.
+    """What a pipeline's forwards contribute to the stage's running buffers, by microbatch; their tensors' bytes,
+    one after the other, are the frame's last tensor if there are any.
     """
 
     microbatches: dict[Annotated[int, msgspec.Meta(ge=0)], list[Contribution]]
-    again: bool = False
+    again: bool = False  # the frame has been sent before
 
 
 class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What some of a cell's microbatches came to, beside their gradients' sums: losses and their weights, metrics with
-    theirs, what layers add, and as in `Contributed`. again: the frame has been sent before.
+    """What some of a cell's microbatches came to, beside their gradients' sums: losses and their weights, metrics
+    with theirs, what layers add, and as in `Contributed`.
     """
 
     losses: dict[int, float]
@@ -80,7 +78,7 @@ class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     metrics: dict[int, Annotated[dict[str, tuple[float, float]], msgspec.Meta(max_length=MOST_METRICS)]]
     added: dict[int, list[tuple[str, float]]]
     contributed: dict[Annotated[int, msgspec.Meta(ge=0)], list[Contribution]]
-    again: bool = False
+    again: bool = False  # the frame has been sent before
 
 
 class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,10 +156,11 @@ class SumsOfForwards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class SpotSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a microbatch of a cell came to: its outputs after each layer, and as a whole; the gradients of its inputs,
-    and of the stage's parameters. inputs: tensors of the frame; the others are the gradients that its backward took.
+    """What a microbatch of a cell came to: its outputs after each layer, and as a whole; the gradients of its
+    inputs, and of the stage's parameters.
     """
 
+    # tensors of the frame; the others are the gradients that its backward took
     inputs: Annotated[int, msgspec.Meta(ge=0)]
     layers: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_LAYERS)]
     outputs: Annotated[int, msgspec.Meta(ge=0)]
@@ -177,10 +176,10 @@ class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layer of such a state, as `LayerState` has it. tensors: the names of the frame's."""
+    """A layer of such a state, as `LayerState` has it."""
 
     checkpoint: CheckpointId
-    tensors: tuple[str, ...]
+    tensors: tuple[str, ...]  # the names of the frame's
     scalars: dict[str, int | float | bool | None]
     names: dict[str, str]
 

@@ -104,13 +104,11 @@ class _Meta(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who opens a link, for which lane, and the proof that it knows the job's secret.
-
-    joins: the nonce with which the acceptor began the connection that this one shares a link with; b"" for a new link.
-    """
+    """Who opens a link, for which lane, and the proof that it knows the job's secret."""
 
     worker: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     lane: Lane
+    # the nonce with which the acceptor began the connection that this one shares a link with; b"" for a new link
     joins: Annotated[bytes, msgspec.Meta(max_length=NONCE_SIZE)]
     mac: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 

@@ -21,10 +21,10 @@ SHOWN_KINDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """problem: why the task cannot be used, in a sentence; told: what was found, or that nothing was checked."""
+    """What trying a task has come to."""
 
-    problem: str = ""
-    told: tuple[str, ...] = ()
+    problem: str = ""  # why the task cannot be used, in a sentence
+    told: tuple[str, ...] = ()  # what was found, or that nothing was checked
 
 
 def module_folders(manifest: Path) -> tuple[Path, ...]:

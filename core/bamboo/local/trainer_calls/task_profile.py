@@ -25,13 +25,12 @@ DISK_RATE: Final = 100e6  # bytes a second, if nobody says what the store does
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOverrides:
-    """What of a machine cannot be measured on it, or should not be taken as it is here; None: as here.
+    """What of a machine cannot be measured on it, or should not be taken as it is here; None: as here."""
 
-    flow, machine, storage_write, storage_read: bytes a second. latency, start, detection: seconds.
-    """
-
+    # flow, machine, storage_write, storage_read: bytes a second
     flow: float | None = None
     machine: float | None = None
+    # latency, start, detection: seconds
     latency: float = 0.0
     storage_write: float | None = None
     storage_read: float | None = None

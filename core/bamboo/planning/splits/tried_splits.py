@@ -21,11 +21,11 @@ MOST_TRIED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TriedSplit:
-    """seconds: that a step took with these stages, by workers of these paces."""
+    """A split that was tried, and how fast it was."""
 
     stages: Ranges
     paces: Paces
-    seconds: float
+    seconds: float  # that a step took with these stages, by workers of these paces
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ MANY: Final = 1 << 40  # microbatches
 
 @dataclass(frozen=True, slots=True)
 class GridRate:
-    """seconds: of a step on that grid, undisturbed."""
+    """A grid and how fast it is."""
 
     grid: Grid
-    seconds: float
+    seconds: float  # of a step on that grid, undisturbed
 
 
 def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:

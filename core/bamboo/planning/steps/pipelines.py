@@ -46,15 +46,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoss:
-    """Workers that are lost at these seconds of the step, and who runs their cells from `planned` on.
-
-    reused: of a cell, how many forwards its heir has done in advance.
-    """
+    """Workers that are lost at these seconds of the step, and who runs their cells from `planned` on."""
 
     lost: tuple[tuple[int, float], ...]
     planned: float
     heirs: tuple[tuple[Place, int], ...]
-    reused: tuple[tuple[Place, int], ...] = ()
+    reused: tuple[tuple[Place, int], ...] = ()  # of a cell, how many forwards its heir has done in advance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

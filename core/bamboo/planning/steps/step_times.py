@@ -27,12 +27,10 @@ ALMOST: Final = 1 - 1e-9  # of what takes at least so long, as sums of floats di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWorkers:
-    """Owners that are lost in a step: at which second of it. planned: when all others have the plan without them, which
-    may move cells of workers that are there as well.
-    """
+    """Owners that are lost in a step: at which second of it."""
 
     at: Mapping[WorkerId, float]
-    planned: float
+    planned: float  # when all others have the plan without them, which may move cells of workers that are there as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,11 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """A group of a plan's pipelines. rows: their numbers in the plan. numbers: those of workers in the group."""
+    """A group of a plan's pipelines."""
 
     group: Group
-    rows: list[int]
-    numbers: dict[WorkerId, int]
+    rows: list[int]  # their numbers in the plan
+    numbers: dict[WorkerId, int]  # those of workers in the group
 
     def cells(self) -> dict[Cell, Place]:
         """The place in the group of each cell of the plan."""

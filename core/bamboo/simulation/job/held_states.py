@@ -12,9 +12,9 @@ MEGABYTE = 1_000_000
 
 
 class StateOnItsWay(NamedTuple):
-    """at: when the worker has the stage's state."""
+    """A stage's state that is being copied to a worker."""
 
-    at: float
+    at: float  # when the worker has the stage's state
     worker: WorkerId
     stage: int
     transfer: Transfer

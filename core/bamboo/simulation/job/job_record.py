@@ -47,13 +47,11 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The course of a run, in bins of equal length: each value is a mean over its bin; counts, and seconds of pauses,
-    are sums up to its end.
-
-    hours: at the end of each bin.
+    """The course of a run, in bins of equal length: each value is a mean over its bin; counts, and seconds of
+    pauses, are sums up to its end.
     """
 
-    hours: tuple[float, ...]
+    hours: tuple[float, ...]  # at the end of each bin
     nodes: tuple[float, ...]
     throughput: tuple[float, ...]
     usd_per_hour: tuple[float, ...]
@@ -67,15 +65,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """outcome: how the job ended, or "cut": the time was up. steps: (from, until, how many new ones), in seconds
-    since the job was submitted.
-    """
+    """The result of a simulated run of a job."""
 
     figures: JobFigures
     series: Series
-    outcome: str
+    outcome: str  # how the job ended, or "cut": the time was up
     message: str
-    steps: tuple[Span, ...] = ()
+    steps: tuple[Span, ...] = ()  # (from, until, how many new ones), in seconds since the job was submitted
 
 
 SO_FAR = ("preemptions", "takeovers", "restores", "pauses")

@@ -38,15 +38,13 @@ class TrafficKind(StrEnum):
 
 
 class Transfer(NamedTuple):
-    """What one worker sends to another one; None: the store, which belongs to no zone. times: it sends as much to so
-    many workers of the receiver's zone, each.
-    """
+    """What one worker sends to another one; None: the store, which belongs to no zone."""
 
     kind: TrafficKind
     sender: WorkerId | None
     receiver: WorkerId | None
     size: float
-    times: int = 1
+    times: int = 1  # it sends as much to so many workers of the receiver's zone, each
 
 
 @dataclass(frozen=True, slots=True)

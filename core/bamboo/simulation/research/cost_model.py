@@ -66,35 +66,32 @@ class State(StrEnum):
 
 
 class QueuedEvent(int):
-    """Moment and kind as one number, by which events are ordered; those with the same number in no order of their own.
-
-    node: whose event it is. number: of the rendezvous that ends, of the grid that steps.
+    """Moment and kind as one number, by which events are ordered; those with the same number in no order of their
+    own.
     """
 
-    node: str
-    number: int
+    node: str  # whose event it is
+    number: int  # of the rendezvous that ends, of the grid that steps
 
 
 @dataclass(slots=True)
 class BilledNode:
-    """A node that is there, and so billed.
-
-    running: it has a stage. A name that comes back before its first node would have been ready is made ready twice,
-    and stops to count as running the second time, although its stage stays its own.
-    """
+    """A node that is there, and so billed."""
 
     created: int
     ready: bool = False
+    # it has a stage. A name that comes back before its first node would have been ready is made ready twice, and stops
+    # to count as running the second time, although its stage stays its own
     running: bool = False
     cells: list[Cell] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResearchOptions:
-    """steps: after which the run ends. milliseconds: after which it is cut, at the last step that is done."""
+    """The options of a run of the research model."""
 
-    steps: int | None = None
-    milliseconds: int | None = None
+    steps: int | None = None  # after which the run ends
+    milliseconds: int | None = None  # after which it is cut, at the last step that is done
     fixed: frozenset[KnownBug] = frozenset()
 
 

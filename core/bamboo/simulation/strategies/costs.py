@@ -27,10 +27,10 @@ SETTLED = 8  # microbatches beyond two for each stage, after which each further 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """The largest of all stages. seconds: of a microbatch's forward and backward. state: parameters and optimizer."""
+    """The largest of all stages."""
 
-    seconds: float
-    state: int
+    seconds: float  # of a microbatch's forward and backward
+    state: int  # parameters and optimizer
     gradients: int
     boundary: int
 

@@ -17,14 +17,12 @@ EDGE = 1e-6  # of an interval: so near to its end a checkpoint counts as taken
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A grid of so many nodes stands from `since` until one of them is lost, or until the end: then lost is False.
-    after_loss: it had stood before, and lost a node at that moment.
-    """
+    """A grid of so many nodes stands from `since` until one of them is lost, or until the end: then lost is False."""
 
     since: float
     until: float
     lost: bool
-    after_loss: bool
+    after_loss: bool  # it had stood before, and lost a node at that moment
 
 
 def standings(nodes: Timeline, sizes: Collection[int]) -> Mapping[int, list[Standing]]:

@@ -10,13 +10,11 @@ from bamboo.simulation.strategies.policy import Reaction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """cells: who is at stage s of pipeline d, at d x stages + s; "" where nobody is left. planned: when new nodes that
-    were told to get their states are ready.
-    """
+    """The nodes of a grid, by stage."""
 
     grid: Grid = NOTHING
-    cells: tuple[str, ...] = ()
-    planned: float = 0.0
+    cells: tuple[str, ...] = ()  # who is at stage s of pipeline d, at d x stages + s; "" where nobody is left
+    planned: float = 0.0  # when new nodes that were told to get their states are ready
 
     @classmethod
     def filled(cls, costs: Costs, stages: int, ready: tuple[str, ...]) -> "Places":

@@ -18,15 +18,13 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a strategy is told at one instant. ready: nodes in the order in which they came. next_save: in how many
-    seconds the next checkpoint is taken; 0 if nothing is trained.
-    """
+    """What a strategy is told at one instant."""
 
     now: float
-    ready: tuple[str, ...]
+    ready: tuple[str, ...]  # nodes in the order in which they came
     joined: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    next_save: float = 0.0
+    next_save: float = 0.0  # in how many seconds the next checkpoint is taken; 0 if nothing is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +39,11 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The nodes on which training is. rows: nodes of each pipeline in the order of its stages; "" where others do the
-    work. copied: bytes that each node gives at every step to a neighbour in its pipeline, beside what the next stage
-    needs.
-    """
+    """The nodes on which training is."""
 
+    # nodes of each pipeline in the order of its stages; "" where others do the work
     rows: tuple[tuple[str, ...], ...] = ()
+    # bytes that each node gives at every step to a neighbour in its pipeline, beside what the next stage needs
     copied: float = 0.0
 
 

@@ -13,11 +13,11 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesChange:
-    """What happened to nodes at one instant. joined: they are ready. lost: they were ready."""
+    """What happened to nodes at one instant."""
 
     at: float
-    joined: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()  # they are ready
+    lost: tuple[str, ...] = ()  # they were ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

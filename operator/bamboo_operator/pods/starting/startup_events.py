@@ -35,11 +35,11 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """at: when it happened last, by the clock of who tells it."""
+    """An event of a pod."""
 
     reason: str
     message: str
-    at: datetime
+    at: datetime  # when it happened last, by the clock of who tells it
 
     @classmethod
     def read(cls, event: Json) -> "PodEvent":

@@ -37,10 +37,10 @@ HAS_SANDBOX = "PodReadyToStartContainers"
 
 @dataclass(frozen=True, slots=True)
 class StartupProblem:
-    """reason: CamelCase; message: a sentence."""
+    """Why a pod does not start."""
 
-    reason: str
-    message: str
+    reason: str  # CamelCase
+    message: str  # a sentence
 
 
 NO_EVENTS: Mapping[str, StartupProblem] = MappingProxyType({})

@@ -94,13 +94,11 @@ class _NoModules(nullcontext[None]):
 
 
 class Kernel(NamedTuple):
-    """One operation that a device runs by itself. number: the format of its products (NUMBERS, or TF32). bytes: that it
-    reads and writes.
-    """
+    """One operation that a device runs by itself."""
 
-    number: str
+    number: str  # the format of its products (NUMBERS, or TF32)
     flops: int
-    bytes: int
+    bytes: int  # that it reads and writes
 
 
 NUMBERS: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # all else is as fast as fp32, or slower

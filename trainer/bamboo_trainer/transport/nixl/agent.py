@@ -33,10 +33,10 @@ class NixlError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """The place of a receiver's ring. metadata: NIXL's own, opaque; address: of the ring, in the receiver's memory."""
+    """The place of a receiver's ring."""
 
-    metadata: bytes
-    address: int
+    metadata: bytes  # NIXL's own, opaque
+    address: int  # of the ring, in the receiver's memory
 
 
 class NixlAgent:

@@ -59,10 +59,10 @@ class _Looks:
 
 @dataclass(slots=True)
 class _Transfer:
-    """due: when the receiver may have it, by the link's rate."""
+    """A write that is under way."""
 
     name: int
-    due: float
+    due: float  # when the receiver may have it, by the link's rate
     written: bool = False
 
 

@@ -20,10 +20,10 @@ OVERHEAD = 0.02  # of a step, for snapshots and logs; assumed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCheckpoints:
-    """stages: fixed. A node's snapshot is with the node of the next stage."""
+    """A policy that keeps snapshots in the memory of other nodes."""
 
     costs: Costs
-    stages: int
+    stages: int  # fixed. A node's snapshot is with the node of the next stage
     saving: Saving
 
     def begin(self) -> Places:

@@ -9,10 +9,10 @@ from bamboo.simulation.strategies.policy import Placement, Reaction, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDemand:
-    """grid: fixed."""
+    """A policy on nodes that nobody takes away."""
 
     costs: Costs
-    grid: Grid
+    grid: Grid  # fixed
     saving: None = None
 
     def begin(self) -> None:

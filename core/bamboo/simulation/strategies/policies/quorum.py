@@ -15,19 +15,19 @@ from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, Vie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """rows: nodes of each replica that trains. joining: of those that will from `planned` on."""
+    """The replicas of a model that train, and will."""
 
-    rows: tuple[tuple[str, ...], ...] = ()
-    joining: tuple[tuple[str, ...], ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()  # nodes of each replica that trains
+    joining: tuple[tuple[str, ...], ...] = ()  # of those that will from `planned` on
     planned: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """grid: wanted; each replica does its share of the batch, however many there are."""
+    """A policy of replicas that go on without those that are lost."""
 
     costs: Costs
-    grid: Grid
+    grid: Grid  # wanted; each replica does its share of the batch, however many there are
     saving: Saving
 
     def begin(self) -> Replicas:

@@ -17,10 +17,10 @@ from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, Vie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerouting:
-    """stages: fixed."""
+    """A policy that gives a lost node's microbatches to its peers."""
 
     costs: Costs
-    stages: int
+    stages: int  # fixed
     saving: Saving
 
     def begin(self) -> Places:

@@ -19,11 +19,11 @@ from bamboo.simulation.strategies.saving import pays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """used: the nodes of the grid. planned: when it grows, right after a checkpoint."""
+    """A grid that trains, and what it waits for."""
 
     grid: Grid = NOTHING
-    used: tuple[str, ...] = ()
-    planned: float = 0.0
+    used: tuple[str, ...] = ()  # the nodes of the grid
+    planned: float = 0.0  # when it grows, right after a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
