@@ -24,7 +24,8 @@ from bamboo_trainer.transport.choice import body_channel
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
-    """`problem`: one sentence, or what the task is made of; only JSON values. Nothing is trained.
+    """What a manifest's task is made of. The answer has `problem`, one sentence, or what was found; only JSON
+    values. Nothing is trained.
 
     layers, parameters: numbers. stages: first and last layer of each, and its parameters; as many as may be, if the
     coordinator chooses them (`chosen`). devices: of a worker. calm,
@@ -36,7 +37,9 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_layers(manifest: dict[str, Any]) -> dict[str, Any]:
-    """`problem`: one sentence, or `layers`: how many the task has. Nothing of them is made."""
+    """How many layers a manifest's task has. The answer has `problem`, one sentence, or `layers`, their number.
+    Nothing of them is made.
+    """
     spec = parse_manifest(manifest)
     return found_or_problem(lambda: {"layers": len(task_of(spec).layers)})
 

@@ -14,8 +14,8 @@ from bamboo_trainer.tasks.inspection.costs import layer_costs
 
 
 def count(manifest: dict[str, Any]) -> dict[str, Any]:
-    """`problem`: one sentence, or `layers`: of each its operations and bytes, as `bamboo.profiles.layer_counts` has
-    them, with the job's microbatch and precision.
+    """What the layers of a manifest's task compute and move. The answer has `problem`, one sentence, or `layers`: of
+    each its operations and bytes, as `bamboo.profiles.layer_counts` has them, with the job's microbatch and precision.
     """
     torch.set_num_threads(1)  # as in a worker
     spec = parse_manifest(manifest)

@@ -109,7 +109,7 @@ class _Done:
 def _microbatch(
     task: Task, config: TrainingConfig, layers: list[nn.Module], place: tuple[int, int], scaler: torch.amp.GradScaler
 ) -> _Done:
-    """place: step and microbatch."""
+    """What a microbatch comes to. place: step and microbatch."""
     step, microbatch = place
     parts, targets = load_batch(task, config.samples(step, microbatch, len(task.dataset)))
     capture = Capture()

@@ -21,7 +21,9 @@ class Steadiness:
     most: int = 100  # times at most
 
     def reached(self, kinds: Sequence[Sequence[float]]) -> bool:
-        """kinds: seconds of each thing that is measured, all as often."""
+        """Whether what is measured is known well enough. kinds: seconds of each thing that is measured, all as
+        often.
+        """
         return all(self._known(times) for times in kinds)
 
     def enough(self, kinds: Sequence[Sequence[float]], left: float) -> bool:

@@ -259,7 +259,7 @@ def _survives_losses(spec: "JobSpec") -> bool:
 
 
 def _parse(document: dict[str, Any], source: str) -> "JobSpec":
-    """source: what a mistake is blamed on."""
+    """The spec of a document. A mistake ends the command. source: what a mistake is blamed on."""
     from bamboo.job.manifest import ManifestError, parse_manifest
 
     try:

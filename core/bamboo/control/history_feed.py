@@ -26,7 +26,9 @@ class Told(Protocol):
 
 
 class HistoryFeed:
-    """source: nobody else's; it names the events together with their numbers. clock: seconds since 1970."""
+    """The events of a job that its root is to write into the history. source: nobody else's; it names the events
+    together with their numbers. clock: seconds since 1970.
+    """
 
     def __init__(self, source: str, clock: Callable[[], float]) -> None:
         self._source, self._clock = source, clock

@@ -38,7 +38,7 @@ class StepsHeard:
         self._attempt = 1  # counted from the beginning of the run
 
     def committed(self, said: StepCommitted, time: float) -> None:
-        """time: seconds since 1970."""
+        """Takes in a committed step. time: seconds since 1970."""
         step = said.step + 1
         if self._steps and step <= self._steps[-1].step:
             self._attempt += 1
@@ -57,7 +57,9 @@ class StepsHeard:
         self._steps.append(record)
 
     def evaluated(self, said: Evaluated, time: float) -> None:
-        """time: seconds since 1970. A new root repeats what the one before it may not have told."""
+        """Takes in an evaluation. time: seconds since 1970. A new root repeats what the one before it may not have
+        told.
+        """
         if not any((one.attempt, one.step) == (self._attempt, said.step) for one in self._evaluations):
             self._evaluations.append(
                 EvaluationRecord(attempt=self._attempt, step=said.step, time=time, metrics=said.metrics)
@@ -75,7 +77,9 @@ class StepsHeard:
         return [*self._steps_beyond(newest, last), *evaluations]
 
     def _steps_beyond(self, newest: int, last: int) -> list[Record]:
-        """newest: the attempt that has come furthest, 0 for none. last: its last step."""
+        """The steps that were heard of and that the history does not have. newest: the attempt that has come furthest,
+        0 for none. last: its last step.
+        """
         steps = [
             _in_attempt(step, newest or step.attempt)
             for step in self._steps

@@ -12,7 +12,9 @@ ZONES = ("zone-a", "zone-b", "zone-c")
 
 
 class LocalPlaces:
-    """per_node: workers of a node, which are lost together. A node that has been full never gets another worker."""
+    """The nodes and zones of a local run's workers. per_node: workers of a node, which are lost together. A node that
+    has been full never gets another worker.
+    """
 
     def __init__(self, per_node: int) -> None:
         self._per_node = per_node

@@ -365,7 +365,7 @@ class _LocalRun:
         self._pool.proceed(worker)  # SIGKILL, if it was sent, is faster than this
 
     def _preempt_due(self, now: float, step: int) -> None:
-        """step: the newest that anybody is known to be in."""
+        """Takes away the workers that are due. step: the newest that anybody is known to be in."""
         if self._training_since is None or self._state.phase != "Running":
             return
         seconds, recorded, alive = now - self._training_since, self._recorded(now), self._workers.alive

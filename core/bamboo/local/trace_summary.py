@@ -186,7 +186,9 @@ def read_trace(path: Path) -> list[TraceEvent]:
 
 
 def parse_trace(data: bytes, source: str) -> list[TraceEvent]:
-    """source: what a mistake is blamed on. Both of the format's forms are understood: a list, or an object with one."""
+    """The events of a trace. source: what a mistake is blamed on. Both of the format's forms are understood: a list, or
+    an object with one.
+    """
     if not data.strip():
         raise TraceError(f"{source}: expected a trace, and the file is empty")
     try:

@@ -16,8 +16,8 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 
 class LocalWorkers:
-    """pool: opened and closed by whom it belongs to. per_node: workers that are lost together. crashes: those that
-    ended by themselves, and how.
+    """The worker processes of a local run. pool: opened and closed by whom it belongs to. per_node: workers that are
+    lost together. crashes: those that ended by themselves, and how.
     """
 
     def __init__(self, pool: ForkServer, per_node: int) -> None:

@@ -64,7 +64,7 @@ class MetricsPage:
         self._families: dict[str, Families] = {}
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """labels: values in the order of the metric's labels."""
+        """Adds a value to the page. labels: values in the order of the metric's labels."""
         family = self._family(metric, labels)
         assert not isinstance(family, HistogramMetricFamily), metric.name
         family.add_metric(labels, value)

@@ -263,7 +263,7 @@ def _rounded(seconds: float) -> float:
 
 
 def checkpoint(known: CheckpointSummary, now: float) -> d.PageCheckpoint:
-    """now: the time at which that was said."""
+    """The checkpoints of a job, for its page. now: the time at which that was said."""
     write = known.writing
     writing = None
     if write is not None:

@@ -126,7 +126,8 @@ class JobHistory:
         self._takeovers = 0
 
     def follow(self, step: int, figures: StepFigures, takeovers: Sequence[Takeover]) -> None:
-        """step: committed so far; fewer than before if the job has gone back to a checkpoint. figures: of the last one.
+        """Takes in how far the job is. step: committed so far; fewer than before if the job has gone back to a
+        checkpoint. figures: of the last one.
 
         takeovers: all so far, in order.
         """

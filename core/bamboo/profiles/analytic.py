@@ -17,7 +17,9 @@ READ_AND_WRITTEN: Final = 2
 
 
 def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> ModelProfile:
-    """name: of the device. Raises ProfileError for one that the table does not have."""
+    """The profile of counted layers on a device. name: of the device. Raises ProfileError for one that the table does
+    not have.
+    """
     device = table.named(name)
     launch = table.launch.seconds
     layers = tuple(_layer(one, device, launch) for one in counts.layers for _ in range(one.times))

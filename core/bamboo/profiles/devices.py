@@ -82,7 +82,9 @@ _DECODER = msgspec.json.Decoder(DeviceTable, strict=True)
 
 
 def parse_devices(path: str, text: bytes | str) -> DeviceTable:
-    """path: for messages. Raises ProfileError naming it, and what was expected where."""
+    """The table of devices in a text. path: for messages. Raises ProfileError naming it, and what was expected
+    where.
+    """
     try:
         table = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

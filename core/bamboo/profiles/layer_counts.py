@@ -54,7 +54,7 @@ _DECODER = msgspec.json.Decoder(TaskCounts, strict=True)
 
 
 def parse_counts(path: str, text: bytes | str) -> TaskCounts:
-    """path: for messages. Raises ProfileError naming it, and what was expected where."""
+    """The counts in a text. path: for messages. Raises ProfileError naming it, and what was expected where."""
     try:
         counts = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -203,7 +203,7 @@ _DECODER = msgspec.json.Decoder(ModelProfile, strict=True)
 
 
 def parse_profile(path: str, text: bytes | str) -> ModelProfile:
-    """path: for messages. Raises ProfileError naming it, and what was expected where."""
+    """The profile in a text. path: for messages. Raises ProfileError naming it, and what was expected where."""
     try:
         profile = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -33,7 +33,9 @@ class DescriptorShares:
 
     @classmethod
     def of(cls, limit: int, reserved: int) -> "DescriptorShares":
-        """reserved: what the process itself needs, for the API server, its files, and what it logs."""
+        """The shares of so many descriptors. reserved: what the process itself needs, for the API server, its files,
+        and what it logs.
+        """
         free = max(0, limit - reserved)
         unauthenticated, visitors = max(LEAST_SHARE, min(2048, free // 4)), max(LEAST_SHARE, min(512, free // 8))
         return cls(

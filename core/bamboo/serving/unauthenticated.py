@@ -33,7 +33,7 @@ class _Caller:
 
 
 class UnauthenticatedConnections(Generic[K]):
-    """room: for how many. Oldest first."""
+    """The connections of callers who have not proved who they are. room: for how many. Oldest first."""
 
     def __init__(self, room: int) -> None:
         self.room = room

@@ -68,7 +68,7 @@ def save(figure: Any, flag: str, path: Path) -> None:
 
 
 def style(axes: Any, said: str, across: str) -> None:
-    """said: what is drawn; across: over what."""
+    """Styles the axes of a picture. said: what is drawn; across: over what."""
     axes.set_facecolor("#ffffff")
     axes.set_title(said, color=SOFT, fontsize=9, loc="left")
     axes.tick_params(colors=SOFT, labelsize=8)

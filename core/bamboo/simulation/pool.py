@@ -81,7 +81,9 @@ def _in_chunks(
     at_once: tuple[int, int],
     done: Callable[[int], None],
 ) -> Iterator[R]:
-    """at_once: processes, and runs that a process does before it gives them back."""
+    """The results of all runs, which processes do chunk by chunk. at_once: processes, and runs that a process does
+    before it gives them back.
+    """
     jobs, size = at_once
     chunks = [runs[start : start + size] for start in range(0, len(runs), size)]
     for found in in_processes(simulate_chunk, chunks, jobs):

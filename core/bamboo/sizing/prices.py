@@ -102,7 +102,7 @@ def read_prices(path: str) -> PriceList:
 
 
 def parse_prices(path: str, document: object) -> PriceList:
-    """path: for messages. Raises PriceError naming it, and what was expected where."""
+    """The prices in a document. path: for messages. Raises PriceError naming it, and what was expected where."""
     try:
         prices = msgspec.convert(document, PriceList, strict=True)
     except msgspec.ValidationError as error:

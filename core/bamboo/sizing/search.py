@@ -67,8 +67,9 @@ class _Race:
         self.runs = 0
 
     def round(self, about: str, candidates: Iterable[Candidate], losses: float, seeds: int) -> list[Assessment]:
-        """losses: expected in a run; infinite: as many as it takes until numbers no longer depend on how it began. The
-        candidates that the manifest's rules allow, each simulated with so many seeds.
+        """The assessments of the candidates that the manifest's rules allow, each simulated with so many seeds.
+
+        losses: expected in a run; infinite: as many as it takes until numbers no longer depend on how it began.
         """
         trials = [
             CandidateTrial(
@@ -97,7 +98,9 @@ class _Race:
 
 
 def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, choose: Choose) -> SearchResult:
-    """like: the job as it is, whose protection is where the search begins. Raises ValueError if no grid fits."""
+    """The search for options. like: the job as it is, whose protection is where the search begins. Raises ValueError if
+    no grid fits.
+    """
     counts, race = Counts(), _Race(world, simulate)
     kept = fitting_grids(world, limits, like, counts)
     first = near(race.round("grids", [one for one, _ in kept], LOSSES[0], 1), SLACK, MOST_GRIDS)

@@ -126,9 +126,9 @@ def _outcome(world: World, trial: CandidateTrial, model: StepModel, seed: int) -
 
 
 def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
-    """training: with the steps of the whole job. settled: hours after which nodes no longer depend on how the run
-    began. What was not simulated is taken in proportion to what was after that time, if the run went on so long and
-    trained then; else to all since training began.
+    """The outcome of a simulated run. training: with the steps of the whole job. settled: hours after which nodes no
+    longer depend on how the run began. What was not simulated is taken in proportion to what was after that time, if
+    the run went on so long and trained then; else to all since training began.
     """
     figures = result.figures
     if ended or not figures.steps:

@@ -51,7 +51,8 @@ class BoundedCalls:
         self._hanging = 0
 
     def call(self, what: str, function: Callable[[], T], moved: int = 0) -> T:
-        """what: "cannot read s3://...", the beginning of the sentence if it fails.
+        """The result of a call, tried again as long as it may help. what: "cannot read s3://...", the beginning of the
+        sentence if it fails.
 
         moved: bytes, for the time limit. Raises StoreUnavailable, MissingFile; FileExistsError and StorageError of
         the function as they are.

@@ -63,7 +63,7 @@ def open_store(url: StoreUrl) -> "ObjectFiles":
 
 
 class ObjectFiles:
-    """filesystem: of fsspec. root: a path of it."""
+    """The files of an object store. filesystem: of fsspec. root: a path of it."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs, self._root = filesystem, root.rstrip("/")

@@ -51,7 +51,9 @@ class StoreUrl:
 
 
 def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
-    """what: it is, for messages. Raises ValueError with a sentence, which holds no credential either."""
+    """The parts of a URL of a store. what: it is, for messages. Raises ValueError with a sentence, which holds no
+    credential either.
+    """
     with contextlib.suppress(UnicodeError):
         url = os.fsencode(url).decode()  # an argument whose letters the locale does not know
     if not url or not url.isprintable():

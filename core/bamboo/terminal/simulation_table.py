@@ -94,7 +94,7 @@ def _wide(columns: Sequence[Sequence[str]]) -> int:
 
 
 def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
-    """left: heads of columns that begin at the left; numbers end at the right."""
+    """An empty table with these columns. left: heads of columns that begin at the left; numbers end at the right."""
     shown = Table(box=None, show_edge=False, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
         justify: Literal["left", "right"] = "left" if column[0] in left else "right"

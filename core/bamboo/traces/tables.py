@@ -42,7 +42,7 @@ Row = tuple[int, list[str]]
 
 
 def parse_table(path: str, text: str, zone: str = "") -> Trace:
-    """zone: of nodes whose table names none. Raises NodeTraceError naming file and line."""
+    """The recording in a table. zone: of nodes whose table names none. Raises NodeTraceError naming file and line."""
     rows = _rows(text)
     first = next(rows, None)
     read = _reader(first[1]) if first else None

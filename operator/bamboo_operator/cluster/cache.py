@@ -102,7 +102,7 @@ class ClusterCache:
             listener.pod_deleted(_trimmed_pod(pod))
 
     def pod_event(self, kind: str | None, pod: Mapping[str, Any]) -> None:
-        """kind: ADDED, MODIFIED, DELETED, or None for what was there before."""
+        """Takes in a change of a pod. kind: ADDED, MODIFIED, DELETED, or None for what was there before."""
         job, name = job_of(pod), pod["metadata"]["name"]
         if job is None:
             return

@@ -19,7 +19,9 @@ NOT_FOUND = 404
 
 
 class JobKind:
-    """namespaces: in which jobs are followed; all, if there are none. waiting: for what, while it waits."""
+    """The kind BambooJob, as far as the API server serves it. namespaces: in which jobs are followed; all, if there are
+    none. waiting: for what, while it waits.
+    """
 
     def __init__(self, api: ApiClient, namespaces: Sequence[str]) -> None:
         self._api, self._namespace = api, next(iter(namespaces), None)

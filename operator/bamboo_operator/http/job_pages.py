@@ -14,7 +14,7 @@ from bamboo_operator.status.job_view import JobView
 
 
 class JobPages:
-    """view: what is known of a job; None for one that is not there."""
+    """The pages of all jobs. view: what is known of a job; None for one that is not there."""
 
     def __init__(self, view: Callable[[JobKey], JobView | None], reviews: ReviewApi) -> None:
         self._view = view

@@ -89,7 +89,9 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
 
 
 def _checkpoint(page: MetricsPage, view: JobView, newest: Mapping[str, Any]) -> None:
-    """newest: as in the BambooJob's status, which outlasts coordinators."""
+    """Adds the metrics of a job's checkpoints to the page. newest: as in the BambooJob's status, which outlasts
+    coordinators.
+    """
     known = view.status.checkpoint if view.status else None
     if known is None:
         return

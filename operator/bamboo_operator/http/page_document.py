@@ -101,7 +101,9 @@ def evaluation_in_status(view: JobView) -> d.PageEvaluation | None:
 
 
 def checkpoint(view: JobView, live: d.PageCheckpoint | None) -> d.PageCheckpoint | None:
-    """live: as the coordinator has it; the status outlasts coordinators, and adds up what they count."""
+    """The checkpoints of a job, for its page; None if it keeps none. live: as the coordinator has it; the status
+    outlasts coordinators, and adds up what they count.
+    """
     if view.spec is None or view.spec.checkpoint is None:
         return None
     spec, newest = view.spec.checkpoint, view.written.get("checkpoint") or {}

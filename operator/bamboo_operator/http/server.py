@@ -18,7 +18,8 @@ FRESH_SECONDS = 0.5  # for which an answer serves all who ask
 
 
 class WebServer:
-    """healthy: why the operator is not, or None. ready: why workers cannot come, or None; everybody may read it.
+    """The operator's web server. healthy: why the operator is not, or None. ready: why workers cannot come, or None;
+    everybody may read it.
 
     Other modules add their routes to `app` before start().
     """

@@ -114,7 +114,7 @@ def worker_revision(job: JobSpec, meta: JobMeta, pool: NodePool | None, settings
 def _rendered(
     job: JobSpec, meta: JobMeta, which: tuple[int, int], pool: NodePool | None, settings: WorkerPodSettings
 ) -> Json:
-    """which: the worker's number and its group."""
+    """The pod of a worker. which: the worker's number and its group."""
     number, group = which
     name, where = worker_name(job.name, number), placement(job, pool)
     rendered = {

@@ -50,7 +50,8 @@ GIVE_BACK_SECONDS = 3600.0
 
 
 class PodController:
-    """requests: the job's coordinator. created: how many workers the job has had. record: takes events for the user.
+    """The pods of one job. requests: the job's coordinator. created: how many workers the job has had. record: takes
+    events for the user.
 
     resumed: did the job run before this operator took it over? settled: the last reconciliation has left everything as
     it was, so that another one is of use only when something has changed, or at the deadline.

@@ -42,9 +42,10 @@ def least_healthy(status: Status, spec: JobSpec, joined: int) -> int | None:
 
 
 def disruption_budget(job: JobSpec, meta: JobMeta, least: int, workers: Sequence[int]) -> dict[str, Any]:
-    """workers: the numbers of those that it is about.
+    """The budget that keeps so many of a job's workers. workers: the numbers of those that it is about.
 
-    minAvailable, for maxUnavailable would make Kubernetes read the BambooJob's scale, which counts pipelines."""
+    minAvailable, for maxUnavailable would make Kubernetes read the BambooJob's scale, which counts pipelines.
+    """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

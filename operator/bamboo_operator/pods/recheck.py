@@ -48,7 +48,7 @@ class PodRechecks:
         return self._schedule.next()
 
     async def read(self, waited_for: Mapping[str, WorkerId], now: float) -> None:
-        """waited_for: their names by uid. Raises what is in API_ERRORS."""
+        """Reads the pods that are due. waited_for: their names by uid. Raises what is in API_ERRORS."""
         due = self._schedule.due(waited_for, now)
         self.more = len(due) > RECHECKS_AT_ONCE
         for uid in due[:RECHECKS_AT_ONCE]:

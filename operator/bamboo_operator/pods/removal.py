@@ -24,7 +24,9 @@ def exit_seconds(pod: Mapping[str, Any], *, logging: bool) -> float:
 
 
 class PodRemoval:
-    """deleted: names of pods whose deletion was requested. They run until they have ended, and must not join again."""
+    """The removal of one job's workers. deleted: names of pods whose deletion was requested. They run until they have
+    ended, and must not join again.
+    """
 
     def __init__(self, job: JobIdentity, cluster: ClusterCache, api: ApiClient, attempts: ApiAttempts) -> None:
         self._job, self._cluster, self._api, self._attempts = job, cluster, api, attempts

@@ -32,7 +32,8 @@ NOTICE_EXPIRY_SECONDS = 10.0  # after the end of its notice a worker that has no
 
 
 class WorkerWatch:
-    """marks: of nodes that go, which this installation has itself. signals: counts what is heard, by its source.
+    """What the cluster says of one job's workers. marks: of nodes that go, which this installation has itself. signals:
+    counts what is heard, by its source.
 
     lost: workers that are gone for good, whatever is still said of their pods. joined: those that have ever connected.
     """
@@ -51,7 +52,9 @@ class WorkerWatch:
         return self._cluster.pods(*self._job)
 
     def begin(self, known_lost: Collection[WorkerId], *, resumed: bool) -> None:
-        """known_lost: their loss was handled before. resumed: those that are being deleted may still be of use."""
+        """Begins to watch. known_lost: their loss was handled before. resumed: those that are being deleted may still
+        be of use.
+        """
         self.lost = {
             name for name, pod in self.pods().items() if name in known_lost or (not resumed and is_deleted(pod))
         }

@@ -54,7 +54,9 @@ class ConfigMapApi(Protocol):
 
 
 class NodeRecorder:
-    """spec: of a job that is known. place: of the ConfigMap. clock: the time of day."""
+    """What records nodes in a ConfigMap. spec: of a job that is known. place: of the ConfigMap. clock: the time
+    of day.
+    """
 
     def __init__(
         self,

@@ -16,7 +16,8 @@ MOST_COUNTED = 256  # posted events that are counted on, if they happen again
 
 
 class EventQueue(deque[Emit]):
-    """record: the job's page, which shows an event at once, whatever the API server does; None if there is none yet.
+    """The events of a job that are yet to be posted. record: the job's page, which shows an event at once, whatever the
+    API server does; None if there is none yet.
 
     posted: the name of the Kubernetes event of what was posted, and how often it has happened.
     """

@@ -29,7 +29,9 @@ class EarlierCounts:
 
     @classmethod
     def of(cls, previous: Mapping[str, Any]) -> "EarlierCounts":
-        """previous: the status found when the coordinator is created."""
+        """What was counted before this operator knew the job. previous: the status found when the coordinator is
+        created.
+        """
         counters = {name: int(previous.get(name) or 0) for name in ("preemptions", "takeovers", "restores", "restarts")}
         cost = previous.get("cost") or {}
         return cls(

@@ -14,7 +14,7 @@ from bamboo.planning.plan import Plan, WorkerId
 
 
 def plan_record(plan: Plan, lost: Iterable[WorkerId], task: str) -> str:
-    """task: its digest."""
+    """The record of a plan, for the job's status. task: its digest."""
     rows = [[assignment.owner for assignment in row] for row in plan.pipelines]
     record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "task": task}
     return json.dumps(record, separators=(",", ":"))

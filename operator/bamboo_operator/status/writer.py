@@ -20,7 +20,7 @@ from bamboo_operator.status.savings import CostComparison
 
 
 class StatusWriter:
-    """written: the status that was found."""
+    """What writes a job's status. written: the status that was found."""
 
     def __init__(self, job: JobIdentity, selector: str, written: Mapping[str, Any], api: ApiClient) -> None:
         (self._key, self._uid), self._api = job, api
@@ -39,7 +39,7 @@ class StatusWriter:
         )
 
     def update(self, **facts: Any) -> None:
-        """facts: the fields that have changed."""
+        """Changes what the status is made from. facts: the fields that have changed."""
         self.facts = replace(self.facts, **facts)
 
     def begin(self) -> None:

@@ -122,7 +122,9 @@ class CachedFile:
 
 
 class BlockCache:
-    """folder: shared with all who use it. size: bytes that it may hold; a little more while several add to it."""
+    """A cache of blocks of remote files, in a folder. folder: shared with all who use it. size: bytes that it may hold;
+    a little more while several add to it.
+    """
 
     def __init__(self, folder: Path, size: int) -> None:
         if size < 2 * SMALL_BLOCK:

@@ -131,7 +131,9 @@ class ByteEncoder:
 
 
 class TokenizerEncoder:
-    """file: a tokenizer.json. end: the token that follows each document, "" for none. Raises ValueError."""
+    """An encoder that tokenizes as a tokenizer.json says. file: a tokenizer.json. end: the token that follows each
+    document, "" for none. Raises ValueError.
+    """
 
     def __init__(self, file: Path, end: str = "") -> None:
         try:

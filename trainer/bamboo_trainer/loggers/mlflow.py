@@ -13,7 +13,7 @@ AT_ONCE: Final = 1000  # numbers, which a server takes in one request
 
 
 def mlflow(experiment: str, tracking_uri: str = "") -> MakeLogger:
-    """tracking_uri: by default the environment's, MLFLOW_TRACKING_URI; so are credentials."""
+    """A logger to MLflow. tracking_uri: by default the environment's, MLFLOW_TRACKING_URI; so are credentials."""
     return partial(_MlFlow, experiment, tracking_uri)
 
 

@@ -10,7 +10,9 @@ from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, sc
 
 
 def tensorboard(folder: str = "") -> MakeLogger:
-    """folder: for the event files; by default `tensorboard` in the folder of the job's history."""
+    """A logger to TensorBoard. folder: for the event files; by default `tensorboard` in the folder of the job's
+    history.
+    """
     return partial(_TensorBoard, folder)
 
 

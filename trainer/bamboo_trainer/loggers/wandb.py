@@ -11,8 +11,8 @@ from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, sc
 
 
 def wandb(project: str, **settings: Any) -> MakeLogger:
-    """settings: further arguments of `wandb.init`; dir: by default the folder of the job's history. The key comes from
-    the environment, WANDB_API_KEY.
+    """A logger to Weights & Biases. settings: further arguments of `wandb.init`; dir: by default the folder of the
+    job's history. The key comes from the environment, WANDB_API_KEY.
     """
     return partial(_WeightsAndBiases, {"project": project, **settings})
 

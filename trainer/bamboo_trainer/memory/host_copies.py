@@ -106,7 +106,9 @@ def pinned_size(size: int) -> int:
 
 
 class CudaCopies:
-    """told: called when a copy is ready, by a thread of its own, so that the engine need not ask all the time."""
+    """The copies between a GPU and host memory. told: called when a copy is ready, by a thread of its own, so that the
+    engine need not ask all the time.
+    """
 
     def __init__(self, device: torch.device, told: Callable[[], None], pinned_bytes: int = PINNED_BYTES) -> None:
         self._device, self._told, self._room = device, told, pinned_bytes

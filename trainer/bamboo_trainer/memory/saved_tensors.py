@@ -47,7 +47,9 @@ def saved_for_backward(holds: Holds) -> Iterator[list[SavedTensor]]:
 
 
 def context_size(saved: Iterable[SavedTensor], boundary: Iterable[Tensor], kept_casts: bool) -> ContextSize:
-    """boundary: inputs and outputs. kept_casts: are parameters cast once for all microbatches?"""
+    """The bytes that a forward keeps for the backward. boundary: inputs and outputs. kept_casts: are parameters cast
+    once for all microbatches?
+    """
     saved = list(saved)
     outside = {tensor.untyped_storage().data_ptr() for tensor in boundary}
     casts = {s.address: s.storage for s in saved if s.cast and kept_casts}

@@ -21,7 +21,7 @@ _CONVOLUTIONS: Final = ((11, 4, 2, True), (5, 1, 2, True), (3, 1, 1, False), (3,
 
 
 class AlexNetConvolution(nn.Module):
-    """kind: side of the kernel, stride, padding, and whether pooling follows."""
+    """A convolution of AlexNet. kind: side of the kernel, stride, padding, and whether pooling follows."""
 
     def __init__(self, channels: int, out: int, kind: tuple[int, int, int, bool]) -> None:
         super().__init__()

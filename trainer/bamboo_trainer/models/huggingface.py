@@ -267,7 +267,7 @@ def _accuracy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logits(masked: bool, model: nn.Module, inputs: Parts) -> Tensor:
-    """inputs: token ids, and a mask of those that count if the data have one."""
+    """The logits of a language model. inputs: token ids, and a mask of those that count if the data have one."""
     ids = inputs[0]
     mask = inputs[1] if masked else torch.ones_like(ids)
     more = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}

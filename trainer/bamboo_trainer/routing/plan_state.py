@@ -9,7 +9,8 @@ from bamboo.planning.splits.devices import cell_of, cell_parts
 
 
 class PlanState:
-    """current: the plan in force. pending: a boundary plan that waits until the root has committed under it.
+    """The plans that a worker knows. current: the plan in force. pending: a boundary plan that waits until the root has
+    committed under it.
 
     devices: of the worker, on which its stages are run in as many parts. heirs_may_differ: of adjacent stages that are
     lost at once, under the plan in force. nodes_are_shared: there are workers that are lost together.

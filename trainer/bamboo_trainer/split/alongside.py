@@ -19,7 +19,9 @@ class Alongside(Protocol):
     def watched(self, block: nn.Module) -> list[nn.Module]: ...
 
     def after(self, seen: list[tuple[nn.Module, object]], parts: Parts) -> Parts:
-        """seen: watched modules of a block with what they returned, in the order of their calls."""
+        """What goes along after a block. seen: watched modules of a block with what they returned, in the order of
+        their calls.
+        """
 
     def end(self, parts: Parts) -> None: ...
 

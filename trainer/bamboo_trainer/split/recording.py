@@ -87,9 +87,9 @@ def record(
     call: Any,
     really: Really,
 ) -> Recording:
-    """blocks: modules of the model, in the order of their calls; names: theirs. call: (model, inputs) -> its result.
-    really: runs the block of that number with values, for one that cannot be run without, and returns what it returns,
-    without values.
+    """The recording of a model's forward. blocks: modules of the model, in the order of their calls; names: theirs.
+    call: (model, inputs) -> its result. really: runs the block of that number with values, for one that cannot be run
+    without, and returns what it returns, without values.
 
     The model may be changed. Raises CannotSplit.
     """

@@ -106,7 +106,7 @@ class in_task:
 
 
 def blamed(what: str, error: BaseException) -> TaskError | TaskOutOfMemory:
-    """what: the part of the task that raised it."""
+    """The error that blames the task. what: the part of the task that raised it."""
     if ran_out_of_memory(error):
         return TaskOutOfMemory(f"{what} ran out of memory: {told(error)}")
     return TaskError(f"{what} raised {told(error)}")

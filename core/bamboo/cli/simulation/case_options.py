@@ -100,7 +100,7 @@ def seeds_of(text: str) -> range:
 
 
 def print_cases(cases: "list[Case]", form: SimulationFormat, over_time: "list[dict[str, Any]] | None" = None) -> None:
-    """over_time: of each case, for JSON."""
+    """Prints the cases in that form. over_time: of each case, for JSON."""
     from rich.console import Console
 
     from bamboo.terminal.simulation_table import simulation_csv, simulation_documents, simulation_table

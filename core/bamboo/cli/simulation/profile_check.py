@@ -14,8 +14,9 @@ from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, slown
 
 
 def check_profiles(profiles: Mapping[str, ModelProfile], spec: JobSpec, manifest: dict[str, Any], job: Path) -> None:
-    """profiles: by the names that the user knows them by. What may be wrong is said on standard error; the task is
-    loaded only if a profile is not known to be of it. Raises ProfileError if one has another number of layers.
+    """Checks that profiles are of the job's model. profiles: by the names that the user knows them by. What may be
+    wrong is said on standard error; the task is loaded only if a profile is not known to be of it. Raises ProfileError
+    if one has another number of layers.
     """
     asked = any(needs_layers(profile, spec) for profile in profiles.values())
     layers = count_layers(manifest, module_folders(job)) if asked else ""

@@ -116,7 +116,8 @@ def _made_up(workload: "Workload", rates: tuple[float, ...], options: ResearchFl
 
 
 def _wanted(workload: "Workload", options: ResearchFlags, duration: float | None) -> "ResearchOptions":
-    """duration: hours, of a trace. A run ends after its steps or its time, whichever is first.
+    """The options of the research model that the flags ask for. duration: hours, of a trace. A run ends after its steps
+    or its time, whichever is first.
 
     With --hours alone only time ends it, as it ends runs of the published program: these have no steps then.
     """

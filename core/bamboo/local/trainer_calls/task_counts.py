@@ -19,7 +19,9 @@ SOURCE: Final = "counted from the layers with torch's counter, on tensors withou
 
 
 def count_task(spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path]) -> TaskCounts:
-    """folders: of the task's modules. Raises ProfileError."""
+    """The counts of a task's layers, which the trainer makes in a process of its own. folders: of the task's modules.
+    Raises ProfileError.
+    """
     if missing := missing_packages():
         raise ProfileError(f"what the job's layers do is counted with {missing}, not installed here")
     try:
@@ -34,7 +36,7 @@ def count_task(spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path])
 
 
 def counts_of(spec: JobSpec, answer: dict[str, Any]) -> TaskCounts:
-    """answer: of `bamboo_trainer.counting.count`."""
+    """The counts that the trainer has answered. answer: of `bamboo_trainer.counting.count`."""
     layers = msgspec.convert(answer["layers"], tuple[LayerCount, ...])
     return TaskCounts(
         name=spec.name, samples=spec.training.micro_batch_size, layers=folded(layers), task=task_of(spec), source=SOURCE

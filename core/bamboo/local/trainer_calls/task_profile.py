@@ -46,8 +46,9 @@ def measure_task(
     around: MachineOverrides,
     seconds: float = REPEAT_SECONDS,
 ) -> ModelProfile:
-    """folders: of the task's modules. repeats: microbatches whose median counts, and as many again while that is not
-    steady; seconds: for that. Raises ProfileError.
+    """The profile of a task, which the trainer measures in a process of its own. folders: of the task's modules.
+    repeats: microbatches whose median counts, and as many again while that is not steady; seconds: for that. Raises
+    ProfileError.
     """
     if missing := missing_packages():
         raise ProfileError(f"bamboo profile needs {missing}, not installed here")
@@ -64,7 +65,7 @@ def measure_task(
 
 
 def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: MachineOverrides) -> ModelProfile:
-    """answer: of `bamboo_trainer.profiling.profile`."""
+    """The profile that the trainer has answered. answer: of `bamboo_trainer.profiling.profile`."""
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = answer["device"] if answer["device"] != "cpu" else f"processor of {os.uname().machine}"
     flow = around.flow or answer["loopback"]

@@ -29,7 +29,7 @@ class Backoff:
         return replace(self, wanted_at=now, longest=self._longest(now))
 
     def is_over(self, shortest: float, now: float) -> bool:
-        """shortest: seconds from one measure to the next, at least."""
+        """Whether another measure may be taken. shortest: seconds from one measure to the next, at least."""
         return self.acted_at is None or now - self.acted_at >= shortest * GROWTH**self.level
 
     def after(self, shortest: float, now: float) -> "Backoff":

@@ -79,8 +79,8 @@ class JobRun:
 
 
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
-    """say: gets a line for each thing that happens. model: of another run of this job on this profile, with what it
-    remembers. Raises SimulationError if the job cannot be simulated.
+    """The result of a simulated run. say: gets a line for each thing that happens. model: of another run of this job on
+    this profile, with what it remembers. Raises SimulationError if the job cannot be simulated.
     """
     return _Simulation(_simplified(run), model or model_of(run), say).run()
 

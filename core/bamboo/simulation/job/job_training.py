@@ -30,8 +30,8 @@ Tell = Callable[[WorkerId, protocol.Message], None]
 
 
 class SimulatedTraining:
-    """tell: says something to the coordinator in a worker's name. most: how many steps may be done before it wants to
-    be told.
+    """The training of a simulated job, step by step. tell: says something to the coordinator in a worker's name. most:
+    how many steps may be done before it wants to be told.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def _money(price: float | None) -> Decimal | None:
 
 
 class NodeSupply:
-    """price: USD an hour of a spot node, whatever trace, pools and profile say.
+    """The nodes that a simulated job gets. price: USD an hour of a spot node, whatever trace, pools and profile say.
 
     Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule; zones
     that `worker.template` names). With several workers on a node, one that has room comes first.

@@ -96,7 +96,9 @@ class ResearchOptions:
 
 
 def simulate(workload: Workload, events: ResearchHours | Iterable[Moment], options: ResearchOptions) -> Figures:
-    """events: made up hour by hour, or recorded. Raises SimulationError if no step is ever done."""
+    """The figures of a run of the research model. events: made up hour by hour, or recorded. Raises SimulationError if
+    no step is ever done.
+    """
     return Simulation(workload, events, options).run()
 
 
@@ -334,7 +336,9 @@ class Simulation:
     # results
 
     def _figures(self, now: int) -> Figures:
-        """now: when the run ended. Preemptions and lives of nodes count to then, all else to the last step."""
+        """The figures of the run so far. now: when the run ended. Preemptions and lives of nodes count to then, all
+        else to the last step.
+        """
         steps, last = self._done_steps.steps, self._done_steps.last
         if not steps:
             raise SimulationError("no step is ever done: there are never enough nodes for one pipeline")

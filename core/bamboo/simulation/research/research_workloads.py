@@ -102,7 +102,8 @@ BERT_STEP_MS = {8: _times(5700, 3100, 2300, 1770), 15: _times(12_750, 6600, 4780
 
 
 def workload_of(name: str, stages: int | None = None) -> Workload:
-    """stages: other than the published number; only BERT was measured with others (8 and 15).
+    """The published workload of that name. stages: other than the published number; only BERT was measured with others
+    (8 and 15).
 
     Raises SimulationError naming what there is.
     """

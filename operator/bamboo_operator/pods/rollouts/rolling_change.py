@@ -68,7 +68,9 @@ class Refusal:
 
 
 class RollingChange:
-    """written: of the job's status, what an operator has written of its rollout. record: takes events for the user."""
+    """The replacement of a job's workers, one after the other. written: of the job's status, what an operator has
+    written of its rollout. record: takes events for the user.
+    """
 
     def __init__(
         self, templates: WorkerTemplates, written: Mapping[str, Any] | None, record: Callable[[Emit], None]

@@ -33,7 +33,7 @@ class WorkerTemplate:
     settings: WorkerPodSettings
 
     def pod(self, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
-        """group: of those that are to be in the same zone, if that is asked for."""
+        """The pod of a worker of that number. group: of those that are to be in the same zone, if that is asked for."""
         return worker_pod(self.job, self.meta, number, pool, self.settings, group)
 
     def revisions(self) -> dict[str | None, str]:
@@ -43,7 +43,7 @@ class WorkerTemplate:
 
 
 class WorkerTemplates:
-    """section: the job's `worker` section that has this digest, if it is known."""
+    """The templates of one job's workers. section: the job's `worker` section that has this digest, if it is known."""
 
     def __init__(self, meta: JobMeta, settings: WorkerPodSettings, section: Callable[[str], WorkerSpec | None]) -> None:
         self._meta, self._settings, self._section = meta, settings, section

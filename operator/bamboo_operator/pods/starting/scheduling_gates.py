@@ -28,7 +28,7 @@ class GateReleases:
         self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
 
     def observe(self, waiting: Mapping[WorkerId, Json], now: float) -> None:
-        """waiting: the pods that have no node, held back or not."""
+        """Notes which gates have gone away. waiting: the pods that have no node, held back or not."""
         held = {name for name, pod in waiting.items() if gates_of(pod)}
         new = waiting.keys() - self._seen
         released = (self._held | {name for name in new if self._may_have_had(waiting[name])}) - held

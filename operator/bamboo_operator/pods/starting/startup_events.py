@@ -87,7 +87,7 @@ class StartupEvents:
         return self._problems
 
     async def read(self, pods: Mapping[WorkerId, Json], now: float) -> None:
-        """pods: all that may have yet to start. Raises what is in API_ERRORS."""
+        """Reads the events of pods that are due. pods: all that may have yet to start. Raises what is in API_ERRORS."""
         awaited = {pod["metadata"]["uid"] for pod in pods.values() if is_unexplained(pod)}
         self._problems = {uid: problem for uid, problem in self._problems.items() if uid in awaited}
         due = self._schedule.due(awaited, now)

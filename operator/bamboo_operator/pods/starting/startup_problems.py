@@ -91,7 +91,7 @@ def startup_problems(
 
 
 def _sentence(reason: str, count: int, name: str, message: str) -> str:
-    """name: of the first of them, by which its pod is found."""
+    """A sentence on pods that do not start. name: of the first of them, by which its pod is found."""
     what = "cannot be scheduled" if reason == UNSCHEDULABLE else "cannot start"
     return f"{count} worker(s) {what}: {message} ({name}{', ...' * (count > 1)})"
 

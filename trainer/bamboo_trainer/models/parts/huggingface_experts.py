@@ -18,8 +18,9 @@ NAME = "router"  # of the loss, where it is reported
 
 
 class BalancedExperts:
-    """size: how many tensors go along: [2 * experts + 1] in fp32, of how often each expert was chosen, how probable it
-    was, and for how many tokens; and the mask of tokens that count, if the data have one.
+    """What balances the experts of a model of transformers. size: how many tensors go along: [2 * experts + 1] in fp32,
+    of how often each expert was chosen, how probable it was, and for how many tokens; and the mask of tokens that
+    count, if the data have one.
     """
 
     def __init__(self, routers: Sequence[Any], experts: int, chosen: int, coefficient: float, *, masked: bool) -> None:
@@ -66,7 +67,8 @@ class BalancedExperts:
 
 
 def balanced_experts(model: nn.Module, coefficient: float | None, *, masked: bool) -> BalancedExperts | None:
-    """coefficient: of the loss; None: the model's own, if its config has `output_router_logits: true`; 0: none.
+    """The loss that balances a model's experts; None if there is none. coefficient: of the loss; None: the model's own,
+    if its config has `output_router_logits: true`; 0: none.
 
     Raises ValueError for a model that has no such loss.
     """

@@ -84,9 +84,10 @@ class Sequences:
 def open_sequences(
     config: Mapping[str, Any], objective: Objective, words: tuple[int, int], where: str = "data"
 ) -> Sequences:
-    """config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other
-    kinds are those of `bamboo_trainer.data.dataset_from`. "shift", words: of `Sequences`. where: the key that has it;
-    made-up data to evaluate are other samples of the same kind. Raises ValueError.
+    """The sequences that a config describes. config: {"kind": "random", "length", "samples", "padding"} are made-up
+    sequences, and the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. "shift", words: of
+    `Sequences`. where: the key that has it; made-up data to evaluate are other samples of the same kind. Raises
+    ValueError.
     """
     given = dict(config)
     shift = given.pop("shift", False)

@@ -98,8 +98,9 @@ MakeUp = Callable[[int, int], Dataset]  # how many samples, and the number that 
 
 
 def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -> Dataset:
-    """config: {"kind": "random", "samples": 512} is made-up data, and the default; the other kinds are those of
-    `bamboo_trainer.data.dataset_from`. where: the key that has it; made-up data to evaluate are other samples.
+    """The dataset that a config describes. config: {"kind": "random", "samples": 512} is made-up data, and the default;
+    the other kinds are those of `bamboo_trainer.data.dataset_from`. where: the key that has it; made-up data to
+    evaluate are other samples.
     """
     given = dict(config)
     if given.pop("kind", MADE_UP) != MADE_UP:

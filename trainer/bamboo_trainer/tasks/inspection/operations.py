@@ -53,7 +53,9 @@ def _added_vector(_: Shape, matrix: Shape, *__: object, **___: object) -> int:
 
 
 def _bilinear(one: Shape, weight: Shape, *_: object, **__: object) -> int:
-    """one: [batch, 1, in, 1] or so, weight: [1, out, in, in], as `torch.bilinear` calls it."""
+    """The operations of `torch.bilinear`. one: [batch, 1, in, 1] or so, weight: [1, out, in, in], as `torch.bilinear`
+    calls it.
+    """
     return 2 * one[0] * weight[0] * weight[1] * weight[2] * (weight[3] if len(weight) > 3 else 1)
 
 
