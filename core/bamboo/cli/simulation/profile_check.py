@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.job.spec import JobSpec
-from bamboo.local.trainer_calls.task_check import module_folders
-from bamboo.local.trainer_calls.task_layers import count_layers
+from bamboo.local.trainer_calls.task_check import count_layers, module_folders
 from bamboo.profiles.files import AT, read_profile, shipped_names
 from bamboo.profiles.profile import ModelProfile, ProfileError
 from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, slowness

@@ -7,14 +7,16 @@ checked, and that is said.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bamboo.local.fork_server import ForkServerError
 from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.text import count, size
 
-CHECK = "bamboo_trainer.check:check"
-CHECK_SECONDS = 600.0  # a data set may be large
+CHECK: Final = "bamboo_trainer.check:check"
+COUNT: Final = "bamboo_trainer.check:count_layers"
+CHECK_SECONDS: Final = 600.0  # a data set may be large
+COUNT_SECONDS: Final = 120.0
 SHOWN_STAGES = 8
 SHOWN_KINDS = 3
 
@@ -45,6 +47,19 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
     if problem := answer.get("problem"):
         return Checked(problem=str(problem))
     return Checked(told=(_task(answer), _memory(answer)))
+
+
+def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str:
+    """The number of layers of a task, or why that cannot be told on this machine. folders: of the task's modules."""
+    if missing := missing_packages():
+        return f"{missing} not installed"
+    try:
+        answer = ask_trainer(
+            COUNT, {"manifest": manifest}, folders, seconds=COUNT_SECONDS, failed="the task could not be tried"
+        )
+    except ForkServerError as error:
+        return str(error)
+    return str(answer["problem"]) if "problem" in answer else int(answer["layers"])
 
 
 def _task(answer: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import bamboo.profiles
 from bamboo.cli.commands import app
-from bamboo.local.trainer_calls.task_layers import count_layers
+from bamboo.local.trainer_calls.task_check import count_layers
 from bamboo.profiles.files import read_profile, shipped_names
 from bamboo_trainer.check import count_layers as counted
 from task_check_kit import manifest
