@@ -92,15 +92,15 @@ class NodePool:
     """Whether the nodes may be taken away (Spot) or stay (OnDemand)."""
     preset: Preset = Preset.NONE
     """The cloud or provisioner whose node labels and taints identify such nodes. With None the pool selects no nodes,
-    whatever its capacity; the worker's template, the same for all pools, has to do so.
+    whatever its capacity; the worker's template has to do so.
     """
     price_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
-    """The price of one worker for an hour: its share of the node. A decimal number in quotes, such as "0.91", in a
-    currency of your choice. Without it the pool's workers are not included in the job's cost.
+    """The price of one worker for an hour: its share of the node. A decimal number in quotes, such as "0.91", in any
+    currency. Without it the pool's workers are not included in the job's cost.
     """
     machine: Annotated[str | None, MACHINE] = None
-    """The name of its nodes' machine in the prices that the operator reads (--prices), which then count for the pool, a
-    worker for its share of the node; pricePerHour does as long as none is known.
+    """The name of its nodes' machine in the prices that the operator reads (--prices), which then count instead of
+    pricePerHour, a worker for its share of the node.
     """
     after_seconds: Annotated[int, Integer(0)] = 0
     """How long a pod has to wait for a node in the pools before this one before this one is used."""
@@ -150,19 +150,17 @@ class SpreadSpec:
     """The node label that says in which zone a node is."""
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
     """Interleave asks the scheduler to spread the pods over zones and nodes; None does not. In both cases neighbouring
-    stages are placed in different zones if the pods are in several, so that nearly all traffic crosses zones, which
-    most clouds bill. ZonePerPipeline keeps each pipeline in a zone, different ones if possible, so that only the
-    reduction of gradients crosses; with two pipelines or more the loss of a zone costs no step. SingleZone keeps the
-    whole job in one zone, with whose loss it goes back to its checkpoint. In the last two a pod waits if its zone has
-    no more nodes; but for ZonePerPipeline where the coordinator chooses the number of pipelines (elastic.objective),
-    where pods are spread as with Interleave and as few pipelines as may be are in several zones.
+    stages are placed in different zones if possible, so that nearly all traffic crosses zones, which most clouds bill.
+    ZonePerPipeline keeps each pipeline in a zone, so that only the reduction of gradients crosses; with two pipelines
+    or more the loss of a zone costs no step. SingleZone keeps the whole job in one zone, with whose loss it goes back
+    to its checkpoint. In the last two a pod waits if its zone has no more nodes; but for ZonePerPipeline with
+    elastic.objective, where pods are spread as with Interleave and as few pipelines as may be are in several zones.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
     """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one the
-    scheduler is asked to put pods on nodes that have some already, instead of on different ones, and never more of them
-    on a node: a pod waits for another node instead. Workers of a node are lost together: wherever they share nodes,
-    neighbouring stages and replicas are placed on different ones where that is possible. bamboo simulate and bamboo
-    plan take nodes of that size away.
+    scheduler is asked to fill nodes, never with more of them: a pod waits for another node instead. Workers of a node
+    are lost together: neighbouring stages and replicas are placed on different ones where possible. bamboo simulate and
+    bamboo plan take nodes of that size away.
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
@@ -203,18 +201,18 @@ class WorkerSpec:
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
     """Resources of a worker's container."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """Merged into the worker's PodTemplateSpec: labels, node selectors, tolerations, volumes and other fields of a pod.
-    The worker's container is called trainer. The same size limits apply as to the task's config.
+    """Merged into the worker's PodTemplateSpec. The worker's container is called trainer. The same size limits apply as
+    to the task's config.
     """
     allow_mixed_platforms: bool = False
     """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings are not those of the
-    job's other workers, because it would give other bits. True lets it train: then the job's bits depend on who ran
-    what, and copies of a stage are not compared.
+    job's other workers. True lets it train: then the job's bits depend on who ran what, and copies of a stage are not
+    compared.
     """
     devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
-    """The GPUs of a worker. It runs its stage in as many consecutive parts, one on each of them, so a pipeline has
-    stages times devices parts, and a stage has at least as many layers. A worker is lost as a whole. resources has to
-    ask for as many (nvidia.com/gpu); without GPUs the parts run in turn on the CPU. Results do not depend on it.
+    """The GPUs of a worker. It runs its stage in as many consecutive parts, one on each of them, so a stage has at
+    least as many layers. resources has to ask for as many (nvidia.com/gpu); without GPUs the parts run in turn on the
+    CPU. Results do not depend on it. Can change only while the job is suspended.
     """
 
 
@@ -225,8 +223,7 @@ class RolloutSpec:
     paused: bool = False
     """True replaces no worker until it is false again."""
     max_surge: Annotated[int, Integer(0, 1)] = 1
-    """With 1 the new worker starts before an old one leaves, if there is a node for it. With 0 an old one leaves first;
-    its neighbour runs its stage meanwhile.
+    """With 1 the new worker starts before an old one leaves, if there is a node for it. With 0 an old one leaves first.
     """
     progress_deadline_seconds: Annotated[int, Integer()] = 600
     """How long a new worker may take until it is ready. After that no more workers are replaced, and those that are

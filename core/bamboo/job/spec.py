@@ -120,37 +120,35 @@ class TopologySpec:
     step. This is what `kubectl scale` sets. With stages Auto they are chosen, too.
     """
     lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
-    """The number of forwards that a stage runs further ahead of the next one than in plain 1F1B. 1 hides the time that
-    data is on the network and needs memory for more activations; 0 is plain 1F1B. Cannot change.
+    """How many forwards a stage runs further ahead of the next one than in plain 1F1B. 1 hides the time that data is on
+    the network and takes memory for more activations. Cannot change.
     """
     schedule: ScheduleChoice = ScheduleChoice.AUTO
     """The order in which a stage runs forwards and backwards. 1F1B: one forward, one backward. ZBH1: weight gradients
-    are computed later than those that the stage before waits for, which leaves about a third of the bubbles; every
-    stage then keeps the activations of as many microbatches as the first one. Auto: with elastic.objective the
-    coordinator chooses it together with the grid, where there is the memory for it; without one it is 1F1B. The results
-    are the same bits. A change takes effect with the next step.
+    are computed later, which leaves about a third of the bubbles; every stage then keeps the activations of as many
+    microbatches as the first one. Auto: with elastic.objective the coordinator chooses it; without one it is 1F1B. The
+    results are the same bits. A change takes effect with the next step.
     """
     flows_per_link: Annotated[int, Integer(1, 16), Mark.WHILE_SUSPENDED] = 4
     """The number of TCP connections over which a worker spreads large frames to another one, for each of the three
-    lanes, since clouds limit one connection to 5 to 10 Gb/s. The second and later ones are opened when the first frame
-    of 1 MiB or more is sent. Can change only while the job is suspended.
+    lanes. The second and later ones are opened with the first frame of 1 MiB or more. Can change only while the job is
+    suspended.
     """
     split: Annotated[
         tuple[int, ...] | None,
         Integers("layers of each stage", "Layers of a stage.", most=MOST_STAGES, highest=MOST_LAYERS),
         Mark.FIXED,
     ] = None
-    """The number of layers of each stage, such as [3, 4, 4, 2]: one number for each stage, which add up to the model's
-    layers. Without it the stages are balanced by cost. Cannot change.
+    """The number of layers of each stage, such as [3, 4, 4, 2]. Without it the stages are balanced by cost. Cannot
+    change.
     """
     shard_optimizer: Annotated[bool, Mark.FIXED] = False
     """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
-    holder. From three pipelines on, and with at least as many layers; else each worker holds all of it. Cannot change.
+    holder. From three pipelines on, and with at least as many layers. Cannot change.
     """
     transport: Annotated[TransportType, Mark.WHILE_SUSPENDED] = TransportType.TCP
     """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name, over RDMA, EFA or shared
-    memory where there is one; the workers' image needs it (docs/install.md). Nothing else differs, and the weights are
-    the same. Can change only while the job is suspended.
+    memory; the workers' image needs it (docs/install.md). Can change only while the job is suspended.
     """
     chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
 
@@ -189,16 +187,15 @@ class ElasticSpec:
     """
     min_stages: Annotated[int, Integer(1, MOST_STAGES)] = 1
     """With fewer workers than topology.stages, the layers are split anew over those that are there, down to this many
-    stages. With topology.stages, or with topology.split, they never are; then a worker runs two stages. With an
-    objective, the fewest stages that may be chosen.
+    stages. With topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the
+    fewest stages that may be chosen.
     """
     objective: Annotated[Objective, Mark.FOLLOWS] = Objective.NONE
-    """With Throughput the coordinator chooses stages and pipelines: of all grids within the bounds that the nodes of
-    the moment can run, and have the memory for, the one that is expected to train the most samples a second; the job
-    begins with whatever fits. With Value the job also gives back workers that add less than they cost: of all numbers
-    of workers with which it is expected to be at least 0.95 times as fast as with maxWorkers it holds the one that
-    trains the most samples for their price (nodePools). By default it chooses by Throughput with topology.stages Auto;
-    with a number pipelines have so many stages.
+    """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a
+    second, of all grids within the bounds that the nodes of the moment can run and have the memory for. Value: of all
+    numbers of workers with which the job is expected to be at least 0.95 times as fast as with maxWorkers it holds the
+    one that trains the most samples for their price (nodePools), and gives back the others. By default Throughput with
+    topology.stages Auto, else None.
     """
     max_stages: Annotated[int | None, Integer(1, MOST_STAGES)] = None
     """The most stages that may be chosen, at least topology.stages, which is also the default; with Auto maxWorkers is.
@@ -211,8 +208,8 @@ class ElasticSpec:
     """How long there must be nodes for another grid before it changes; with an objective, at most."""
     straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
     """What is done about workers that are slower than others for stabilizationSeconds, and about layers that take
-    longer than was counted. Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers, or,
-    where that does not help, one more worker is requested, which takes its place. Report: slow workers are only shown.
+    longer than was counted. Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers, or one
+    more worker is requested, which takes its place. Report: slow workers are only shown.
     """
 
     @property
@@ -244,25 +241,21 @@ class RedundancySpec:
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
     """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
-    many workers may be lost at the same moment, whichever they are, and training goes on in the middle of the step;
-    with workers in as many zones and one more, so many zones. Each replica takes memory and network. Without effect if
-    mode is None.
+    many workers may be lost at the same moment, and training goes on in the middle of the step; with workers in one
+    more zone than that, so many zones. Each replica takes memory and network. Without effect if mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
-    """Where replicas are kept: in the memory of the device (GPU), or partly in that of the host. Host moves their
-    optimizer state and the saved activations of redundant forwards; their parameters and gradients stay on the device.
-    Can change only while the job is suspended.
+    """Where replicas are kept. Host moves their optimizer state and the saved activations of redundant forwards to host
+    memory; their parameters and gradients stay on the device. Can change only while the job is suspended.
     """
     transfer_mbps: Annotated[int, Named("transferMBps"), Integer(1, 1_000_000)] = 500
-    """The most megabytes per second that a worker sends when it transfers a whole state to another one. Can change only
-    while the job is suspended.
-    """
+    """The most MB/s that a worker sends when it transfers a whole state. Can change only while the job is suspended."""
     verify: VerifyMode = VerifyMode.NONE
     """Whether results that are there twice are compared, bit by bit: redundant forwards with those of the worker that
-    runs the stage, and the copies of each state now and then. A difference is silent corruption of one of them. Report:
-    it is reported, with the worker whose results are wrong if that can be told. Replace: that worker is also replaced,
-    and the job goes back to a checkpoint from before (needs checkpoint). Not with training.deterministic false. Can
-    change only while the job is suspended.
+    runs the stage, and the copies of each state now and then. Report: a difference, which is silent corruption, is
+    reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced, and the job
+    goes back to a checkpoint from before (needs checkpoint). Not with training.deterministic false. Can change only
+    while the job is suspended.
     """
 
     @property
@@ -318,28 +311,25 @@ class CheckpointSpec:
     storage: StorageSpec
     """Where to write, uri or persistentVolumeClaim. A place of its own for each job."""
     every_steps: Annotated[int | None, Integer()] = None
-    """Steps from one checkpoint to the next; by default 200, or fewer: as many as what a checkpoint costs and how often
-    this job goes back to one make worth it. The last step has one, too.
+    """Steps from one checkpoint to the next; by default 200, or fewer where that is worth it. The last step has one,
+    too.
     """
     keep_latest: Annotated[int, Integer(1, 10_000)] = 3
     """The number of checkpoints to keep; older ones are deleted."""
     keep_in_memory: bool = True
     """True lets each worker keep in host memory what it has written of the newest checkpoint, so that a job that goes
-    back to it reads only what was lost with other workers. All workers together keep one copy of the job's state, and
-    two while a checkpoint is being written.
+    back to it reads only what was lost. All workers together keep one copy of the job's state, and two while a
+    checkpoint is being written.
     """
     keep_best: bool = False
-    """A checkpoint of each state that is evaluated; the one with the best metric (training.evaluation.metric) stays,
-    whatever keepLatest says.
-    """
+    """A checkpoint of each evaluated state; the one with the best metric (training.evaluation.metric) stays."""
     resume: Resume = Resume.LATEST
-    """Latest starts from the newest complete checkpoint if there is one. Never leaves alone what was there before the
-    job: it starts at step 0, and goes back, or on after a suspension, only to checkpoints that the job has written
-    itself.
+    """Latest: the job starts from the newest complete checkpoint if there is one. Never: it starts at step 0, and goes
+    back, or on after a suspension, only to checkpoints that it has written itself.
     """
     allow_other_data: bool = False
-    """False ends a job (DataMismatch) whose data are not those that the checkpoint was trained with: of another length,
-    order or form, or with other samples where it was looked. True goes on from it.
+    """False ends a job (DataMismatch) whose data are not those that the checkpoint was trained with. True goes on from
+    it.
     """
 
 
@@ -348,17 +338,17 @@ class BudgetSpec:
     """What the job may cost, in the currency of the pools' prices, and by when it is to be done."""
 
     money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
-    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job's state is kept,
-    if it has a checkpoint store, and the job is suspended, as with suspend; with more money it goes on.
+    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job is suspended,
+    with its state kept if it has a checkpoint store; with more money it goes on.
     """
     money_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
-    """What the workers may cost in an hour, a decimal number in quotes, with elastic.objective Value; the job holds no
-    more workers than that pays for at the present prices, but those of the smallest grid.
+    """What the workers may cost in an hour, a decimal number in quotes, with elastic.objective Value; the smallest grid
+    is held in any case.
     """
     done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
     """When the last step is to be done, a date and time with its zone (RFC 3339), such as 2026-12-24T18:00:00Z. The
-    status says whether it will be at the present rate. With elastic.objective Value the job holds as many workers as
-    that takes, and gives back the others. One that has passed is no error: the job goes on as fast as it may.
+    status says whether it will be. With elastic.objective Value the job holds as many workers as that takes. One that
+    has passed is no error.
     """
 
 
@@ -405,12 +395,12 @@ class JobSpec:
     name: Annotated[str, Mark.NOT_IN_SPEC]
     namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
     suspend: bool = False
-    """True stops the job and releases its nodes; false starts it. A job that keeps checkpoints writes one first, and
-    goes on from there; another one starts at step 0. Kueue uses this field to make a job wait.
+    """True stops the job and releases its nodes. A job that keeps checkpoints writes one first, and goes on from there;
+    another one starts at step 0. Kueue uses this field to make a job wait.
     """
     managed_by: Annotated[str, MANAGER, Mark.FIXED] = DEFAULT_MANAGER
     """The controller that manages the job, as domain/path. Bamboo's operator ignores jobs with another value than its
-    own, such as kueue.x-k8s.io/multikueue. Cannot change.
+    own. Cannot change.
     """
     task: Annotated[TaskSpec, Mark.FIXED]
     """What is trained. Cannot change."""
@@ -429,26 +419,24 @@ class JobSpec:
     node_pools: Annotated[tuple[NodePool, ...], ListOf(16)] = ()
     """Where workers may run; the pools are tried in this order. Without pools they run on any node that fits."""
     spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
-    """How workers are spread over zones and nodes, so that one failure does not take two neighbours. Cannot change."""
+    """How workers are spread over zones and nodes. Cannot change."""
     checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
-    """Where checkpoints are written, and how often; to a claim also the final weights. The job goes back to the newest
-    one when more workers are lost than the copies of stages can replace. Cannot change.
-    """
+    """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     """The pods that workers run in. When it changes while the job runs, the workers are replaced one after the other.
     """
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
-    """How workers are replaced while the job trains, when worker has changed or a newer operator makes their pods in
-    another way.
+    """How workers are replaced while the job trains, when worker has changed or a newer operator makes pods in another
+    way.
     """
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
     """The Kueue queue in which the job waits. Can change only while the job is suspended."""
     budget: BudgetSpec | None = None
-    """What the job may cost, by the prices and in the currency of the node pools, each of which then needs one, and by
-    when it is to be done.
+    """What the job may cost, by the prices of the node pools, each of which then needs one, and by when it is to be
+    done.
     """
     failure_policy: Annotated[FailurePolicy, Mark.FIXED] = field(default_factory=FailurePolicy)
-    """What to do when a worker fails. A disruption, such as a lost node, is never a failure. Cannot change."""
+    """What to do when a worker fails. A disruption, such as a lost node, is no failure. Cannot change."""
     active_deadline_seconds: Annotated[int | None, Integer()] = None
     """How long the job may run before it fails. Without it there is no limit."""
     progress_deadline_seconds: Annotated[int, Integer()] = 1800

@@ -62,8 +62,7 @@ class Until:
     tokens: Annotated[int | None, Integer(1, MAX_INT64)] = None
     """Tokens. The task has to say how many a sample has (tokens_per_sample)."""
     epochs: Annotated[int | None, Integer(1, MAX_INT64)] = None
-    """Passes over the dataset. The last step may begin another pass, as it has globalBatchSize samples like all others.
-    """
+    """Passes over the dataset. The last step may begin another pass."""
 
     @property
     def unit(self) -> Unit:
@@ -87,16 +86,13 @@ class EvaluationSpec:
     every_steps: Annotated[int, Integer()]
     """Steps from one evaluation to the next. The last state is evaluated, too."""
     batches: Annotated[int | None, Integer()] = None
-    """How many batches of microBatchSize samples are taken from the beginning of the evaluation's dataset, at most. By
-    default all.
-    """
+    """The most batches of microBatchSize samples, from the beginning of the evaluation's dataset. By default all."""
     metric: Annotated[str, METRIC] = "loss"
     """Which metric decides which state is the best."""
     goal: Goal = Goal.MIN
     """Whether small or large values of the metric are better."""
     patience: Annotated[int | None, Integer()] = None
-    """The job is complete (EarlyStopped) after so many evaluations without a better one. It ends with the state that
-    was evaluated last, as if that had been its last step.
+    """The job is complete (EarlyStopped) after so many evaluations without a better one, with the state evaluated last.
     """
     min_delta: Annotated[float, Number()] = 0.0
     """By how much at least the metric must be better to count as better."""
@@ -153,51 +149,41 @@ class TrainingSpec:
     steps: Annotated[int, Integer(), Unless("until"), Mark.NO_NUMBERS]
     """Optimizer steps until the job is complete. Or use until."""
     global_batch_size: Annotated[int, Integer()]
-    """Samples in a step, over all pipelines. A multiple of microBatchSize. It stays the same whatever the number of
-    pipelines.
-    """
+    """Samples in a step, over all pipelines, whatever their number. A multiple of microBatchSize."""
     micro_batch_size: Annotated[int, Integer()]
-    """Samples that travel through a pipeline together. The gradients of all microbatches of a step are accumulated
-    before the optimizer steps once.
-    """
+    """Samples that travel through a pipeline together. A step accumulates the gradients of all its microbatches."""
     seed: Annotated[int, Integer(0, MAX_INT64)] = 0
-    """Determines the order of samples and all random numbers. The same seed gives the same weights, whatever happens to
-    the workers and however many stages and pipelines there are.
-    """
+    """Determines the order of samples and all random numbers. The same seed gives the same weights, on any grid."""
     precision: Precision = Precision.FP32
-    """The number format in which layers compute. With fp16 losses are scaled for their backward, and a step in which a
-    gradient overflows is skipped.
+    """The number format in which layers compute. With fp16 losses are scaled, and a step in which a gradient overflows
+    is skipped.
     """
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
     """The number format of parameters, and of what the optimizer remembers of them. bf16 takes half the memory and
-    rounds each update; gradients are summed in fp32 all the same.
+    rounds each update; gradients are still summed in fp32.
     """
     boundary_precision: ParameterPrecision = ParameterPrecision.FP32
     """The number format of what a layer gives to the next one, and of its gradient. bf16 halves what stages send to
-    each other; it is rounded after every layer, so that the bits do not depend on where the model is split.
+    each other; it is rounded after every layer.
     """
     gradient_precision: ParameterPrecision = ParameterPrecision.FP32
-    """The number format of a step's final gradients: those that are applied, and sent to replicas. They are summed in
-    fp32 in any case. bf16 rounds the sums over all microbatches, which halves what replicas receive in each step, and
-    what pipelines send each other of finished sums.
+    """The number format of a step's final gradients. bf16 rounds the sums over all microbatches, which halves what
+    replicas receive; they are summed in fp32.
     """
     max_gradient_norm: Annotated[float | None, Number()] = None
     """Gradients with a larger norm, over the whole model, are scaled down to it. Without it gradients are not clipped.
     """
     non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
     """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends (but not for a
-    gradient with precision fp16, whose scale falls). Skip: its gradients are dropped by all workers alike, parameters
-    and what the optimizer remembers stay as they were, and the next step follows.
+    gradient with precision fp16, whose scale falls). Skip: all workers drop its gradients and go on.
     """
     max_consecutive_skips: Annotated[int, Integer(1, MOST_SKIPS), Mark.NO_NUMBERS] = 10
     """With nonFinite Skip, or precision fp16, the job ends when more steps than that are skipped in a row."""
     evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
-    """Measures the model on other data from time to time, with the loss and the metrics that the task names. Without it
-    nothing is evaluated.
-    """
+    """Measures the model on other data from time to time, with the loss and the task's metrics."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
-    """Other systems that are given the job's history, each step and event of it, as it is written. They need
-    spec.checkpoint (or `bamboo run --output`), since they are given what is in the history.
+    """Other systems that are given the job's history as it is written. They need spec.checkpoint (or `bamboo run
+    --output`).
     """
     ema: Annotated[
         float | None,
@@ -212,29 +198,26 @@ class TrainingSpec:
     """
     reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
     """The same weights, to the last bit, with any number of stages and pipelines. With false gradients are summed
-    within each pipeline first: less memory with few pipelines, and other bits with another number of them.
+    within each pipeline first: less memory with few pipelines, and other bits with another number.
     """
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
-    """In how many groups of consecutive microbatches gradients are summed; the order of the sum, and so the bits,
-    depend on it. A pipeline runs whole groups, so it is the most pipelines there can be. A pipeline with n groups needs
-    log2(n) more buffers of the size of its stage's gradient. By default up to 16 groups of equal size.
+    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. A pipeline runs whole
+    groups, so it is the most pipelines there can be. A pipeline with n groups needs log2(n) more buffers of the size of
+    its stage's gradient. By default up to 16 groups of equal size.
     """
     until: Annotated[Until | None, Mark.NO_NUMBERS] = None
-    """How long to train, in another unit than steps. It is rounded up to whole steps of globalBatchSize samples, and
-    shown in steps.
-    """
+    """How long to train, in another unit than steps, rounded up to whole steps."""
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
     """Work that is done twice gives the same bits: torch's deterministic algorithms on GPUs, a look at the task before
-    the first step, and comparisons of copies. False lets kernels be faster that add in any order, and compares nothing.
+    the first step, and comparisons of copies. False lets kernels add in any order, and compares nothing.
     """
     loss_scale: LossScaleSpec | None = None
     """With precision fp16, by what losses are multiplied before their backward. It halves after a step in which a
     gradient is not finite, and doubles after growthInterval steps in which all are.
     """
     compile: Annotated[bool, Mark.NO_NUMBERS] = False
-    """Each layer's forward and backward is compiled by torch.compile, before a worker takes part. Needs a C++ compiler
-    and Python's headers in the workers' image. The bits are the same on every grid and after every takeover, and other
-    ones than without it.
+    """Each layer's forward and backward is compiled by torch.compile. Needs a C++ compiler and Python's headers in the
+    workers' image. The bits are the same on every grid, and other ones than without it.
     """
 
     @property
