@@ -55,7 +55,7 @@ def _row(metric: Metric) -> str:
         text += " *Only by run.*"
     elif Exporter.RUN in metric.by:
         text += " *run*"
-    return f"| `{metric.name}` | {metric.kind}{f', {metric.unit}' if metric.unit else ''} | {labels} | {text} |"
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {text} |"
 
 
 def _alerts() -> Iterator[str]:
