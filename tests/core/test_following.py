@@ -10,10 +10,10 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import Command, Emit, Event, Finish, Outcome, PreemptionNotice, Tick
+from bamboo.coordinator.grids.holding import to_have
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.protection import protection
 from bamboo.coordinator.state import CoordinatorState
-from bamboo.coordinator.workers.membership import workers_to_have
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import RedundancyMode, ScheduleChoice
 from bamboo.planning.plan import Plan
@@ -360,7 +360,7 @@ def test_workers_that_a_smaller_grid_does_not_need_are_none_that_others_come_for
     for worker in idle:
         world.tell(PreemptionNotice(worker, 1e6, wanted=True))
     world.train(30)
-    assert world.state.roster.staying == workers_to_have(world.state) == 4
+    assert world.state.roster.staying == to_have(world.state) == 4
     assert world.state.grids.gaps == ()
 
 

@@ -13,9 +13,9 @@ from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, TimeTold, WorkerLost
 from bamboo.coordinator.grids import dates, holding
+from bamboo.coordinator.grids.holding import to_have
 from bamboo.coordinator.grids.record import Exposure, Holding
 from bamboo.coordinator.state import CoordinatorState
-from bamboo.coordinator.workers.membership import workers_to_have
 from bamboo.coordinator.workers.record import WorkerEnds
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.steps.grid_rates import GridRates
@@ -240,7 +240,7 @@ def test_as_many_workers_are_asked_for_as_are_held(
     document = manifest(2, 2, 24, elastic={"objective": objective, "maxWorkers": 8}, standby={"workers": standby})
     state = coordinator.initial(parse_manifest(document), document, secret="", save_path=None, now=0.0)
     known = replace(state, holding=Holding(target=target))
-    assert workers_to_have(known) == min(wanted, 8 + standby)
+    assert to_have(known) == min(wanted, 8 + standby)
 
 
 def test_a_budget_for_an_hour_counts_the_pools_from_which_more_would_come() -> None:

@@ -23,6 +23,7 @@ from bamboo.control.server import Channels
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
 from bamboo.coordinator.events import (
+    AddWorkers,
     Command,
     Emit,
     Event,
@@ -43,6 +44,7 @@ from bamboo.coordinator.events import (
 from bamboo.coordinator.grids.dates import time_told
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.progress import BEGINNING, EarlierProgress
+from bamboo.coordinator.shell_view import WantedWorkers, wanted_workers
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.history.place import history_url
 from bamboo.job.edits import task_digest
@@ -131,6 +133,7 @@ class CoordinatorRunner:
         )
         self._feed = HistoryFeed(secrets.token_hex(4), self.record.now)
         self._status: tuple[CoordinatorState, float, Status] | None = None  # the last one, and of what it was
+        self._wanted: tuple[CoordinatorState, WantedWorkers] | None = None  # the same
 
     def status(self) -> Status:
         """Of about now. A reconciliation asks for it several times, and mostly nothing has happened in between."""
@@ -138,6 +141,13 @@ class CoordinatorRunner:
         if self._status is None or self._status[0] is not self.state or now - self._status[1] > TICK_SECONDS:
             self._status = (self.state, now, status(self.state, now))
         return self._status[2]
+
+    @property
+    def wanted(self) -> WantedWorkers:
+        """Which workers the job is to have now."""
+        if self._wanted is None or self._wanted[0] is not self.state:
+            self._wanted = self.state, wanted_workers(self.state)
+        return self._wanted[1]
 
     def plan_record(self) -> str | None:
         """What another operator has to know; None if that is nothing, or what the one before wrote still holds."""
@@ -314,7 +324,7 @@ class CoordinatorRunner:
             self._repeat_notice(event.hello.worker)
         if now.plan is not None and now.plan is not before.plan and now.phase == "Recovering":
             self._compare_with_pods(now.plan)
-        self._trigger.handled(event, before, now, commands)
+        self._trigger.handled(event, now, commands)
 
     def _compare_with_pods(self, plan: Plan) -> None:
         """All pods that there are were listed before this job was known: who has none need not be waited for."""
@@ -328,8 +338,9 @@ class CoordinatorRunner:
             self._heed(self._watch.open_notice(worker, time.monotonic()))
 
     def _execute(self, command: Command) -> None:
-        """AddWorkers only wakes the reconciler; how many workers are wanted is in the state."""
         match command:
+            case AddWorkers():  # pods are made by the reconciliation, which knows how many are wanted by then
+                self._trigger.at_once()
             case Send(worker, message):
                 if self.finish is not None and not self._end_written:
                     self._held_messages.append(command)

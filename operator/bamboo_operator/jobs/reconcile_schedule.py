@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import Heartbeat
-from bamboo.coordinator.events import Command, Event, Send
+from bamboo.coordinator.events import Command, Event, Send, Tick
+from bamboo.coordinator.shell_view import ShellView, may_look_different, shell_view
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.kube.request_parts import Object
 
@@ -105,37 +104,6 @@ class ReconcileSchedule:
         return self.end_written < math.inf
 
 
-def looked_at(state: CoordinatorState) -> tuple[object, ...]:
-    """What a reconciliation looks at of the coordinator's state. Not the progress, which is written at its own rate."""
-    checkpoints, stragglers, verification = state.checkpoints, state.stragglers, state.verification
-    return (
-        state.phase,
-        state.spec,
-        state.plan,
-        state.plans.synced,
-        state.membership.requested,
-        state.membership.gone,
-        state.admission.misfit,
-        [(worker, record.ready, record.notice_until is None) for worker, record in state.workers.items()],
-        state.membership.preemptions,
-        state.moves.takeovers,
-        state.ends.restarts,
-        state.ending.finished,
-        checkpoints.kept[:1],
-        state.restoring.looked,
-        checkpoints.counts,
-        stragglers.asked_at is None,
-        [(w, seen) for w, seen in stragglers.slow.items() if seen.found],
-        verification.unresolved,
-        verification.resolved,
-    )
-
-
-def _is_heartbeat(event: Event) -> bool:
-    """It changes nothing that a reconciliation looks at, and comes twice a second from each worker."""
-    return isinstance(event, Received) and isinstance(event.message, Heartbeat)
-
-
 def idle_pause(now: float, deadline: float, *, pods_left: bool) -> float:
     """Seconds until an idle job (suspended, not valid, or over) is looked at again, if nothing happens to it before.
 
@@ -149,7 +117,7 @@ class ReconcileTrigger:
 
     def __init__(self) -> None:
         self._told = asyncio.Event()
-        self._seen: tuple[object, ...] = ()  # of the coordinator's state
+        self._seen: tuple[CoordinatorState, ShellView] | None = None  # at the last tick
         self.urgent: float | None = None
         self.changed: float | None = None
 
@@ -163,15 +131,18 @@ class ReconcileTrigger:
         self.changed = time.monotonic() if self.changed is None else self.changed
         self._told.set()
 
-    def handled(
-        self, event: Event, before: CoordinatorState, after: CoordinatorState, commands: Collection[Command]
-    ) -> None:
-        """The job's coordinator has handled that event. What it only says to workers concerns no reconciliation."""
-        if after.plan is not before.plan or any(not isinstance(command, Send) for command in commands):
+    def handled(self, event: Event, after: CoordinatorState, commands: Collection[Command]) -> None:
+        """The job's coordinator has handled that event. What it only says to workers concerns no reconciliation. What
+        else there is to do or to tell is looked for at each tick: of a thousand workers each may change something.
+        """
+        if any(not isinstance(command, Send) for command in commands):
             self.at_once()
-        elif after is not before and not _is_heartbeat(event) and (seen := looked_at(after)) != self._seen:
-            self._seen = seen
+        if not isinstance(event, Tick) or (self._seen is not None and not may_look_different(self._seen[0], after)):
+            return
+        view = shell_view(after)
+        if self._seen is None or view != self._seen[1]:
             self.soon()
+        self._seen = after, view
 
     def clear(self) -> None:
         """What has happened until now is looked at."""

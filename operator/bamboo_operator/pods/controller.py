@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.events import Emit, WorkerState
-from bamboo.coordinator.workers.membership import surplus_requests, workers_to_have
 from bamboo.job.placement_spec import NodePool
 from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
@@ -196,18 +195,18 @@ class PodController:
     def adding(self) -> int:
         """Pods that are wanted and not there."""
         extra = self._probes | self._rolling.surged
-        return max(0, self._requests.state.membership.requested - len(self._not_joined().keys() - extra))
+        return max(0, self._requests.wanted.requested - len(self._not_joined().keys() - extra))
 
     # what is there
 
     @property
     def _spec(self) -> JobSpec:
         """The one in force: what is fixed while the job runs is so for new workers, too."""
-        return self._requests.state.spec
+        return self._requests.wanted.spec
 
     def _known(self) -> set[WorkerId]:
         """Workers that have joined, or are gone."""
-        return {*self._requests.joined, *self._requests.state.membership.gone}
+        return {*self._requests.joined, *self._requests.wanted.gone}
 
     def _not_joined(self) -> dict[str, dict[str, Any]]:
         """The pods of workers that have not joined, and may."""
@@ -238,7 +237,7 @@ class PodController:
     def _sight(self) -> Sight:
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         return Sight(
-            state=self._requests.state,
+            wanted=self._requests.wanted,
             status=self._requests.status(),
             pods=self.pods.all(),
             waited=waited,
@@ -246,7 +245,7 @@ class PodController:
         )
 
     def _withdraw(self) -> None:
-        if count := min(self.adding, surplus_requests(self._requests.state)):
+        if count := min(self.adding, self._requests.wanted.surplus):
             self._requests.withdraw(count)
 
     async def _look_for_nodes(self) -> None:
@@ -325,7 +324,7 @@ class PodController:
 
     async def _replace_unjoined(self) -> None:
         """Workers that run and do not connect are replaced; the coordinator learns of the loss from the watch."""
-        recovering = self._requests.state.phase == "Recovering"  # they train, and try to connect again
+        recovering = self._requests.wanted.recovering  # they train, and try to connect again
         if recovering or self._recovering:
             self._recovered, self._recovering = utc_now(), recovering
             return
@@ -420,7 +419,7 @@ class PodController:
             await self._deletions.delete(self.pods.all()[decision.delete])
 
     def _workers_by_pool(self) -> WorkersByPool:
-        status, gone = self._requests.status(), self._requests.state.membership.gone
+        status, gone = self._requests.status(), self._requests.wanted.gone
         by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
         return WorkersByPool(
             pools=self._spec.node_pools,
@@ -429,12 +428,12 @@ class PodController:
             joined={worker for worker, _ in status.workers},
             standby=by_state[WorkerState.STANDBY],
             leaving=by_state[WorkerState.LEAVING],
-            wanted=workers_to_have(self._requests.state),
+            wanted=self._requests.wanted.number,
             keep_standby=self._spec.standby.workers,
             training=status.phase == "Running",
             adding=self.adding,
             probes=self._probes,
-            chosen=self._spec.elastic.gives_back and self._requests.state.holding.target is not None,
+            chosen=self._requests.wanted.chosen,
         )
 
     def _release(self, worker: WorkerId, message: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from bamboo.coordinator.events import Status
-from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.shell_view import WantedWorkers
 from bamboo.planning.plan import WorkerId
 
 
@@ -12,7 +12,7 @@ class PodRequests(Protocol):
     """What a job's coordinator wants of its pods, and is told of them."""
 
     @property
-    def state(self) -> CoordinatorState: ...
+    def wanted(self) -> WantedWorkers: ...
 
     @property
     def joined(self) -> Collection[WorkerId]: ...

@@ -328,12 +328,7 @@ def surplus_requests(state: CoordinatorState) -> int:
     return min(state.membership.requested, max(0, -_missing(state)))
 
 
-def workers_to_have(state: CoordinatorState) -> int:
-    """As many as the job asks for; see `holding`."""
-    return to_have(state)
-
-
 def _missing(state: CoordinatorState) -> int:
     """Workers to ask for; below 0 if there are more than are wanted, or will be."""
     staying = len(state.workers) - len(state.roster.noticed)
-    return workers_to_have(state) - staying - state.membership.requested
+    return to_have(state) - staying - state.membership.requested

@@ -9,9 +9,8 @@ from typing import Any
 
 from bamboo.coordinator.events import Emit, Status, WorkerState
 from bamboo.coordinator.protection import spares_any_worker
-from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.shell_view import WantedWorkers
 from bamboo.coordinator.workers.failures import by_itself
-from bamboo.coordinator.workers.membership import workers_to_have
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import lives, worker_exit
@@ -41,7 +40,7 @@ READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 class Sight:
     """What a reconciliation sees."""
 
-    state: CoordinatorState
+    wanted: WantedWorkers
     status: Status
     pods: Pods  # all of the job's
     waited: float  # seconds for which some pod has found no node
@@ -49,11 +48,11 @@ class Sight:
 
     @property
     def job(self) -> JobSpec:
-        return self.state.spec
+        return self.wanted.spec
 
     @property
     def living(self) -> Pods:
-        return {name: pod for name, pod in self.pods.items() if lives(pod) and name not in self.state.membership.gone}
+        return {name: pod for name, pod in self.pods.items() if lives(pod) and name not in self.wanted.gone}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +170,8 @@ class RollingChange:
             revision=revision,
             section=self._templates.section_digest(job),
             workers=workers,
-            wanted=workers_to_have(sight.state),
-            begun=sight.state.plan is not None,
+            wanted=sight.wanted.number,
+            begun=sight.wanted.begun,
             training=status.phase == "Running",
             held=_held(status, job),
             leaving=any(state is WorkerState.LEAVING for _, state in status.workers),
@@ -203,7 +202,7 @@ class RollingChange:
 
     def _misfit(self, sight: Sight) -> str:
         """Why the workers of the newest template are refused, if one was."""
-        misfit = sight.state.admission.misfit
+        misfit = sight.wanted.misfit
         return misfit[1] if misfit is not None and self._tried(sight, misfit[0]) else ""
 
     def _tried(self, sight: Sight, name: WorkerId) -> bool:
