@@ -41,26 +41,29 @@ RUN printf '%s\n' 'import sys, tomllib' \
 FROM build AS operator-packages
 ARG PIP_ARGS=""
 COPY core/pyproject.toml core/
+COPY client/pyproject.toml client/
 COPY operator/pyproject.toml operator/
 RUN --mount=type=bind,from=wheels,target=/wheels \
-    python requirements.py core/pyproject.toml operator/pyproject.toml >requirements.txt \
+    python requirements.py core/pyproject.toml client/pyproject.toml operator/pyproject.toml >requirements.txt \
  && pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS -r requirements.txt
 
 FROM operator-packages AS operator-own
 ARG PIP_ARGS=""
 COPY core core
+COPY client client
 COPY operator operator
 RUN --mount=type=bind,from=wheels,target=/wheels \
-    pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS --root /own --no-deps ./core ./operator
+    pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS --root /own --no-deps ./core ./client ./operator
 
 FROM build AS trainer-packages
 ARG PIP_ARGS=""
 ARG TORCH_ARGS=""
 COPY core/pyproject.toml core/
+COPY client/pyproject.toml client/
 COPY trainer/pyproject.toml trainer/
 # torch alone, so that TORCH_ARGS may name an index that has nothing else; then off with what only tests are made of.
 RUN --mount=type=bind,from=wheels,target=/wheels \
-    python requirements.py --extras core/pyproject.toml trainer/pyproject.toml >requirements.txt \
+    python requirements.py --extras core/pyproject.toml client/pyproject.toml trainer/pyproject.toml >requirements.txt \
  && pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS $TORCH_ARGS --no-deps torch \
  && pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS -r requirements.txt \
  && cd /opt/bamboo/lib/python3.11/site-packages \
@@ -71,9 +74,10 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
 FROM trainer-packages AS trainer-own
 ARG PIP_ARGS=""
 COPY core core
+COPY client client
 COPY trainer trainer
 RUN --mount=type=bind,from=wheels,target=/wheels \
-    pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS --root /own --no-deps ./core ./trainer
+    pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS --root /own --no-deps ./core ./client ./trainer
 
 FROM python AS operator
 COPY LICENSE /licenses/LICENSE

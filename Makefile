@@ -43,25 +43,25 @@ help: ## list the targets
 
 setup: $(STAMP) ## create .venv and install everything, once
 
-$(STAMP): core/pyproject.toml trainer/pyproject.toml operator/pyproject.toml constraints.txt requirements-dev.txt
+$(STAMP): core/pyproject.toml client/pyproject.toml trainer/pyproject.toml operator/pyproject.toml constraints.txt requirements-dev.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name a Python 3.11 with PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL_TORCH)
-	$(PIP) install -q $(PIP_ARGS) -e core -e trainer -e operator -r requirements-dev.txt -c constraints.txt
+	$(PIP) install -q $(PIP_ARGS) -e core -e client -e trainer -e operator -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
-$(DEMO): core/pyproject.toml trainer/pyproject.toml constraints.txt
+$(DEMO): core/pyproject.toml client/pyproject.toml trainer/pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name a Python 3.11 with PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL_TORCH)
-	$(PIP) install -q $(PIP_ARGS) -e core -e trainer -c constraints.txt
+	$(PIP) install -q $(PIP_ARGS) -e core -e client -e trainer -c constraints.txt
 	@touch $@
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)) ## train on this machine, lose two workers on the way, compare with an undisturbed run
 	$(BIN)/bamboo run examples/quickstart.yaml --preempt at:15:2 --preempt at:35:1:notice --verify
 
 test: style ## lint, then the tests that are neither slow nor soak; types are looked at beside them
-	$(BIN)/python -m compileall -q core trainer operator tests  # else some hundred processes do it, where Python writes none
+	$(BIN)/python -m compileall -q core client trainer operator tests  # else some hundred processes do it, where Python writes none
 	$(MAKE) --no-print-directory -j 2 types tests
 
 lint: style types ## ruff, the import contracts and mypy
@@ -131,4 +131,4 @@ screenshots: $(STAMP) ## write docs/images anew: a real run, looked at with Chro
 
 clean: ## remove caches and build outputs (.venv stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find core trainer operator tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find core client trainer operator tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

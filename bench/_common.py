@@ -22,14 +22,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import StepCommitted
-from bamboo.control.server import ControlServer, token_check
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Command, Event, Finish, Interrupted, Outcome, Send, Tick, WorkerLost
-from bamboo.job.manifest import parse_manifest
 from bamboo.local.fork_server import ForkServer, exit_detail
-from bamboo.planning.plan import WorkerId
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import StepCommitted
+from bamboo_core.control.server import ControlServer, token_check
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import (
+    AddWorkers,
+    Command,
+    Event,
+    Finish,
+    Interrupted,
+    Outcome,
+    Send,
+    Tick,
+    WorkerLost,
+)
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import WorkerId
 
 TICK_SECONDS = 0.05
 MACHINES = 1000

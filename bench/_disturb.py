@@ -10,11 +10,11 @@ from typing import Any
 
 from _common import MACHINES, Job, Lab, median, say
 from _recorder import Done, read
-from bamboo.control.channel_events import ChannelClosed, Received
-from bamboo.control.protocol import PlanApplied, SendPlan, TakenOver
-from bamboo.coordinator.events import Command, Event, PreemptionNotice, Send
-from bamboo.planning.heirs import copies
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo_core.control.channel_events import ChannelClosed, Received
+from bamboo_core.control.protocol import PlanApplied, SendPlan, TakenOver
+from bamboo_core.coordinator.events import Command, Event, PreemptionNotice, Send
+from bamboo_core.planning.heirs import copies
+from bamboo_core.planning.plan import Cell, WorkerId
 
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
 NOTICE_SECONDS = 30.0

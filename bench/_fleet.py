@@ -18,7 +18,7 @@ import aiohttp
 from _plane import STRATEGIC, Api, ApiError, Json
 from _pulling import cannot_pull
 from _standin import Play, Standin
-from bamboo.names import (
+from bamboo_core.names import (
     ENV_CA,
     ENV_COORDINATOR,
     ENV_WORKER,

@@ -22,8 +22,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.grid import split_layers
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.grid import split_layers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from bamboo.control.codec import decode_from_coordinator, encode
-from bamboo.control.memory import Memory
-from bamboo.control.plan_change import HeardPlans
-from bamboo.control.protocol import (
+from bamboo_core.control.codec import decode_from_coordinator, encode
+from bamboo_core.control.memory import Memory
+from bamboo_core.control.plan_change import HeardPlans
+from bamboo_core.control.protocol import (
     Bye,
     Heartbeat,
     Hello,
@@ -32,8 +32,8 @@ from bamboo.control.protocol import (
     Welcome,
     WorkerReady,
 )
-from bamboo.names import HEARTBEAT_SECONDS
-from bamboo.planning.plan import ROOT, Cell, Plan, WorkerId
+from bamboo_core.names import HEARTBEAT_SECONDS
+from bamboo_core.planning.plan import ROOT, Cell, Plan, WorkerId
 
 LAYERS = 8
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.05, 2.0  # as a worker's

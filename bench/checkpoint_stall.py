@@ -25,9 +25,9 @@ import typer
 
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, say, show, write_json
 from _gpt_stage import gpt_stage
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import PartsWritten
-from bamboo.coordinator.events import Event
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import PartsWritten
+from bamboo_core.coordinator.events import Event
 from bamboo_trainer.stage.stage import Stage
 
 WARMUP = 6

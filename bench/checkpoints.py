@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from _common import machine, median, say, show, write_json
-from bamboo.checkpoint.layout import new_attempt
-from bamboo.checkpoint.manifest import CheckpointManifest, DataPosition
-from bamboo.checkpoint.store import CheckpointStore
+from bamboo_core.checkpoint.layout import new_attempt
+from bamboo_core.checkpoint.manifest import CheckpointManifest, DataPosition
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.checkpoint.versions import versions
 from bamboo_trainer.stage.state.layer_state import LayerState

@@ -42,7 +42,7 @@ from _grid_run import (
     grid_job,
     nodes_of,
 )
-from bamboo.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.resplit import Grid
 
 WORKERS = (6, 5, 3, 2, 4, 6)
 LAST_STEPS = 25  # that the last number of workers does at least

@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 import typer
 
-from bamboo.job.training_spec import LossScaleSpec
+from bamboo_core.job.training_spec import LossScaleSpec
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.placement import choose_device, use, wait_for
 from bamboo_trainer.stage.stage import Stage, build_stage

@@ -35,11 +35,11 @@ import typer
 
 from _common import Job, Lab, TaskName, chosen_of, gaps, lab, machine, main, manifest, median, say, show, write_json
 from _restart import restart
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import StepCommitted
-from bamboo.coordinator.events import Command, Event, PreemptionNotice
-from bamboo.planning.heirs import copies
-from bamboo.planning.plan import Cell
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import StepCommitted
+from bamboo_core.coordinator.events import Command, Event, PreemptionNotice
+from bamboo_core.planning.heirs import copies
+from bamboo_core.planning.plan import Cell
 
 MANY = 1_000_000  # steps of a job that is stopped when everything is measured
 CALM = 8  # undisturbed steps before and after

@@ -41,8 +41,8 @@ from _common import (
     write_json,
 )
 from _pipelining import TorchSchedule
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.schedule import StageOrder
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.schedule import StageOrder
 
 PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"
 ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"

@@ -22,12 +22,12 @@ from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
 
 from _common import main, show
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import Event, PreemptionNotice, Tick
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.kube.kubeconfig import Access, ClusterServer, User
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import Event, PreemptionNotice, Tick
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

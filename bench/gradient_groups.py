@@ -11,7 +11,7 @@ import statistics
 import time
 
 from _gpt_stage import add_arguments, gpt_stage
-from bamboo.planning.gradient_groups import group_bounds
+from bamboo_core.planning.gradient_groups import group_bounds
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.training import TrainingConfig
 

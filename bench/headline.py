@@ -28,8 +28,6 @@ import typer
 from msgspec.structs import replace
 
 from _common import say, write_json
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import ScheduleChoice
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.comparison import OURS, STRATEGIES, ComparedJob, CoordinatorRuns, compared, published_job
 from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, Aim
@@ -38,7 +36,9 @@ from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_trace
 from bamboo.traces.generate import Generation, generate
-from bamboo.traces.trace import NodeTraceError, Trace
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import ScheduleChoice
+from bamboo_core.traces.trace import NodeTraceError, Trace
 
 MODELS = ("gpt-2", "bert", "resnet", "gnmt", "vgg", "alexnet")
 RATES = (0.10, 0.16, 0.33)

@@ -20,7 +20,12 @@ import typer
 
 from _common import show, write_json
 
-PRODUCT: Final = {"core": "core/bamboo", "trainer": "trainer/bamboo_trainer", "operator": "operator/bamboo_operator"}
+PRODUCT: Final = {
+    "core": "core/bamboo_core",
+    "client": "client/bamboo",
+    "trainer": "trainer/bamboo_trainer",
+    "operator": "operator/bamboo_operator",
+}
 SMALL: Final = 30  # lines
 STARTS: Final = 7  # of the command line, of which the median counts
 OPTED_OUT: Final = re.compile(r"#\s*fmt:\s*(skip|off)")
@@ -91,7 +96,8 @@ def figures(root: Path) -> dict[str, float]:
     """What is shown of a checkout, by what it is called."""
     lengths, written = functions(root), writers(root)
     modules = [file for package in PRODUCT.values() for file in sources(root / package) if file.stem != "__init__"]
-    everything = [file for part in ("core", "trainer", "operator", "tests", "bench") for file in sources(root / part)]
+    parts = (*PRODUCT, "tests", "bench")
+    everything = [file for part in parts for file in sources(root / part)]
     docstrings = "".join(file.read_text() for file in modules)
     return {
         **{f"lines of {name}": lines(root / package) for name, package in PRODUCT.items()},

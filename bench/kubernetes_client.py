@@ -27,10 +27,10 @@ import yaml
 from aiohttp import web
 
 from _common import main, show
-from bamboo.kube import kubeconfig
-from bamboo.kube.connection import Connection, ConnectionOptions
-from bamboo.kube.credentials import Credentials
-from bamboo.kube.errors import RemoteError
+from bamboo_core.kube import kubeconfig
+from bamboo_core.kube.connection import Connection, ConnectionOptions
+from bamboo_core.kube.credentials import Credentials
+from bamboo_core.kube.errors import RemoteError
 
 SPEAKS = "client.authentication.k8s.io/v1"
 CREDENTIAL = json.dumps({"apiVersion": SPEAKS, "kind": "ExecCredential", "status": {"token": "of-plugin"}})
@@ -50,7 +50,8 @@ def run(
     """Tables of both."""
     sys.path.append(str(client))
     logging.disable()  # the client logs errors that it goes on after
-    rows = [[name, *_import_cost(name, client)] for name in ("aiohttp", "bamboo.kube.api", "kubernetes.aio.client")]
+    names = ("aiohttp", "bamboo_core.kube.api", "kubernetes.aio.client")
+    rows = [[name, *_import_cost(name, client)] for name in names]
     show("what an import takes", ("module", "CPU s", "RSS, MiB"), rows)
     main(_run())
 

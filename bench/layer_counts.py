@@ -1,6 +1,6 @@
 """Count the layers of the six published models, for the profiles MODEL@DEVICE (`bamboo.profiles.analytic`).
 
-    python bench/layer_counts.py              # core/bamboo/profiles/counts/*.json
+    python bench/layer_counts.py              # client/bamboo/profiles/counts/*.json
     python bench/layer_counts.py --only vgg
 
 Nothing is measured: torch's counter runs each layer on tensors without data. In fp32, and once more in bf16 (under the
@@ -13,12 +13,12 @@ import msgspec
 import typer
 
 from _common import say, show
-from bamboo.job.manifest import parse_manifest
 from bamboo.local.trainer_calls.task_counts import counts_of
 from bamboo.profiles.files import COUNTS
 from bamboo.profiles.layer_counts import TaskCounts, folded
-from bamboo.profiles.profile import ProfiledTask
 from bamboo.simulation.research.research_workloads import WORKLOADS
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.profile import ProfiledTask
 from bamboo_trainer.counting import count
 from profiles import BLOCKS, CONFIGS, microbatch
 

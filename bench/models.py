@@ -17,8 +17,8 @@ import torch
 import typer
 
 from _common import machine, median, say, show, write_json
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.grid import layer_ranges
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.grid import layer_ranges
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.reference import train as train_plainly

@@ -30,11 +30,11 @@ import typer
 from _common import Job, Lab, TaskName, chosen_of, gaps, lab, machine, main, manifest, median, say, show, write_json
 from _network import CUT, Network, network
 from _switch import CONTROL, Shape
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import StepCommitted
-from bamboo.planning.schedule import StageOrder
-from bamboo.planning.steps.pipelines import Group, execute
-from bamboo.profiles.profile import Network as ProfileNetwork
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import StepCommitted
+from bamboo_core.planning.profile import Network as ProfileNetwork
+from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.steps.pipelines import Group, execute
 
 STAGES, MICROBATCHES, SAMPLES = 2, 8, 4
 FORWARD, BACKWARD = 0.010, 0.020

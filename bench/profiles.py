@@ -1,6 +1,6 @@
 """Write the profiles of the six published models on V100 machines (EC2 p3.2xlarge), for `bamboo simulate`.
 
-    python bench/profiles.py              # core/bamboo/profiles/shipped/*.json
+    python bench/profiles.py              # client/bamboo/profiles/shipped/*.json
     python bench/profiles.py --only vgg
 
 What was published is the time of a step on a grid, not of a layer. So the layers' seconds are derived: the published
@@ -18,14 +18,21 @@ import msgspec
 import typer
 
 from _common import say, show
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
-from bamboo.planning.grid import initial_plan, layer_ranges
-from bamboo.planning.plan import Peer
-from bamboo.planning.steps.step_times import StepModel
 from bamboo.profiles.files import FOLDER
-from bamboo.profiles.profile import (
+from bamboo.simulation.research.research_workloads import (
+    CREATION_MS,
+    GLOBAL_RENDEZVOUS_MS,
+    ON_DEMAND_USD,
+    SPOT_USD,
+    WORKLOADS,
+    Workload,
+)
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo_core.planning.grid import initial_plan, layer_ranges
+from bamboo_core.planning.plan import Peer
+from bamboo_core.planning.profile import (
     Layer,
     Machine,
     ModelProfile,
@@ -38,14 +45,7 @@ from bamboo.profiles.profile import (
     Times,
     to_json,
 )
-from bamboo.simulation.research.research_workloads import (
-    CREATION_MS,
-    GLOBAL_RENDEZVOUS_MS,
-    ON_DEMAND_USD,
-    SPOT_USD,
-    WORKLOADS,
-    Workload,
-)
+from bamboo_core.planning.steps.step_times import StepModel
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.inspection.costs import layer_costs

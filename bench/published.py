@@ -9,7 +9,7 @@ models whose number of steps was published also to their end; BERT also with 8 a
 recording (without --trace those of the checkout). --random: as many recordings, made up so that much happens at one
 moment and names come back, each with a model and an end by chance. Figures have to be equal as floating-point numbers,
 not nearly.
---csv: what the published program came to, case by case; tests/core/test_cost_model.py compares with such a file.
+--csv: what the published program came to, case by case; tests/client/test_cost_model.py compares with such a file.
 """
 
 import csv as tables

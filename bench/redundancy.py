@@ -27,7 +27,7 @@ import typer
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, quantile, say, show, write_json
 from _disturb import WORK, disturb
 from _recorder import Done, read
-from bamboo.job.spec import RedundancyMode
+from bamboo_core.job.spec import RedundancyMode
 
 MODES = list(RedundancyMode)
 WARMUP = 5  # steps that do not count: calibration and rehearsal are among them

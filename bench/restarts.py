@@ -32,11 +32,11 @@ import typer
 
 from _common import HERE, Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
 from _restart import Progress
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import StepCommitted
-from bamboo.coordinator.events import Event
-from bamboo.planning.heirs import copies
-from bamboo.planning.plan import Cell
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import StepCommitted
+from bamboo_core.coordinator.events import Event
+from bamboo_core.planning.heirs import copies
+from bamboo_core.planning.plan import Cell
 
 SIZES = (10, 100, 1000)  # megabytes of a state in all
 LAYERS = 4

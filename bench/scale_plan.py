@@ -19,17 +19,17 @@ import typer
 
 from _common import machine, median, say, show, write_json
 from _plane import Json
-from bamboo.control import codec, protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.plan_change import PlanChanges, SendPlan, SentPlans
-from bamboo.control.server import Frames
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Event, Send, WorkerLost
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell, WorkerId
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.generate import Generation, generate
+from bamboo_core.control import codec, protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.plan_change import PlanChanges, SendPlan, SentPlans
+from bamboo_core.control.server import Frames
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import AddWorkers, Event, Send, WorkerLost
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import Cell, WorkerId
 
 STAGES = 10
 LAYERS = 50

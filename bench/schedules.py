@@ -2,7 +2,7 @@
 
     python bench/schedules.py [--stages 4] [--microbatches 8] [--json FILE]
 
-Arithmetic, no processes: the orders of instructions are Bamboo's own (`bamboo.planning.schedule`) and those that
+Arithmetic, no processes: the orders of instructions are Bamboo's own (`bamboo_core.planning.schedule`) and those that
 torch's schedules generate; forwards, input gradients and weight gradients of a whole stage take one unit each. Torch's
 interleaved ones give each worker two stages of half the size, and send nothing between two stages of one worker.
 """
@@ -20,8 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from _common import machine, show, write_json
 from _pipelining import TorchSchedule
-from bamboo.job.spec import PipelineSchedule
-from bamboo.planning.schedule import Backward, BackwardInput, BackwardWeight, Forward, StageOrder
+from bamboo_core.job.spec import PipelineSchedule
+from bamboo_core.planning.schedule import Backward, BackwardInput, BackwardWeight, Forward, StageOrder
 
 UNITS = {"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}  # of a whole stage; B: input and weight gradients at once
 KINDS = {Forward: "F", Backward: "B", BackwardInput: "I", BackwardWeight: "W"}

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, say, show, write_json
-from bamboo.job.spec import RedundancyMode
+from bamboo_core.job.spec import RedundancyMode
 
 WARMUP, MEASURED = 5, 11
 LAYERS = 8

@@ -15,7 +15,7 @@ import typer
 
 from _common import TaskName, lab, machine, main, manifest, median, show, write_json
 from _disturb import disturb
-from bamboo.job.spec import RedundancyMode
+from bamboo_core.job.spec import RedundancyMode
 
 MANY = 1_000_000
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from _common import Job, Lab, children, lab, machine, main, say, show, write_json
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.protocol import StepCommitted, WorkerReady
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.protocol import StepCommitted, WorkerReady
 
 SAMPLE_SECONDS = 0.5
 

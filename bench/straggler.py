@@ -24,10 +24,10 @@ from typing import Annotated, Any
 import typer
 
 from _common import Job, Lab, TaskName, chosen_of, gaps, lab, machine, main, manifest, median, say, show, write_json
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import StepCommitted
-from bamboo.coordinator.events import Command, Emit, Event
-from bamboo.planning.plan import Cell
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import StepCommitted
+from bamboo_core.coordinator.events import Command, Emit, Event
+from bamboo_core.planning.plan import Cell
 
 MANY = 1_000_000  # steps of a job that is stopped when everything is measured
 CALM = 10  # steps of each kind that are measured

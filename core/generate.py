@@ -1,4 +1,4 @@
-"""Writes core/bamboo/job/pod_fields.json, the names of all fields of a pod template: `make docs`.
+"""Writes core/bamboo_core/job/pod_fields.json, the names of all fields of a pod template: `make docs`.
 
 They are those of Kubernetes' own schemas, of every version that Bamboo supports and that kubernetes-validate has.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from kubernetes_validate import utils
 
-FILE = Path(__file__).parent / "bamboo" / "job" / "pod_fields.json"
+FILE = Path(__file__).parent / "bamboo_core" / "job" / "pod_fields.json"
 OLDEST = 29
 ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 FREE = ("FieldsV1",)  # of metadata.managedFields: its fields are named after other fields

@@ -1,8 +1,8 @@
 """Writes crds/bamboojob.yaml: `make docs`. A test fails if the committed file is stale.
 
-The spec's schema is made from `bamboo.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
-descriptions below its fields, rules in `bamboo.job.manifest_rules`. The status's is made from
-`bamboo.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
+The spec's schema is made from `bamboo_core.job.spec.JobSpec`: forms, bounds and defaults are in its annotations,
+descriptions below its fields, rules in `bamboo_core.job.manifest_rules`. The status's is made from
+`bamboo_core.job.status.BambooJobStatus`. All else is in crds/frame.yaml.
 """
 
 import ast
@@ -28,15 +28,15 @@ from msgspec.inspect import (
 )
 from msgspec.inspect import type_info as inspect_type
 
-from bamboo.job.forms import Schema
-from bamboo.job.manifest_rules import RULES
-from bamboo.job.model import ApiField, Mark, Object, ObjectList, api_fields
-from bamboo.job.spec import JobSpec
-from bamboo.job.status import BambooJobStatus
+from bamboo_core.job.forms import Schema
+from bamboo_core.job.manifest_rules import RULES
+from bamboo_core.job.model import ApiField, Mark, Object, ObjectList, api_fields
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import BambooJobStatus
 
 FOLDER = Path(__file__).parent
 FRAME, FILE = FOLDER / "frame.yaml", FOLDER / "bamboojob.yaml"
-HEAD = "# Made by `make docs` from the types in core/bamboo/job/ and from crds/frame.yaml; change those instead.\n"
+HEAD = "# Made by `make docs` from the types in core/bamboo_core/job/ and from crds/frame.yaml; change those instead.\n"
 VALIDATIONS = "x-kubernetes-validations"
 CANNOT_CHANGE = "cannot change; create a new job instead"
 ONLY_SUSPENDED = "can change only while the job is suspended"

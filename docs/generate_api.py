@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]
 HEAD = """\
 # The BambooJob API
 
-<!-- Made by `make docs` from crds/bamboojob.yaml, and that from the types in core/bamboo/job/; change those. -->
+<!-- Made by `make docs` from crds/bamboojob.yaml, and that from the types in core/bamboo_core/job/; change those. -->
 
 `{kind}`, `{group}/{version}`; `kubectl get {short}` for short. `bamboo run`, `bamboo validate` and the operator read
 the same manifest by the same rules. The smallest one:

@@ -7,14 +7,14 @@ from typing import Any
 
 import yaml
 
-from bamboo.metrics.every_metric import EVERY_METRIC
-from bamboo.metrics.exposition import Exporter, Metric
+from bamboo_core.metrics.every_metric import EVERY_METRIC
+from bamboo_core.metrics.exposition import Exporter, Metric
 
 PAGE = Path(__file__).with_name("metrics.md")
 RUNBOOKS = Path(__file__).with_name("runbooks")
 ALERTS = Path(__file__).parent.parent / "dashboards" / "alerts.yaml"
 
-BEGIN = "<!-- metrics: made by `make docs` from core/bamboo/metrics, dashboards/alerts.yaml and runbooks -->\n"
+BEGIN = "<!-- metrics: made by `make docs` from core/bamboo_core/metrics, dashboards/alerts.yaml and runbooks -->\n"
 END = "<!-- end of metrics -->\n"
 
 SECTIONS = (

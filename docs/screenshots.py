@@ -19,15 +19,15 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from bamboo.coordinator.events import Emit, Status  # noqa: E402
-from bamboo.job.manifest import parse_manifest  # noqa: E402
-from bamboo.job.yaml_file import load_document  # noqa: E402
 from bamboo.local.runner import RunOptions, run_job  # noqa: E402
 from bamboo.local.views.page_view import PageView  # noqa: E402
 from bamboo.preemption import scheduling  # noqa: E402
 from bamboo.terminal.keys import Keys  # noqa: E402
 from bamboo.terminal.picture import SHOWN_EVENTS, Footer, render  # noqa: E402
 from bamboo.terminal.view import CombinedView, StopJob, UserRequest  # noqa: E402
+from bamboo_core.coordinator.events import Emit, Status  # noqa: E402
+from bamboo_core.job.manifest import parse_manifest  # noqa: E402
+from bamboo_core.job.yaml_file import load_document  # noqa: E402
 from chromium_kit import MISSING, Tab, browser, chromium  # noqa: E402
 
 JOB = ROOT / "examples/quickstart.yaml"

@@ -28,9 +28,9 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from bamboo.history.files import find  # noqa: E402
-from bamboo.history.merge import curve, merged, newest  # noqa: E402
-from bamboo.history.records import EvaluationRecord, StepRecord  # noqa: E402
+from bamboo_core.history.files import find  # noqa: E402
+from bamboo_core.history.merge import curve, merged, newest  # noqa: E402
+from bamboo_core.history.records import EvaluationRecord, StepRecord  # noqa: E402
 from chromium_kit import MISSING, browser, chromium  # noqa: E402
 
 KILLS: Final = 12
@@ -220,7 +220,7 @@ def evaluations(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def digest(summary: dict[str, Any]) -> str:
-    from bamboo.control.digests import add_digests
+    from bamboo_core.control.digests import add_digests
 
     return add_digests(summary["digests"])
 

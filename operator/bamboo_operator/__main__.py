@@ -7,10 +7,10 @@ import signal
 import kopf
 import typer
 
-from bamboo.complaints import complain
-from bamboo.kube.errors import RemoteError
-from bamboo.names import EXIT_FAILED
-from bamboo.terminal.option_groups import grouped
+from bamboo_core.complaints import complain
+from bamboo_core.kube.errors import RemoteError
+from bamboo_core.names import EXIT_FAILED
+from bamboo_core.option_groups import grouped
 from bamboo_operator.flags import LeaseFlags, LogFlags, PortFlags, TlsFlags, WorkerFlags, operator_options
 from bamboo_operator.kube.lease import LeaseLost
 from bamboo_operator.process import OperatorOptions, run_operator

@@ -9,9 +9,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from bamboo.complaints import SilentErrorsNamed, said_by
-from bamboo.job.fields import ManifestError
-from bamboo.names import EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
+from bamboo_core.complaints import SilentErrorsNamed, said_by
+from bamboo_core.job.fields import ManifestError
+from bamboo_core.names import EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.cluster.node_marks import NodeMark, read_marks

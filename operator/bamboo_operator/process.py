@@ -10,10 +10,10 @@ from typing import Any
 import kopf
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from bamboo.kube.connection import Connection
-from bamboo.metrics.exposition import Exporter, MetricsPageCollector
-from bamboo.serving.descriptors import DescriptorShares, raise_limit
-from bamboo.serving.listener import ConnectionBounds
+from bamboo_core.kube.connection import Connection
+from bamboo_core.metrics.exposition import Exporter, MetricsPageCollector
+from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
+from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth import page_access
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
 from bamboo_operator.auth.serving_certificate import ServingCertificate

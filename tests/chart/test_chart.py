@@ -9,7 +9,7 @@ import typer
 import yaml
 
 import bamboo_operator.__main__ as operator_main
-from bamboo import names
+from bamboo_core import names
 from bamboo_operator.cluster.node_marks import read_marks
 from chart_kit import DIGEST, FOREIGN, GENERATOR, SETS, container, rules_of, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
@@ -25,7 +25,7 @@ def test_copies_in_the_chart_are_not_stale() -> None:
 
 def test_versions_agree() -> None:
     described = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    for part in ("core", "operator", "trainer"):
+    for part in ("core", "client", "operator", "trainer"):
         assert f'version = "{described["appVersion"]}"' in (ROOT / part / "pyproject.toml").read_text()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bamboo import names
+from bamboo_core import names
 from chart_kit import container, rules_of, worker
 from helm_kit import ROOT, Helm, Json, one
 

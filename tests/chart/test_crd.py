@@ -8,8 +8,8 @@ import kubernetes_validate
 import pytest
 from jsonschema import Draft4Validator, ValidationError
 
-from bamboo import names
-from bamboo.job.manifest import METADATA
+from bamboo_core import names
+from bamboo_core.job.manifest import METADATA
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, compiled, defaulted, nodes
 

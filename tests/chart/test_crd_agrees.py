@@ -8,8 +8,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.yaml_file import load_document
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.yaml_file import load_document
 from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, manifests, whole, whole_with_uri, wholes
 from crd_kit import ABSENT, ROOT, SCHEMA, broken_rules, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.job.edits import apply_edit, apply_edit_to_manifest, refusal_message, refused_fields
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.edits import apply_edit, apply_edit_to_manifest, refusal_message, refused_fields
+from bamboo_core.job.manifest import parse_manifest
 from crd_cases import SPEC, Edit, Path, good_changes, running, whole
 from crd_kit import ABSENT, refusals
 from manifest_kit import minimal

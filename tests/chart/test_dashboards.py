@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.metrics.every_metric import EVERY_METRIC
-from bamboo.metrics.exposition import Metric, MetricKind
+from bamboo_core.metrics.every_metric import EVERY_METRIC
+from bamboo_core.metrics.exposition import Metric, MetricKind
 from dashboard_kit import FOLDER, NAMES, ROOT, alerts, dashboard, panels, queries
 from prometheus_kit import promtool
 

@@ -6,13 +6,13 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.store import CheckpointStore
 from bamboo.cli.commands import app
 from bamboo.cli.run_options import LocalRunOptions
-from bamboo.job.edits import numbers_digest
-from bamboo.storage.bounded import StoreLimits
-from bamboo.storage.local_files import LocalFiles
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.job.edits import numbers_digest
+from bamboo_core.storage.bounded import StoreLimits
+from bamboo_core.storage.local_files import LocalFiles
 from checkpoint_kit import layer_bytes, save
 from manifest_kit import bamboojob, training
 

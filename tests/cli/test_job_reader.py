@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube.errors import UsageError
 from bamboo.remote.session import target
+from bamboo_core.kube.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bamboo.traces.compressed import compressed
-from bamboo.traces.json_lines import to_json_lines
-from bamboo.traces.trace import Change, NodeChange, make_trace
+from bamboo_core.traces.compressed import compressed
+from bamboo_core.traces.json_lines import to_json_lines
+from bamboo_core.traces.trace import Change, NodeChange, make_trace
 from remote_command_kit import type_in
 from remote_kit import Asked, Json
 

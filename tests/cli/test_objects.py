@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from bamboo.kube.errors import RemoteError
-from bamboo.names import worker_name
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import UnseenEvents
 from bamboo.remote.job_view.parsing import events_of, is_worker_of, job_of, workers_of
+from bamboo_core.kube.errors import RemoteError
+from bamboo_core.names import worker_name
 from remote_kit import NOW, SPEC, Json, condition, ended, event, job, node, pod, stamp
 
 SCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available"}
@@ -102,10 +102,10 @@ def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
     """The same words as in the core's decisions."""
     from pathlib import Path
 
-    import bamboo
+    import bamboo_core
     from bamboo.remote.job_view.objects import UNRECOVERABLE
 
-    source = "".join(p.read_text() for p in Path(bamboo.__file__).parent.rglob("*.py"))
+    source = "".join(p.read_text() for p in Path(bamboo_core.__file__).parent.rglob("*.py"))
     told = re.findall(r'(?:Outcome\.UNRECOVERABLE|\blost\(turn|_begin_to_look\(turn), "(\w+)"', source)
     assert set(told) == set(UNRECOVERABLE)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.job.placement_spec import WorkerSpec
 from bamboo.remote.rollout import WorkerRevision, difference, revision_to_restore
+from bamboo_core.job.placement_spec import WorkerSpec
 from remote_command_kit import Fake, type_in
 from remote_kit import SPEC, Asked, Json, condition, job
 

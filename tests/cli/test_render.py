@@ -9,7 +9,7 @@ from rich.console import Console
 from bamboo.remote.job_view import render
 from bamboo.remote.job_view.parsing import events_of, job_of, workers_of
 from bamboo.remote.job_view.render import JobSnapshot
-from bamboo.text import printable
+from bamboo_core.text import printable
 from remote_kit import NOW, Json, condition, ended, event, job, node, plan, pod, stamp
 
 DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube.errors import RemoteError, UsageError
 from bamboo.remote import victims
 from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo.remote.job_view.parsing import job_of, workers_of
 from bamboo.remote.victims import VictimChoice
+from bamboo_core.kube.errors import RemoteError, UsageError
 from remote_kit import SPEC, Json, condition, ended, job, plan, pod
 
 DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.names import GROUP, PLURAL, VERSION
+from bamboo_core.names import GROUP, PLURAL, VERSION
 from cluster.api import Api, ApiError
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, good_changes, suspended, wholes

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.metrics.exposition import Exporter
+from bamboo_core.metrics.exposition import Exporter
 from cluster.client import Json
 from cluster.handle import Cluster
 from dashboard_kit import FOLDER, ROOT, Asked, alerts, queries

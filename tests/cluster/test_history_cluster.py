@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.history.files import find
-from bamboo.history.merge import curve, merged
-from bamboo.history.records import EventRecord, GapRecord
+from bamboo_core.history.files import find
+from bamboo_core.history.merge import curve, merged
+from bamboo_core.history.records import EventRecord, GapRecord
 from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import claimed, local_run, slowed, small

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bamboo.control.codec import decode_from_coordinator, encode
-from bamboo.control.protocol import Hello, Refused
-from bamboo.control.server import REFUSED_HEADER
+from bamboo_core.control.codec import decode_from_coordinator, encode
+from bamboo_core.control.protocol import Hello, Refused
+from bamboo_core.control.server import REFUSED_HEADER
 from cluster.client import ApiError, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from operator_jobs import digests_of_a_local_run, manifest, slowed, small

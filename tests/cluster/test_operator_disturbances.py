@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS, RECOVERY_SECONDS
+from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS, RECOVERY_SECONDS
 from cluster.client import Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot

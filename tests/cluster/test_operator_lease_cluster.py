@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.names import EXIT_FAILED
+from bamboo_core.names import EXIT_FAILED
 from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import small

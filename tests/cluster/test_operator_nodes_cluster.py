@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.names import LABEL_JOB_UID
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.names import LABEL_JOB_UID
 from bamboo_operator.manifests.spread import spread
 from cluster.client import Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bamboo.traces.files import read_traces
-from bamboo.traces.trace import Change
+from bamboo_core.traces.trace import Change
 from cluster.handle import Cluster
 from cluster.nodes import ZONE, spot
 from operator_jobs import small

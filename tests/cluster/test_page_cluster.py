@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.names import PAGE_AUDIENCE, TOKEN_AUDIENCE
+from bamboo_core.names import PAGE_AUDIENCE, TOKEN_AUDIENCE
 from bamboo_operator.http.page_document import RESTARTED
 from cluster.handle import Cluster
 from operator_jobs import small

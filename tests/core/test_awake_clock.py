@@ -1,6 +1,6 @@
 """The local shell's clock leaves out the time in which the process stood still."""
 
-from bamboo.coordinator.awake_clock import AwakeClock
+from bamboo_core.coordinator.awake_clock import AwakeClock
 
 
 def test_time_passes_only_while_somebody_reads_it() -> None:

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from bamboo.storage.bounded import MOST_HANGING, BoundedCalls, StoreLimits
-from bamboo.storage.errors import StoreUnavailable
+from bamboo_core.storage.bounded import MOST_HANGING, BoundedCalls, StoreLimits
+from bamboo_core.storage.errors import StoreUnavailable
 from checkpoint_kit import IMPATIENT, FaultyFileSystem, faulty_store, save
 from store_fault_kit import states
 

@@ -9,15 +9,15 @@ import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.control import protocol
-from bamboo.control.channel_events import WorkerJoined
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import TimeTold
-from bamboo.coordinator.grids.dates import time_told
-from bamboo.coordinator.job_status import status
-from bamboo.job.budget_reach import Pace, date_reach, money_reach, of_manifest, past, shown_date, span
-from bamboo.job.manifest import parse_manifest
-from bamboo.profiles.profile import to_json
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import WorkerJoined
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import TimeTold
+from bamboo_core.coordinator.grids.dates import time_told
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.job.budget_reach import Pace, date_reach, money_reach, of_manifest, past, shown_date, span
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.profile import to_json
 from job_simulation_kit import job
 from manifest_kit import bamboojob, minimal, problems
 

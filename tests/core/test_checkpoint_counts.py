@@ -5,16 +5,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo.coordinator.checkpointing.checkpoints import WRITE_SECONDS
-from bamboo.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
-from bamboo.coordinator.job_status import status
-from bamboo.coordinator.progress import EarlierProgress
-from bamboo.metrics.job_metrics import samples
-from bamboo.planning.plan import CheckpointId
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo_core.coordinator.checkpointing.checkpoints import WRITE_SECONDS
+from bamboo_core.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.progress import EarlierProgress
+from bamboo_core.metrics.job_metrics import samples
+from bamboo_core.planning.plan import CheckpointId
 from checkpoint_world import (
     LAYERS,
     STARTS,

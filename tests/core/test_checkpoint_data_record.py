@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from bamboo.checkpoint.data_record import DataRecord, LookedAt, difference
+from bamboo_core.checkpoint.data_record import DataRecord, LookedAt, difference
 
 FIRST = LookedAt(sample=0, form="int64 [8], int64 [8]", digest="a" * 16)
 LAST = LookedAt(sample=399, form="int64 [8], int64 [8]", digest="b" * 16)

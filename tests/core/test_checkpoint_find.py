@@ -2,9 +2,9 @@
 
 import pytest
 
-from bamboo.checkpoint.errors import CheckpointError
-from bamboo.checkpoint.find import find
-from bamboo.checkpoint.found import newest_first
+from bamboo_core.checkpoint.errors import CheckpointError
+from bamboo_core.checkpoint.find import find
+from bamboo_core.checkpoint.found import newest_first
 from checkpoint_kit import complete
 from checkpoint_list_kit import damaged, torn, unfinished
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.checkpoint.layout import Attempt, attempt_of, new_attempt
-from bamboo.checkpoint.manifest import MOST_BYTES, decode, encode
+from bamboo_core.checkpoint.errors import CheckpointDamaged
+from bamboo_core.checkpoint.layout import Attempt, attempt_of, new_attempt
+from bamboo_core.checkpoint.manifest import MOST_BYTES, decode, encode
 from checkpoint_kit import made_up_parts, make_manifest
 
 MANIFEST = make_manifest(Attempt(200, "5f0c"))

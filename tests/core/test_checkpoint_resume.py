@@ -1,7 +1,7 @@
 """From which checkpoint a job goes on."""
 
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.resume import choose
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.resume import choose
 from checkpoint_kit import DIGEST, EPOCH, complete
 from checkpoint_list_kit import damaged, torn, unfinished, unreadable
 

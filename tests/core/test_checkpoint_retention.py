@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.checkpoint.found import FoundState
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.resume import choose
-from bamboo.checkpoint.retention import DEAD_AFTER_SECONDS, removable
+from bamboo_core.checkpoint.found import FoundState
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.resume import choose
+from bamboo_core.checkpoint.retention import DEAD_AFTER_SECONDS, removable
 from checkpoint_kit import DIGEST, EPOCH, complete
 from checkpoint_list_kit import damaged, torn, unfinished, unreadable
 

@@ -8,16 +8,16 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo.checkpoint.found import FoundState
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.resume import choose
-from bamboo.checkpoint.retention import removable
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.storage.bounded import StoreLimits
-from bamboo.storage.errors import StorageError, StoreUnavailable
-from bamboo.storage.object_store import open_store
-from bamboo.storage.url import parse_url
+from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
+from bamboo_core.checkpoint.found import FoundState
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.resume import choose
+from bamboo_core.checkpoint.retention import removable
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage.bounded import StoreLimits
+from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.storage.object_store import open_store
+from bamboo_core.storage.url import parse_url
 from checkpoint_kit import DIGEST, layer_bytes, make_manifest, save
 
 LIMITS = StoreLimits(tries=2, pause=0.0)
@@ -87,7 +87,7 @@ def test_a_checkpoint_goes_to_s3_and_back(client):
 
 @pytest.mark.slow
 def test_a_large_part_goes_in_pieces(client, monkeypatch):
-    monkeypatch.setattr("bamboo.storage.object_store.CHUNK", 16 << 20)
+    monkeypatch.setattr("bamboo_core.storage.object_store.CHUNK", 16 << 20)
     store = CheckpointStore("s3://bucket/run", LIMITS)
     data = bytes(range(256)) * (110 << 12)  # 110 MiB: several parts of an upload
     attempt = Attempt(20, "a")

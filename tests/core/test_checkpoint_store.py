@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo.checkpoint.found import FoundState
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.storage.errors import StorageError, StoreUnavailable
-from bamboo.storage.local_files import LocalFiles
-from bamboo.storage.object_store import ObjectFiles
+from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
+from bamboo_core.checkpoint.found import FoundState
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.storage.local_files import LocalFiles
+from bamboo_core.storage.object_store import ObjectFiles
 from checkpoint_kit import IMPATIENT, FaultyFileSystem, faulty_store, layer_bytes, make_manifest, save
 
 
@@ -141,7 +141,7 @@ def test_what_is_not_ours_is_left_alone(place):
 
 def test_large_files_are_read_in_pieces(place, monkeypatch):
     store, _ = place
-    monkeypatch.setattr("bamboo.storage.object_store.CHUNK", 7)
+    monkeypatch.setattr("bamboo_core.storage.object_store.CHUNK", 7)
     manifest = save(store, 20)
     assert store.read_part(manifest, 1) == layer_bytes(20, 1)
 

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpointing.checkpoints import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator.checkpointing.checkpoints import (
     AGAIN_SECONDS,
     FIRST_PART_SECONDS,
     STOP_SECONDS,
     TIDY_SECONDS,
     WRITE_SECONDS,
 )
-from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
-from bamboo.coordinator.job_status import status
-from bamboo.planning.plan import Cell, CheckpointId
+from bamboo_core.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.planning.plan import Cell, CheckpointId
 from checkpoint_world import FIRST, LAYERS, begin, finished, made, plan_of, reasons, root_of, save, sent, train, written
 from world import World, silence
 

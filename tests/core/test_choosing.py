@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.coordinator.grids.choosing import rates_of
-from bamboo.coordinator.grids.record import GridState
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.coordinator.workers.record import Workers
-from bamboo.planning.splits.speeds import WorkEstimate
-from bamboo.planning.splits.stage_times import StageTimes, forward_share
-from bamboo.planning.steps.layer_bytes import LayerBytes
+from bamboo_core.coordinator.grids.choosing import rates_of
+from bamboo_core.coordinator.grids.record import GridState
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.planning.splits.speeds import WorkEstimate
+from bamboo_core.planning.splits.stage_times import StageTimes, forward_share
+from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from slow_world import trained
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bamboo.complaints import SilentErrorsNamed, complain, complaint_of, said_by, system_reason
+from bamboo_core.complaints import SilentErrorsNamed, complain, complaint_of, said_by, system_reason
 
 
 class Unable(Exception):

@@ -3,13 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import ChannelClosed, WorkerJoined
-from bamboo.coordinator.events import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import ChannelClosed, WorkerJoined
+from bamboo_core.coordinator.events import (
     Outcome,
     PreemptionNotice,
 )
-from bamboo.planning.heirs import copies
+from bamboo_core.planning.heirs import copies
 from world import World
 
 actions = st.lists(

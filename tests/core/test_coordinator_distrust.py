@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replaced
 
-from bamboo.control import codec, protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, RemoveWorker, Send
-from bamboo.planning.plan import Plan
+from bamboo_core.control import codec, protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import AddWorkers, RemoveWorker, Send
+from bamboo_core.planning.plan import Plan
 from world import World, back, restarted
 
 

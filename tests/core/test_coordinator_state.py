@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from bamboo.coordinator.state import Record, Turn
+from bamboo_core.coordinator.state import Record, Turn
 from world import World
 
 

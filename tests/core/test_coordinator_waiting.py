@@ -6,12 +6,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Emit, Finish, Send, Tick
-from bamboo.coordinator.workers.record import Workers
-from bamboo.planning.plan import Cell
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import AddWorkers, Emit, Finish, Send, Tick
+from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.planning.plan import Cell
 from world import World, back, restarted, silence, taken_over
 
 

@@ -1,9 +1,9 @@
 """Copies of a checkpoint in workers' memory: who is asked for them, and when they are dropped."""
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.events import Tick
-from bamboo.planning.plan import CheckpointId, Plan
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator.events import Tick
+from bamboo_core.planning.plan import CheckpointId, Plan
 from checkpoint_world import LAYERS, begin, lose_stage, made, plan_of, reasons, save, sent, train, written
 from world import World
 

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from bamboo.serving.descriptors import DescriptorShares, raise_limit
+from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_operator.process import RESERVED, WATCHES
 
 

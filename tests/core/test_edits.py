@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.job.edits import (
+from bamboo_core.job.edits import (
     MOST_NAMED,
     apply_edit,
     apply_edit_to_manifest,
@@ -13,7 +13,7 @@ from bamboo.job.edits import (
     refusal_message,
     refused_fields,
 )
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import WHOLE, minimal
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import PipelineSchedule, RedundancySpec
-from bamboo.planning.desired import PlanningView, Urgency, owners_of_new_rows
-from bamboo.planning.elastic import desired_pipelines, drop_old_layouts, resize
-from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import PipelineSchedule, RedundancySpec
+from bamboo_core.planning.desired import PlanningView, Urgency, owners_of_new_rows
+from bamboo_core.planning.elastic import desired_pipelines, drop_old_layouts, resize
+from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
 from manifest_kit import bamboojob, training
 from replica_kit import planned
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo.coordinator.ending.weights import SAVE_SECONDS
-from bamboo.coordinator.events import Outcome, Tick
-from bamboo.coordinator.workers.record import Workers
-from bamboo.planning.plan import Cell
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo_core.coordinator.ending.weights import SAVE_SECONDS
+from bamboo_core.coordinator.events import Outcome, Tick
+from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.planning.plan import Cell
 from checkpoint_world import finished, made, plan_of, save, sent, train, written
 from world import World
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from bamboo.metrics.every_metric import EVERY_METRIC
-from bamboo.metrics.exposition import Exporter, MetricKind, MetricsPage
+from bamboo_core.metrics.every_metric import EVERY_METRIC
+from bamboo_core.metrics.exposition import Exporter, MetricKind, MetricsPage
 from job_metrics_kit import exposed
 from metrics_kit import check_page
 from prometheus_kit import promtool

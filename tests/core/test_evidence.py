@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.coordinator.verification.evidence import Sums, none_is_steady, wrong_workers
+from bamboo_core.coordinator.verification.evidence import Sums, none_is_steady, wrong_workers
 
 X, Y, Z = "x", "y", "z"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bamboo.metrics import job_catalog, worker_catalog
-from bamboo.metrics.exposition import Exporter, MetricsPage
-from bamboo.metrics.histogram import Histogram
+from bamboo_core.metrics import job_catalog, worker_catalog
+from bamboo_core.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.metrics.histogram import Histogram
 
 JOB = ("default", "tiny")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpoint_counts import AbandonReason
-from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import CheckpointId
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason
+from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import CheckpointId
 from checkpoint_world import begin, finished, made, plan_of, reasons, root_of, save, sent, train, written
 from world import World, back, restarted, silence
 

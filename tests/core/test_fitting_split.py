@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import layer_ranges
-from bamboo.planning.splits.uneven_split import Ranges
-from bamboo.planning.steps.fitting_split import fitting_split
-from bamboo.planning.steps.worker_memory import most_bytes
-from bamboo.profiles.profile import Layer, ModelFigures
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.grid import layer_ranges
+from bamboo_core.planning.profile import Layer, ModelFigures
+from bamboo_core.planning.splits.uneven_split import Ranges
+from bamboo_core.planning.steps.fitting_split import fitting_split
+from bamboo_core.planning.steps.worker_memory import most_bytes
 from job_simulation_kit import NETWORK, manifest
 
 

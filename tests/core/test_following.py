@@ -6,25 +6,25 @@ from typing import Any
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import Command, Emit, Event, Finish, Outcome, PreemptionNotice, Tick
-from bamboo.coordinator.grids.holding import to_have
-from bamboo.coordinator.job_status import status
-from bamboo.coordinator.protection import protection
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import RedundancyMode, ScheduleChoice
-from bamboo.planning.plan import Plan
-from bamboo.planning.splits.resplit import Grid, grid_of
-from bamboo.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
-from bamboo.planning.steps.layer_bytes import LayerBytes
-from bamboo.planning.steps.worker_memory import most_bytes
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
-from bamboo.traces.trace import Trace, make_trace
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import Command, Emit, Event, Finish, Outcome, PreemptionNotice, Tick
+from bamboo_core.coordinator.grids.holding import to_have
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.protection import protection
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import RedundancyMode, ScheduleChoice
+from bamboo_core.planning.plan import Plan
+from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.steps.grid_rates import GridRates, bounded_grids, is_within_bounds
+from bamboo_core.planning.steps.layer_bytes import LayerBytes
+from bamboo_core.planning.steps.worker_memory import most_bytes
+from bamboo_core.traces.trace import Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 from slow_world import Slowed
 from world import back, restarted

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.page.forecast import at_the_end
+from bamboo_core.page.forecast import at_the_end
 
 AMOUNTS = st.floats(0, 1e9)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.training_spec import TrainingSpec
-from bamboo.planning.gradient_groups import SumNode, group_bounds, halves, nodes_of, parent, share_of, tree_sum
-from bamboo.planning.grid import make_layout
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.planning.gradient_groups import SumNode, group_bounds, halves, nodes_of, parent, share_of, tree_sum
+from bamboo_core.planning.grid import make_layout
 
 
 class Term(str):

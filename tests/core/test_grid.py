@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import TopologySpec
-from bamboo.planning.grid import Roles, layer_ranges, make_layout, split_layers, worker_roles
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import TopologySpec
+from bamboo_core.planning.grid import Roles, layer_ranges, make_layout, split_layers, worker_roles
 from manifest_kit import minimal
 
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec, PipelineSchedule, ScheduleChoice
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Peer
-from bamboo.planning.splits.devices import device_layers
-from bamboo.planning.splits.resplit import Grid
-from bamboo.planning.steps.grid_rates import GridRate, GridRates, bounded_grids
-from bamboo.planning.steps.step_times import StepModel
-from bamboo.planning.steps.worker_memory import device_bytes
-from bamboo.profiles.profile import Layer, ModelFigures, Network
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec, PipelineSchedule, ScheduleChoice
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Peer
+from bamboo_core.planning.profile import Layer, ModelFigures, Network
+from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids
+from bamboo_core.planning.steps.step_times import StepModel
+from bamboo_core.planning.steps.worker_memory import device_bytes
 from job_simulation_kit import NETWORK, manifest, profile
 
 

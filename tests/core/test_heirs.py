@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.planning.heirs import heirs_may_differ, heirs_of, lost_runs
-from bamboo.planning.plan import Assignment, Cell, Plan, plan_problems
+from bamboo_core.planning.heirs import heirs_may_differ, heirs_of, lost_runs
+from bamboo_core.planning.plan import Assignment, Cell, Plan, plan_problems
 from replica_kit import adjacent_heirs_differ, after_loss, planned
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.metrics.histogram import Histogram
+from bamboo_core.metrics.histogram import Histogram
 
 
 @given(st.lists(st.floats(0, 100)), st.lists(st.floats(0.1, 90), min_size=1, unique=True).map(sorted))

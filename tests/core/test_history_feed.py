@@ -1,9 +1,9 @@
 """What a shell tells the root of the job's history."""
 
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.history_feed import AT_ONCE, MOST_WAITING, HistoryFeed
-from bamboo.control.protocol import Hello, HistoryKept
-from bamboo.coordinator.events import Emit, Tick
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.history_feed import AT_ONCE, MOST_WAITING, HistoryFeed
+from bamboo_core.control.protocol import Hello, HistoryKept
+from bamboo_core.coordinator.events import Emit, Tick
 from replica_kit import planned
 
 pytest_plugins = ["history_fixtures"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bamboo.history.files import HistoryFile, HistoryFiles, file_of
+from bamboo_core.history.files import HistoryFile, HistoryFiles, file_of
 
 
 def test_names_sort_as_they_were_begun():

@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.history.files import HistoryFile, HistoryFiles, find
-from bamboo.history.merge import curve, merged, newest, to_csv
-from bamboo.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord, to_lines
+from bamboo_core.history.files import HistoryFile, HistoryFiles, find
+from bamboo_core.history.merge import curve, merged, newest, to_csv
+from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, StepRecord, to_lines
 from history_kit import FROM_ZERO, evaluated, event, shown, step
 
 pytest_plugins = ["history_fixtures"]

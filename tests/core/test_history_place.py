@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from bamboo.history.place import history_url
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.names import STORAGE_FOLDER
+from bamboo_core.history.place import history_url
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import STORAGE_FOLDER
 from manifest_kit import bamboojob, training
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.history.records import EvaluationRecord, GapRecord, HistoryError, from_lines, to_lines
+from bamboo_core.history.records import EvaluationRecord, GapRecord, HistoryError, from_lines, to_lines
 from history_kit import FROM_ZERO, evaluated, event, step
 
 

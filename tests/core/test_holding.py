@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, TimeTold, WorkerLost
-from bamboo.coordinator.grids import dates, holding
-from bamboo.coordinator.grids.holding import to_have
-from bamboo.coordinator.grids.record import Exposure, Holding
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.coordinator.workers.record import WorkerEnds
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.steps.grid_rates import GridRates
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.traces.generate import Generation, generate
-from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import PreemptionNotice, PricesTold, SpecChanged, Tick, TimeTold, WorkerLost
+from bamboo_core.coordinator.grids import dates, holding
+from bamboo_core.coordinator.grids.holding import to_have
+from bamboo_core.coordinator.grids.record import Exposure, Holding
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.coordinator.workers.record import WorkerEnds
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.steps.grid_rates import GridRates
+from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 from job_simulation_kit import HOUR, job, manifest, nodes, profile, run
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
-from bamboo.coordinator.checkpointing.checkpoints import next_one
-from bamboo.coordinator.checkpointing.intervals import best_seconds, has_copies, interval, seconds_between_losses
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.job.spec import CheckpointSpec
+from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
+from bamboo_core.coordinator.checkpointing.checkpoints import next_one
+from bamboo_core.coordinator.checkpointing.intervals import best_seconds, has_copies, interval, seconds_between_losses
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.job.spec import CheckpointSpec
 from checkpoint_world import made
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from manifest_case_kit import changed
 from manifest_kit import minimal, problems
 

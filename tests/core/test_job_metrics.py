@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
-from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.local.views.metrics_view import fill
-from bamboo.metrics import job_catalog
-from bamboo.metrics.exposition import Exporter, MetricsPage
-from bamboo.metrics.job_metrics import useful_seconds
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason
+from bamboo_core.metrics import job_catalog
+from bamboo_core.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.metrics.job_metrics import useful_seconds
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.condition_rules import ConditionResult, displayed_state

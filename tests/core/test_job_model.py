@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from bamboo.job.fields import Fields, Problem
-from bamboo.job.forms import Inside, Integer, Number, Tree
-from bamboo.job.model import (
+from bamboo_core.job.fields import Fields, Problem
+from bamboo_core.job.forms import Inside, Integer, Number, Tree
+from bamboo_core.job.model import (
     ListOf,
     Mark,
     Named,
@@ -21,8 +21,8 @@ from bamboo.job.model import (
     places,
     read_object,
 )
-from bamboo.job.spec import JobSpec
-from bamboo.job.text_patterns import DNS_LABEL
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.text_patterns import DNS_LABEL
 
 
 class Colour(StrEnum):

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.events import Tick
-from bamboo.coordinator.job_status import WorkerState, status
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator.events import Tick
+from bamboo_core.coordinator.job_status import WorkerState, status
 from world import World
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube import kubeconfig as config
-from bamboo.kube.api import KubeApi
-from bamboo.kube.credentials import tls_context
-from bamboo.kube.errors import ApiError, ClusterUnreachable, ConfigError
-from bamboo.kube.kubeconfig import Access, ClusterServer, User
+from bamboo_core.kube import kubeconfig as config
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.credentials import tls_context
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable, ConfigError
+from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
 from kube_server_kit import ask
 from remote_kit import Asked, job, kubeconfig, refusal, server
 
@@ -84,7 +84,7 @@ def test_authorities_that_only_python_3_13_refuses_are_taken(tmp_path: Path, mon
 
 
 def answer_none() -> Any:
-    from bamboo.kube.credentials import Credential
+    from bamboo_core.kube.credentials import Credential
 
     return Credential()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube import connection as module
-from bamboo.kube.connection import Connection, ConnectionOptions
-from bamboo.kube.errors import ApiError
-from bamboo.kube.kubeconfig import Access, ClusterServer, User
+from bamboo_core.kube import connection as module
+from bamboo_core.kube.connection import Connection, ConnectionOptions
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
 from remote_kit import Answer, Asked, refusal, server
 
 OPTIONS = ConnectionOptions(agent="test", total_seconds=60.0, connect_seconds=60.0, connections=4)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube import kubeconfig as config
-from bamboo.kube.api import KubeApi
-from bamboo.kube.credentials import answer
-from bamboo.kube.credentials import request as asked_of_plugin
-from bamboo.kube.errors import ApiError, ConfigError, RemoteError
-from bamboo.kube.kubeconfig import Access, ClusterServer, ExecPlugin, User
+from bamboo_core.kube import kubeconfig as config
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.credentials import answer
+from bamboo_core.kube.credentials import request as asked_of_plugin
+from bamboo_core.kube.errors import ApiError, ConfigError, RemoteError
+from bamboo_core.kube.kubeconfig import Access, ClusterServer, ExecPlugin, User
 from kube_server_kit import ask
 from remote_kit import Asked, job, kubeconfig, refusal, server
 

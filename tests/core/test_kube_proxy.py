@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.kube import kubeconfig as config
-from bamboo.kube.errors import ConfigError
+from bamboo_core.kube import kubeconfig as config
+from bamboo_core.kube.errors import ConfigError
 
 
 def test_no_proxy_stands_between_this_machine_and_itself(monkeypatch: pytest.MonkeyPatch) -> None:

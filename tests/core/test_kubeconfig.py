@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube import kubeconfig as config
-from bamboo.kube.errors import ConfigError
+from bamboo_core.kube import kubeconfig as config
+from bamboo_core.kube.errors import ConfigError
 from remote_kit import kubeconfig
 
 

@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from bamboo.serving.descriptors import DescriptorShares, raise_limit
-from bamboo.serving.listener import BoundedListener, ConnectionBounds
+from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
+from bamboo_core.serving.listener import BoundedListener, ConnectionBounds
 from bamboo_operator.auth.worker_gateway import workers_path
 from certificates import issue, trusting
 from flooded_operator import JOB, OWN

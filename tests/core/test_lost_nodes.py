@@ -5,15 +5,15 @@ import random
 import msgspec
 import pytest
 
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import Hello, WorkerReady
-from bamboo.coordinator.events import PreemptionNotice, WorkerJoined
-from bamboo.coordinator.job_status import status
-from bamboo.job.spec import RedundancySpec
-from bamboo.planning.desired import PlanningView, Urgency
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Assignment, Cell, Peer, Plan
-from bamboo.planning.transitions import drain, improve, takeover
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Hello, WorkerReady
+from bamboo_core.coordinator.events import PreemptionNotice, WorkerJoined
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.planning.desired import PlanningView, Urgency
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan
+from bamboo_core.planning.transitions import drain, improve, takeover
 from replica_kit import TRAINING
 from world import World
 

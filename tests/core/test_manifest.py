@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from bamboo.job import placement_spec as placement
-from bamboo.job import spec as s
-from bamboo.job import training_spec as t
-from bamboo.job.edits import apply_edit, refused_fields
-from bamboo.job.forms import RESOURCE_NAMES
-from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
+from bamboo_core.job import placement_spec as placement
+from bamboo_core.job import spec as s
+from bamboo_core.job import training_spec as t
+from bamboo_core.job.edits import apply_edit, refused_fields
+from bamboo_core.job.forms import RESOURCE_NAMES
+from bamboo_core.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
 from manifest_case_kit import ABSENT, changed
 from manifest_kit import MINIMAL, WHOLE, minimal, problems
 

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import ManifestError, Problem, parse_manifest
+from bamboo_core.job.manifest import ManifestError, Problem, parse_manifest
 from manifest_kit import WHOLE, minimal, problems
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

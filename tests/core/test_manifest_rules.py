@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from manifest_case_kit import changed
 from manifest_kit import problems
 

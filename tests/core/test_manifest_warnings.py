@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.manifest_warnings import warnings
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.manifest_warnings import warnings
 from manifest_kit import bamboojob, training
 
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import (
     NoticeWithdrawn,
     PreemptionNotice,
     Send,
     Tick,
 )
-from bamboo.coordinator.job_status import status
-from bamboo.planning.plan import Cell
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.planning.plan import Cell
 from world import World, silence
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.server import Unauthorized, Unavailable
-from bamboo.metrics import job_catalog
-from bamboo.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.control.server import Unauthorized, Unavailable
+from bamboo_core.metrics import job_catalog
+from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts

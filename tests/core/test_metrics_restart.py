@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
-from bamboo.coordinator.coordinator import initial
-from bamboo.coordinator.events import CheckpointSummary, Tick
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.metrics.exposition import Exporter, MetricsPage
-from bamboo.names import LABEL_JOB_NAME, LABEL_NODE_POOL
+from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
+from bamboo_core.coordinator.coordinator import initial
+from bamboo_core.coordinator.events import CheckpointSummary, Tick
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.names import LABEL_JOB_NAME, LABEL_NODE_POOL
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs import cost_counter

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bamboo.metrics.exposition import Exporter
+from bamboo_core.metrics.exposition import Exporter
 from dashboard_kit import ROOT
 from metrics_kit import check_page
 from prometheus_kit import prometheus

@@ -9,10 +9,10 @@ import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.job import manifest
-from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.manifest_warnings import warnings
-from bamboo.job.yaml_file import read_manifest_source
+from bamboo_core.job import manifest
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.manifest_warnings import warnings
+from bamboo_core.job.yaml_file import read_manifest_source
 from crd_kit import CRD
 from manifest_kit import MINIMAL
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import initial_plan, split_layers
-from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, plan_problems
-from bamboo.planning.splits.moving import filled_before, lacking, needed, placed
-from bamboo.planning.splits.resplit import Beginning, Grid, resplit_plan
-from bamboo.planning.splits.speeds import WorkEstimate
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.grid import initial_plan, split_layers
+from bamboo_core.planning.plan import Cell, CheckpointId, Peer, Plan, plan_problems
+from bamboo_core.planning.splits.moving import filled_before, lacking, needed, placed
+from bamboo_core.planning.splits.resplit import Beginning, Grid, resplit_plan
+from bamboo_core.planning.splits.speeds import WorkEstimate
 from manifest_kit import bamboojob, training
 
 LAYERS = 12

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bamboo.terminal.option_groups import grouped
+from bamboo_core.option_groups import grouped
 
 
 @dataclass(frozen=True, kw_only=True)

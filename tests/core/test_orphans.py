@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from bamboo.orphans import GRACE_SECONDS, Orphans, carries, children
+from bamboo_core.orphans import GRACE_SECONDS, Orphans, carries, children
 
 SECONDS = 60.0
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); input()"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.spec import PipelineSchedule
-from bamboo.planning.schedule import StageOrder
-from bamboo.planning.steps.pipelines import Group, StepLoss, execute
-from bamboo.profiles.profile import Network
+from bamboo_core.job.spec import PipelineSchedule
+from bamboo_core.planning.profile import Network
+from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.steps.pipelines import Group, StepLoss, execute
 
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.control import codec
-from bamboo.control.plan_change import (
+from bamboo_core.control import codec
+from bamboo_core.control.plan_change import (
     PLAIN,
     HeardPlans,
     NewLayout,
@@ -21,12 +21,12 @@ from bamboo.control.plan_change import (
     change_between,
     changed_plan,
 )
-from bamboo.control.protocol import Stop
-from bamboo.job.spec import RedundancyMode, RedundancySpec, TrainingSpec
-from bamboo.planning.desired import PlanningView
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Assignment, Cell, CheckpointId, Layout, Peer, Plan
-from bamboo.planning.transitions import takeover
+from bamboo_core.control.protocol import Stop
+from bamboo_core.job.spec import RedundancyMode, RedundancySpec, TrainingSpec
+from bamboo_core.planning.desired import PlanningView
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Assignment, Cell, CheckpointId, Layout, Peer, Plan
+from bamboo_core.planning.transitions import takeover
 from world import World
 
 

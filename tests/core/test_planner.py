@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.coordinator import coordinator, planner
-from bamboo.coordinator.events import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.coordinator import coordinator, planner
+from bamboo_core.coordinator.events import (
     AddWorkers,
     NoticeWithdrawn,
     Outcome,
@@ -17,11 +17,11 @@ from bamboo.coordinator.events import (
     SpecChanged,
     Tick,
 )
-from bamboo.coordinator.workers.membership import surplus_requests
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.desired import PlanningView
-from bamboo.planning.plan import Plan, plan_misfits
-from bamboo.planning.transitions import improve
+from bamboo_core.coordinator.workers.membership import surplus_requests
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.desired import PlanningView
+from bamboo_core.planning.plan import Plan, plan_misfits
+from bamboo_core.planning.transitions import improve
 from world import World
 
 changes = st.lists(

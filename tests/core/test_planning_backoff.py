@@ -5,7 +5,7 @@ from math import log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.planning.splits.backoff import GROWTH, LASTING, MOST_LEVELS, Backoff
+from bamboo_core.planning.splits.backoff import GROWTH, LASTING, MOST_LEVELS, Backoff
 from slow_world import Slowed
 
 

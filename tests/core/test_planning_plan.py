@@ -2,9 +2,9 @@
 
 import msgspec
 
-from bamboo.job.spec import RedundancySpec
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import plan_problems
+from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import plan_problems
 from layer_split_kit import peer, training
 
 

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan
-from bamboo.planning.spot_checks import EARLY, SpotSchedule, checker
+from bamboo_core.planning.plan import Assignment, Cell, Layout, Peer, Plan
+from bamboo_core.planning.spot_checks import EARLY, SpotSchedule, checker
 
 
 def layout(pipelines: int, microbatches: int) -> Layout:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bamboo.checkpoint.data_record import DataRecord
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.platform import Platform, conflicts
-from bamboo.coordinator.events import Outcome, SpecChanged, Tick
-from bamboo.planning.plan import Cell
+from bamboo_core.checkpoint.data_record import DataRecord
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.platform import Platform, conflicts
+from bamboo_core.coordinator.events import Outcome, SpecChanged, Tick
+from bamboo_core.planning.plan import Cell
 from world import World, back, restarted
 
 A100 = Platform(

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.job.pod_fields import unknown_fields
+from bamboo_core.job.pod_fields import unknown_fields
 from bamboo_operator.manifests.template import merge
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from manifest_kit import minimal

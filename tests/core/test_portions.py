@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.spec import RedundancySpec
-from bamboo.job.training_spec import TrainingSpec
-from bamboo.planning.desired import PlanningView, Urgency
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
-from bamboo.planning.portions import is_settled, ranges
-from bamboo.planning.transitions import improve, takeover
+from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.planning.desired import PlanningView, Urgency
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
+from bamboo_core.planning.portions import is_settled, ranges
+from bamboo_core.planning.transitions import improve, takeover
 
 
 def planned(

@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from bamboo.coordinator.events import WorkerState
-from bamboo.coordinator.job_status import status as status_of
-from bamboo.coordinator.protection import protection
-from bamboo.coordinator.workers.record import Workers
 from bamboo.local.views.metrics_view import fill
-from bamboo.metrics import job_catalog as table
-from bamboo.metrics.exposition import Exporter, MetricsPage
-from bamboo.page.builder import Labels, state
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.parsing import job_of
+from bamboo_core.coordinator.events import WorkerState
+from bamboo_core.coordinator.job_status import status as status_of
+from bamboo_core.coordinator.protection import protection
+from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.metrics import job_catalog as table
+from bamboo_core.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.page.builder import Labels, state
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.document import job_status

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.checkpointing.checkpoints import STOP_SECONDS
-from bamboo.coordinator.events import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.checkpointing.checkpoints import STOP_SECONDS
+from bamboo_core.coordinator.events import (
     AddWorkers,
     Interrupted,
     Outcome,
@@ -16,7 +16,7 @@ from bamboo.coordinator.events import (
     Tick,
     WorkersAbsent,
 )
-from bamboo.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell, CheckpointId
 from checkpoint_world import save, sent
 from world import World, back, restarted, silence
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from bamboo.coordinator.progress import Progress
-from bamboo.coordinator.replacing import replace
+from bamboo_core.coordinator.progress import Progress
+from bamboo_core.coordinator.replacing import replace
 
 
 def test_a_record_is_replaced_as_a_dataclass_is() -> None:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.coordinator.events import SpecChanged
-from bamboo.coordinator.job_status import status
-from bamboo.coordinator.protection import protection
-from bamboo.job.spec import RedundancySpec
-from bamboo.planning.heirs import copies, heirs_may_differ
-from bamboo.planning.plan import Cell, Plan, plan_problems
+from bamboo_core.coordinator.events import SpecChanged
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.protection import protection
+from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.planning.heirs import copies, heirs_may_differ
+from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from operator_kit import job, said
 from replica_kit import adjacent_heirs_differ, after_loss, planned
 from world import World

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import ChannelClosed, Received
-from bamboo.coordinator.events import Outcome, PreemptionNotice, Tick, WorkerLost
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import initial_plan, layer_ranges
-from bamboo.planning.plan import Cell, CheckpointId, Peer, plan_misfits, plan_problems
-from bamboo.planning.splits.resplit import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import ChannelClosed, Received
+from bamboo_core.coordinator.events import Outcome, PreemptionNotice, Tick, WorkerLost
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.grid import initial_plan, layer_ranges
+from bamboo_core.planning.plan import Cell, CheckpointId, Peer, plan_misfits, plan_problems
+from bamboo_core.planning.splits.resplit import (
     Beginning,
     Grid,
     desired_grid,
@@ -23,7 +23,7 @@ from bamboo.planning.splits.resplit import (
     resplit_plan,
     sources_of,
 )
-from bamboo.planning.splits.speeds import WorkEstimate
+from bamboo_core.planning.splits.speeds import WorkEstimate
 from manifest_kit import bamboojob, training
 from world import World
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
-from bamboo.coordinator.checkpointing.restoring import RESTORE_SECONDS
-from bamboo.coordinator.events import Outcome, Tick, WorkerLost
-from bamboo.coordinator.job_status import status
-from bamboo.planning.plan import ROOT, Cell, CheckpointId
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
+from bamboo_core.coordinator.checkpointing.restoring import RESTORE_SECONDS
+from bamboo_core.coordinator.events import Outcome, Tick, WorkerLost
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId
 from checkpoint_world import (
     ORIGIN,
     STARTS,

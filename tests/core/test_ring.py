@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import RedundancySpec
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.heirs import heirs_may_differ
-from bamboo.planning.plan import Peer, Plan
-from bamboo.planning.ring import replicas_in, ring, rows
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.heirs import heirs_may_differ
+from bamboo_core.planning.plan import Peer, Plan
+from bamboo_core.planning.ring import replicas_in, ring, rows
 from layer_split_kit import peer, training
 
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.desired import PlanningView
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.heirs import copies
-from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
-from bamboo.planning.shards import shard_layers, sharded
-from bamboo.planning.shares import kept_share
-from bamboo.planning.transitions import StageLost, improve, takeover
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.desired import PlanningView
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.heirs import copies
+from bamboo_core.planning.plan import Cell, Peer, Plan, plan_problems
+from bamboo_core.planning.shards import shard_layers, sharded
+from bamboo_core.planning.shares import kept_share
+from bamboo_core.planning.transitions import StageLost, improve, takeover
 from manifest_kit import bamboojob, training
 from world import World
 

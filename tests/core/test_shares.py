@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.planning.shares import kept_share, share
+from bamboo_core.planning.shares import kept_share, share
 from replica_kit import planned
 
 

@@ -4,12 +4,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import PROGRESS, Status, Tick
-from bamboo.coordinator.shell_view import may_look_different, shell_view
-from bamboo.planning.plan import Cell
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import PROGRESS, Status, Tick
+from bamboo_core.coordinator.shell_view import may_look_different, shell_view
+from bamboo_core.planning.plan import Cell
 from checkpoint_world import train
 from world import World
 

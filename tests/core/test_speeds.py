@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.planning.splits.speeds import Measurement, speeds
+from bamboo_core.planning.splits.speeds import Measurement, speeds
 
 
 def test_side_by_side_the_slow_one_is_found_whatever_the_layers_take() -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.placement_spec import WorkerSpec
-from bamboo.job.spec import JobSpec, RedundancySpec, TopologySpec, TrainingSpec
-from bamboo.planning.grid import initial_plan, layer_ranges, split_layers
-from bamboo.planning.heirs import heirs_may_differ
-from bamboo.planning.plan import Cell, Peer, Plan, plan_misfits, plan_problems
-from bamboo.planning.splits.devices import (
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.placement_spec import WorkerSpec
+from bamboo_core.job.spec import JobSpec, RedundancySpec, TopologySpec, TrainingSpec
+from bamboo_core.planning.grid import initial_plan, layer_ranges, split_layers
+from bamboo_core.planning.heirs import heirs_may_differ
+from bamboo_core.planning.plan import Cell, Peer, Plan, plan_misfits, plan_problems
+from bamboo_core.planning.splits.devices import (
     cell_of,
     cell_parts,
     device_layers,
@@ -24,9 +24,9 @@ from bamboo.planning.splits.devices import (
     parts_of,
     stage_of,
 )
-from bamboo.planning.splits.resplit import balanced
-from bamboo.planning.splits.speeds import WorkEstimate
-from bamboo.planning.splits.uneven_split import step_seconds
+from bamboo_core.planning.splits.resplit import balanced
+from bamboo_core.planning.splits.speeds import WorkEstimate
+from bamboo_core.planning.splits.uneven_split import step_seconds
 from manifest_kit import bamboojob, gpt_task
 from replica_kit import after_loss
 

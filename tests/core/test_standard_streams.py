@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bamboo import standard_streams
-from bamboo.history.records import EventRecord, to_lines
-from bamboo.standard_streams import MOST_WAITING, SHOWN, Unhurried
+from bamboo_core import standard_streams
+from bamboo_core.history.records import EventRecord, to_lines
+from bamboo_core.standard_streams import MOST_WAITING, SHOWN, Unhurried
 
 BAMBOO = [sys.executable, "-c", "from bamboo.cli.commands import main; main()"]
 SECONDS = 60.0

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.plan import Assignment, Cell, Plan
-from bamboo.planning.shards import sharded
-from bamboo.planning.steps.step_times import LostWorkers, StepModel
-from bamboo.profiles.profile import ModelProfile, Network
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.plan import Assignment, Cell, Plan
+from bamboo_core.planning.profile import ModelProfile, Network
+from bamboo_core.planning.shards import sharded
+from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
 from job_simulation_kit import FAST, manifest, plan_of, profile, spec
 
 Rows = tuple[tuple[str, ...], ...]

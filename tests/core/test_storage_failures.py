@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.storage.failures import explain
-from bamboo.storage.url import without_secrets
+from bamboo_core.storage.failures import explain
+from bamboo_core.storage.url import without_secrets
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.checkpoint.found import FoundState
-from bamboo.checkpoint.resume import choose
-from bamboo.checkpoint.retention import removable
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.checkpoint.errors import CheckpointDamaged
+from bamboo_core.checkpoint.found import FoundState
+from bamboo_core.checkpoint.resume import choose
+from bamboo_core.checkpoint.retention import removable
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage.errors import StorageError, StoreUnavailable
 from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save
 from store_fault_kit import states
 

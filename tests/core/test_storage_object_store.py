@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.storage.errors import StorageError
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage.errors import StorageError
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.text_patterns import URI
-from bamboo.storage.errors import StorageError
-from bamboo.storage.url import parse_url, shown_url
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.text_patterns import URI
+from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.url import parse_url, shown_url
 from manifest_kit import minimal
 
 

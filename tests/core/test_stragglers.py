@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.coordinator import step
-from bamboo.coordinator.events import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator.coordinator import step
+from bamboo_core.coordinator.events import (
     PreemptionNotice,
     RemoveWorker,
     RequestsWithdrawn,
@@ -18,10 +18,10 @@ from bamboo.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo.coordinator.job_status import status
-from bamboo.coordinator.workers.membership import surplus_requests
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.workers.membership import surplus_requests
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.splits.stage_times import StageTimes
 from slow_world import BACKWARD, FORWARD, Slowed, trained
 
 

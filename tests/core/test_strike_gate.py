@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.trace import Silent
 from bamboo_trainer.worker.launch.strike_gate import StrikeGate
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import Emit, Tick
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.planning.plan import Cell
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import Emit, Tick
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.trace import Silent
 from world import World

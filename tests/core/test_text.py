@@ -1,4 +1,4 @@
-from bamboo.text import one_line, wrapped
+from bamboo_core.text import one_line, wrapped
 
 
 def test_what_others_say_fits_into_one_printable_line() -> None:

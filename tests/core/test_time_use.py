@@ -6,7 +6,7 @@ from bamboo.local.trace_summary import (
     TIME_USE_OF_SPAN,
     TimeUse,
 )
-from bamboo.planning.schedule import Instruction
+from bamboo_core.planning.schedule import Instruction
 from bamboo_trainer.telemetry.trace import IN_ADVANCE, NEVER_AWAITED
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.local.trace_files import merge_traces
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.trace import TraceFile
 
 CELL = Cell(0, 1)

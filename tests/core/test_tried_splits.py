@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bamboo.planning.splits.tried_splits import MOST_TRIED, TriedSplit, are_alike, comparable, remembering
+from bamboo_core.planning.splits.tried_splits import MOST_TRIED, TriedSplit, are_alike, comparable, remembering
 from rebalancing_kit import HALVES, THIRDS
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.serving.unauthenticated import UnauthenticatedConnections, network_of
+from bamboo_core.serving.unauthenticated import UnauthenticatedConnections, network_of
 
 
 def test_whoever_has_most_idle_connections_loses_the_oldest() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.planning.grid import split_layers
-from bamboo.planning.splits.uneven_split import step_seconds, uneven_split
+from bamboo_core.planning.grid import split_layers
+from bamboo_core.planning.splits.uneven_split import step_seconds, uneven_split
 
 COSTS = st.one_of(st.integers(0, 6), st.floats(0, 1e3))
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.control.verification import PROVEN, ForwardDiffers, ForwardPlace, ForwardSum, LookAgain, StateSum
-from bamboo.coordinator.events import Outcome
-from bamboo.coordinator.job_status import status
-from bamboo.coordinator.verification.settled import WAIT_SECONDS
-from bamboo.coordinator.verification.verification import MOST_RETURNS, PAST_STEPS
-from bamboo.planning.plan import Cell, CheckpointId
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.verification import PROVEN, ForwardDiffers, ForwardPlace, ForwardSum, LookAgain, StateSum
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.verification.settled import WAIT_SECONDS
+from bamboo_core.coordinator.verification.verification import MOST_RETURNS, PAST_STEPS
+from bamboo_core.planning.plan import Cell, CheckpointId
 from checkpoint_world import plan_of, reasons, save, sent, train
 from world import World, silence
 

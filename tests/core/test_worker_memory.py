@@ -2,10 +2,10 @@
 
 import msgspec
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.gradient_groups import most_microbatches
-from bamboo.planning.steps.worker_memory import device_bytes, memory_warning
-from bamboo.profiles.profile import Machine
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.gradient_groups import most_microbatches
+from bamboo_core.planning.profile import Machine
+from bamboo_core.planning.steps.worker_memory import device_bytes, memory_warning
 from job_simulation_kit import job, manifest, profile
 
 pytest_plugins = ["job_simulation_fixtures"]

@@ -1,8 +1,8 @@
 """What workers report, and what is not believed."""
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.planning.plan import Cell
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.planning.plan import Cell
 from world import World
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.coordinator.splits.worker_speeds import (
+from bamboo_core.coordinator.splits.worker_speeds import (
     LEAST_MICROBATCHES,
     LEAST_WORKERS,
     by_counted_costs,
@@ -13,11 +13,11 @@ from bamboo.coordinator.splits.worker_speeds import (
     measurements,
     owned_times,
 )
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.coordinator.workers.record import Workers
-from bamboo.planning.plan import Cell
-from bamboo.planning.splits.speeds import speeds
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.splits.speeds import speeds
+from bamboo_core.planning.splits.stage_times import StageTimes
 from slow_world import Slowed
 
 

@@ -6,14 +6,14 @@ from functools import partial
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import ChannelClosed, Received
-from bamboo.coordinator.events import Outcome, PreemptionNotice, WorkerLost
-from bamboo.coordinator.workers.failures import most_losses
-from bamboo.coordinator.workers.record import Workers
-from bamboo.job.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
-from bamboo.names import EXIT_FENCED
-from bamboo.planning.plan import Cell
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import ChannelClosed, Received
+from bamboo_core.coordinator.events import Outcome, PreemptionNotice, WorkerLost
+from bamboo_core.coordinator.workers.failures import most_losses
+from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.job.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
+from bamboo_core.names import EXIT_FENCED
+from bamboo_core.planning.plan import Cell
 from world import World, silence
 
 

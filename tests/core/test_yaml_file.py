@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.job.manifest import ManifestError, Problem, load_manifest
+from bamboo_core.job.manifest import ManifestError, Problem, load_manifest
 from manifest_kit import MINIMAL
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from accepted_manifest_kit import KEY, Revisions, edited
-from bamboo.job.edits import task_digest, worker_digest
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.edits import task_digest, worker_digest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
 from bamboo_operator.kube.objects import JobIdentity
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bamboo.coordinator.events import Emit
-from bamboo.kube.errors import ApiError
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube import attempts as module
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import PodRefused

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from bamboo.coordinator.events import Differences, Finish, Outcome, SlowWorker, WorkerState
+from bamboo_core.coordinator.events import Differences, Finish, Outcome, SlowWorker, WorkerState
 from operator_kit import NOW, at, job, said
 from status_kit import POOLED, conditions, holding, seen
 

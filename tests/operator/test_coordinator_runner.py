@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.control.message import Message
-from bamboo.control.protocol import Stop
-from bamboo.coordinator.ending.record import WeightsSaving
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.control.message import Message
+from bamboo_core.control.protocol import Stop
+from bamboo_core.coordinator.ending.record import WeightsSaving
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

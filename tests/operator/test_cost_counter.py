@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.sizing.prices import PriceList, parse_prices
+from bamboo_core.prices.price_list import PriceList, parse_prices
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import cost_counter
 from bamboo_operator.jobs.cost_counter import CostCounter, paid_seconds

@@ -7,8 +7,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from bamboo.control.protocol import ReplicaSynced, WorkerReady
-from bamboo.coordinator.events import WorkerState
+from bamboo_core.control.protocol import ReplicaSynced, WorkerReady
+from bamboo_core.coordinator.events import WorkerState
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, disruption_budget, least_healthy
 from operator_kit import META, job, said
 from pod_controller_kit import Job, Place

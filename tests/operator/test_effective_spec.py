@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from accepted_manifest_kit import KEY, Revisions, edited
-from bamboo.coordinator.events import Emit
-from bamboo.job.edits import task_digest
-from bamboo.job.manifest import parse_manifest
-from bamboo.kube.errors import ApiError
-from bamboo.planning.plan import Plan
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.job.edits import task_digest
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.planning.plan import Plan
 from bamboo_operator.jobs import effective_spec as module
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest
 from bamboo_operator.jobs.effective_spec import EffectiveSpec

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.coordinator.events import Emit
-from bamboo.kube.errors import ApiError
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.event_queue import MOST_COUNTED, EventQueue, may_be_posted_later, post_events

@@ -7,7 +7,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from bamboo.names import EXIT_FAILED, EXIT_USAGE
+from bamboo_core.names import EXIT_FAILED, EXIT_USAGE
 from bamboo_operator.__main__ import command
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from bamboo.names import GROUP, PLURAL, VERSION
+from bamboo_core.names import GROUP, PLURAL, VERSION
 from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.process import OperatorOptions, run_operator

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube.connection import JSON
-from bamboo.kube.errors import ApiError
+from bamboo_core.kube.connection import JSON
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube.client import ApiClient, JobGone, PodRefused, described
 
 POD = "/api/v1/namespaces/team/pods/job-w0"

@@ -5,7 +5,7 @@ from pathlib import Path
 import kopf
 import pytest
 
-from bamboo.kube.errors import ConfigError
+from bamboo_core.kube.errors import ConfigError
 from bamboo_operator.kube.credentials import kopf_login, operator_access
 from remote_kit import kubeconfig
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.names import EXIT_DRAINED
+from bamboo_core.names import EXIT_DRAINED
 from opsim_nodes import GRACE_SECONDS
 from opsim_scenario import Disturbance, DisturbanceKind, scenario
 from opsim_simulation import OperatorSimulation

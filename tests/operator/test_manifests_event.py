@@ -1,6 +1,6 @@
 """An event is about its job."""
 
-from bamboo.coordinator.events import Emit
+from bamboo_core.coordinator.events import Emit
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.manifests.event import event
 from operator_kit import NOW, at

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.coordinator.events import Tick
+from bamboo_core.coordinator.events import Tick
 from bamboo_operator.jobs import meter
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from world import World

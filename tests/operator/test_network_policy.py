@@ -1,6 +1,6 @@
 """Who may connect to a job's workers."""
 
-from bamboo.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.worker_pod import JobMeta
 from operator_kit import job

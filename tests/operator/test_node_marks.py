@@ -9,8 +9,8 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from bamboo.job.fields import ManifestError
-from bamboo.names import EXIT_USAGE
+from bamboo_core.job.fields import ManifestError
+from bamboo_core.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
 from bamboo_operator.cluster.node_marks import NodeMark, read_marks
 from bamboo_operator.cluster.signals import SignalKind, node_signal, worker_signal

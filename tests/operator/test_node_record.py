@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from bamboo import names
 from bamboo.cli.commands import app
-from bamboo.kube.errors import ApiError
-from bamboo.sizing.prices import parse_prices
-from bamboo.traces.compressed import text_of
-from bamboo.traces.json_lines import parse_json_lines
-from bamboo.traces.trace import Change, make_trace
+from bamboo_core import names
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.prices.price_list import parse_prices
+from bamboo_core.traces.compressed import text_of
+from bamboo_core.traces.json_lines import parse_json_lines
+from bamboo_core.traces.trace import Change, make_trace
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.kube.objects import ZONE

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.channel_events import ChannelClosed
-from bamboo.control.protocol import PeerDown
-from bamboo.names import TRAINER_CONTAINER
+from bamboo_core.control.channel_events import ChannelClosed
+from bamboo_core.control.protocol import PeerDown
+from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.status.writer import StatusWriter
 from pod_controller_kit import Job, Place

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bamboo.coordinator.events import NoticeWithdrawn, WorkerLost
-from bamboo.coordinator.state import CoordinatorState
+from bamboo_core.coordinator.events import NoticeWithdrawn, WorkerLost
+from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_operator.status.plan_record import lost_workers_in
 from operator_kit import job
 from pod_controller_kit import Job, Place

@@ -6,7 +6,7 @@ import base64
 import aiohttp
 import pytest
 
-from bamboo.control.server import Unauthorized
+from bamboo_core.control.server import Unauthorized
 from bamboo_operator.auth.pod_tokens import (
     REVIEWS_AT_ONCE,
     REVIEWS_WAITING,

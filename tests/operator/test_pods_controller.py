@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import PeerUp, WorkerReady
-from bamboo.coordinator.events import RemoveWorker
-from bamboo.kube.errors import ApiError
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import PeerUp, WorkerReady
+from bamboo_core.coordinator.events import RemoveWorker
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
 from bamboo_operator.pods.disruption_budget import REPAIR_SECONDS, RETRY_SECONDS

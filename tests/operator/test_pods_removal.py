@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.job.placement_spec import CleanPodPolicy
-from bamboo.kube.errors import ApiError
+from bamboo_core.job.placement_spec import CleanPodPolicy
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube import attempts
 from bamboo_operator.kube.attempts import ApiAttempts

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.sizing.prices import parse_prices
+from bamboo_core.prices.price_list import parse_prices
 from bamboo_operator.prices.pool_prices import priced_pools, unknown_machines, worker_price
 from operator_kit import job
 

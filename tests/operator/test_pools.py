@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.placement_spec import MANY, Capacity, NodePool, next_prices
+from bamboo_core.job.placement_spec import MANY, Capacity, NodePool, next_prices
 from bamboo_operator.pods.pools import (
     choose_pool,
     cost_of,

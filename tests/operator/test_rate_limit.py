@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.serving.rate_limit import TokenBucket
+from bamboo_core.serving.rate_limit import TokenBucket
 
 
 def test_who_says_too_much_is_slowed_down() -> None:

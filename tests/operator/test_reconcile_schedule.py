@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bamboo.control.channel_events import Received
-from bamboo.control.protocol import Heartbeat, ReportRequest
-from bamboo.coordinator.coordinator import initial
-from bamboo.coordinator.events import AddWorkers, Emit, RemoveWorker, Send, Tick
-from bamboo.coordinator.state import CoordinatorState
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.protocol import Heartbeat, ReportRequest
+from bamboo_core.coordinator.coordinator import initial
+from bamboo_core.coordinator.events import AddWorkers, Emit, RemoveWorker, Send, Tick
+from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_operator.jobs.reconcile_schedule import (
     FINAL_EVENTS_SECONDS,
     FIRST_RETRY,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bamboo.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.cluster import resync
 from bamboo_operator.cluster.resync import Resync
 from watched_api_kit import Server, body, managed, uids, until

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.platform import Platform
-from bamboo.job.spec import JobSpec
-from bamboo.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
-from bamboo.planning.plan import Cell
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.platform import Platform
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
+from bamboo_core.planning.plan import Cell
 from bamboo_operator.pods.rollouts.rollout import RolloutState
 from operator_kit import META, SETTINGS
 from operator_kit import job as spec_of

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bamboo.metrics import job_catalog
-from bamboo.metrics.exposition import Exporter, MetricsPage
-from bamboo.page.history import JobHistory
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.parsing import job_of
+from bamboo_core.metrics import job_catalog
+from bamboo_core.metrics.exposition import Exporter, MetricsPage
+from bamboo_core.page.history import JobHistory
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.http.page_document import page_document
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts

@@ -1,6 +1,6 @@
 """Which worker a job gives back."""
 
-from bamboo.job.placement_spec import Capacity, NodePool
+from bamboo_core.job.placement_spec import Capacity, NodePool
 from bamboo_operator.pods.scale_down import ScaleDown, WorkersByPool, scale_down
 from operator_kit import job
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bamboo.names import LABEL_QUEUE
+from bamboo_core.names import LABEL_QUEUE
 from bamboo_operator.pods.starting.scheduling_gates import GateReleases, gates_of
 from operator_kit import job
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.control.protocol import Message, Stop
+from bamboo_core.control.protocol import Message, Stop
 from bamboo_operator.auth.pod_tokens import (
     PodIdentity,
 )

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from bamboo.job.budget_reach import Pace, date_reach
+from bamboo_core.job.budget_reach import Pace, date_reach
 from bamboo_operator.status.budget import budget_left, suspends, warnings
 from bamboo_operator.status.document import rule_input
 from operator_kit import NOW, at, job, said

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bamboo.coordinator.events import Finish, Outcome, Takeover, WorkerState
-from bamboo.job.budget_reach import Pace, date_reach
+from bamboo_core.coordinator.events import Finish, Outcome, Takeover, WorkerState
+from bamboo_core.job.budget_reach import Pace, date_reach
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts
 from operator_kit import NOW, at, checkpoints, job, said

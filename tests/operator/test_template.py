@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo import names
-from bamboo.job.manifest import parse_manifest
+from bamboo_core import names
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.placement import placement
 from bamboo_operator.manifests.template import merge
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, template_problems, worker_pod

@@ -8,9 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.control.protocol import Refused, Stop
-from bamboo.serving.listener import ConnectionBounds
+from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.control.protocol import Refused, Stop
+from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import (
     PodIdentity,
     TokenReviewer,
@@ -29,8 +29,8 @@ async def test_a_worker_that_may_not_come_in_is_told_so_and_can_end() -> None:
 
 
 async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bamboo.control.server.MESSAGES_AT_ONCE", 10)
-    monkeypatch.setattr("bamboo.control.server.MESSAGES_A_SECOND", 100.0)
+    monkeypatch.setattr("bamboo_core.control.server.MESSAGES_AT_ONCE", 10)
+    monkeypatch.setattr("bamboo_core.control.server.MESSAGES_A_SECOND", 100.0)
     async with house() as place, aiohttp.ClientSession() as session:
         place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
         headers = {"Authorization": f"Bearer {token()}"}

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
-from bamboo.job.edits import worker_digest
-from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.names import worker_name
+from bamboo_core.job.edits import worker_digest
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.names import worker_name
 from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,

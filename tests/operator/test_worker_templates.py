@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from bamboo.job.placement_spec import WorkerSpec
-from bamboo.job.spec import JobSpec
-from bamboo.names import LABEL_WORKER_SPEC
+from bamboo_core.job.placement_spec import WorkerSpec
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import LABEL_WORKER_SPEC
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from operator_kit import META, SETTINGS, job
 

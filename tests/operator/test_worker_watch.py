@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.protocol import Hello
-from bamboo.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
+from bamboo_core.control.protocol import Hello
+from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import LEAST_SECONDS
 from bamboo_operator.kube.objects import JobIdentity

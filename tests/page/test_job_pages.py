@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.names import PAGE_AUDIENCE
-from bamboo.page.server import MOST_TOKEN
+from bamboo_core.names import PAGE_AUDIENCE
+from bamboo_core.page.server import MOST_TOKEN
 from page_http_kit import Reviewer, authorized, cluster
 
 

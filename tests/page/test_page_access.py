@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bamboo.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.auth.page_access import (
     ALLOWED_SECONDS,
     AT_ONCE,

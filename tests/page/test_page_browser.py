@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from bamboo.control.memory import Memory, Traffic
-from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
-from bamboo.page import document as d
-from bamboo.page.builder import document, ended
-from bamboo.page.history import JobHistory, StepFigures, steady_clock
-from bamboo.page.server import LocalPage, add_page, answer, refusal
-from bamboo.page.standalone import standalone_page
+from bamboo_core.control.memory import Memory, Traffic
+from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
+from bamboo_core.page import document as d
+from bamboo_core.page.builder import document, ended
+from bamboo_core.page.history import JobHistory, StepFigures, steady_clock
+from bamboo_core.page.server import LocalPage, add_page, answer, refusal
+from bamboo_core.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
 from http_kit import serving
 from manifest_kit import training

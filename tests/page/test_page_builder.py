@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.memory import Memory, Traffic
-from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, WorkerState
-from bamboo.page import document as d
-from bamboo.page.builder import Labels, document, ended, grid, state
-from bamboo.page.history import JobHistory, StepFigures
+from bamboo_core.control.memory import Memory, Traffic
+from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, WorkerState
+from bamboo_core.page import document as d
+from bamboo_core.page.builder import Labels, document, ended, grid, state
+from bamboo_core.page.history import JobHistory, StepFigures
 from manifest_kit import training
 from operator_kit import NOW, checkpoints, job, said
 from page_kit import TAKEOVER, Time, received

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.page import document as d
-from bamboo.page.history import JobHistory
+from bamboo_core.page import document as d
+from bamboo_core.page.history import JobHistory
 from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED
 from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts

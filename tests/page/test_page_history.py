@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.coordinator.events import Emit
-from bamboo.page.history import MOST_EVENTS, MOST_MARKS, Curves, JobHistory, StepFigures, steady_clock
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.page.history import MOST_EVENTS, MOST_MARKS, Curves, JobHistory, StepFigures, steady_clock
 from page_kit import TAKEOVER, Time
 
 NOTHING = StepFigures(None)

@@ -10,9 +10,9 @@ from importlib.resources import files
 import aiohttp
 import pytest
 
-from bamboo.page import document as d
-from bamboo.page import server
-from bamboo.page.server import FILES, MOST_TOKEN, LocalPage, PageError
+from bamboo_core.page import document as d
+from bamboo_core.page import server
+from bamboo_core.page.server import FILES, MOST_TOKEN, LocalPage, PageError
 from page_http_kit import authorized
 from page_kit import received
 
@@ -155,7 +155,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 def colours(scheme: str) -> dict[str, str]:
     """The variables of the light or the dark scheme."""
-    css = (files("bamboo.page") / "static/page.css").read_text()
+    css = (files("bamboo_core.page") / "static/page.css").read_text()
     light, _, rest = css.partition("@media (prefers-color-scheme: dark)")
     found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
     if scheme == "dark":

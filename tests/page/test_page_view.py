@@ -8,11 +8,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app as command_line
-from bamboo.coordinator.events import Emit, Finish, Outcome
 from bamboo.local.views.page_view import PageView
 from bamboo.local.views.summary import summarize
-from bamboo.page import document as d
 from bamboo.terminal.picture import Footer, render
+from bamboo_core.coordinator.events import Emit, Finish, Outcome
+from bamboo_core.page import document as d
 from operator_kit import job, said
 from page_kit import Time
 

@@ -72,9 +72,9 @@ def test_every_command_is_one_that_there_is(page: Path) -> None:
     assert wrong == []
 
 
-FILE = re.compile(r"(?:bamboo|bamboo_trainer|bamboo_operator|tests)/[\w/]+\.py")
+FILE = re.compile(r"(?:bamboo|bamboo_core|bamboo_trainer|bamboo_operator|tests)/[\w/]+\.py")
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*)\(\)")
-PARENTS = {"bamboo": "core", "bamboo_trainer": "trainer", "bamboo_operator": "operator"}
+PARENTS = {"bamboo_core": "core", "bamboo": "client", "bamboo_trainer": "trainer", "bamboo_operator": "operator"}
 
 
 def named_code(page: Path) -> Iterator[tuple[Path, str]]:

@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 import yaml
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.names import (
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.names import (
     ENV_METADATA,
     ENV_METADATA_ACKNOWLEDGE,
     ENV_METADATA_REBALANCE,

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core/bamboo", "trainer/bamboo_trainer", "operator/bamboo_operator")
+PACKAGES = ("core/bamboo_core", "client/bamboo", "trainer/bamboo_trainer", "operator/bamboo_operator")
 PAGE = ROOT / "docs" / "troubleshooting.md"
 CAMEL = re.compile(r"(?:[A-Z][a-z0-9]*)+")
 
@@ -80,10 +80,10 @@ PASSED_ON = {
 }
 # These calls have nothing to do with reasons.
 OTHERS = {
-    ("core/bamboo/job/forms.py", "_refuse"),
+    ("core/bamboo_core/job/forms.py", "_refuse"),
     ("operator/bamboo_operator/manifests/template.py", "refuse"),
-    ("core/bamboo/local/session.py", "finish"),
-    ("core/bamboo/local/views/page_view.py", "finish"),
+    ("client/bamboo/local/session.py", "finish"),
+    ("client/bamboo/local/views/page_view.py", "finish"),
 }
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import paced
-from bamboo.job.manifest import load_manifest
+from bamboo_core.job.manifest import load_manifest
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, template_problems, worker_pod
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task

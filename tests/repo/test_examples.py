@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.worker_pod import template_problems
 from bamboo_trainer import reference
 from bamboo_trainer.check import check

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.coordinator.events import Outcome
-from bamboo.coordinator.job_status import status
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.job_status import status
 from image_kit import BUILD_SECONDS, ROOT, TARGETS, Images, Unavailable, call, images
 from image_pool import Containers
 from manifest_kit import bamboojob, gpt_task, training
@@ -60,7 +60,7 @@ print(json.dumps({
 FILES = """
 import hashlib, json, os
 found = {}
-for part in ("bamboo", "PART"):
+for part in ("bamboo", "bamboo_core", "PART"):
     for folder, _, names in os.walk(os.path.join(PATH, part)):
         for name in names:
             path = os.path.join(folder, name)
@@ -99,7 +99,7 @@ def canonical(name: str) -> str:
 
 def test_an_image_has_what_it_needs_in_the_tested_versions(built: Images, target: str) -> None:
     found = {canonical(name): version for name, version in python(built, target, INSTALLED).items()}
-    own = {"bamboo-spot", f"bamboo-{target}"}
+    own = {"bamboo-spot", "bamboo-spot-core", f"bamboo-{target}"}
     assert own <= set(found)
     different = {
         name: version
@@ -116,7 +116,7 @@ def test_an_image_has_the_very_files_of_the_checkout(built: Images, target: str)
     package = f"bamboo_{target}"
     expected = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for folder, name in ((ROOT / "core", "bamboo"), (ROOT / target, package))
+        for folder, name in ((ROOT / "core", "bamboo_core"), (ROOT / "client", "bamboo"), (ROOT / target, package))
         for path in (folder / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }

@@ -44,7 +44,7 @@ def test_a_workflows_commands_are_bash_and_its_targets_exist(path: Path) -> None
 def test_the_images_versions_are_the_distributions() -> None:
     versions = {
         tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]["version"]
-        for part in ("core", "operator", "trainer")
+        for part in ("core", "client", "operator", "trainer")
     }
     labels = re.findall(r'image\.version="(.+)"', (ROOT / "Dockerfile").read_text())
     assert len(labels) == 2
@@ -69,5 +69,5 @@ def test_the_demo_installs_what_it_needs_and_torch_from_where_the_user_says(tmp_
     installs = [line for line in printed.splitlines() if " install " in line]
     assert ["cpu.test" in line for line in installs] == [True, False]
     assert "--no-deps torch==" in installs[0]
-    assert "-e core -e trainer -c constraints.txt" in installs[1]
+    assert "-e core -e client -e trainer -c constraints.txt" in installs[1]
     assert "-e operator" not in printed

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.job.edits import numbers_digest
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.edits import numbers_digest
+from bamboo_core.job.manifest import parse_manifest
 from folders import ROOT
 from manifest_kit import minimal
 
-TYPE = "core/bamboo/job/training_spec.py"
+TYPE = "core/bamboo_core/job/training_spec.py"
 BEFORE = "    precision: Precision = "
 FIELD = '''\
     warmup_steps: Annotated[int, Integer(0)] = 0
@@ -24,12 +24,20 @@ FIELD = '''\
 '''
 MADE = ["crds/bamboojob.yaml", "charts/bamboo/files/bamboojob.yaml", "docs/api.md"]
 GENERATORS = ["crds/generate.py", "docs/generate_api.py", "charts/generate.py"]
-COPIED = ["core/bamboo", "crds", "charts", "docs/generate_api.py", "docs/api.md", "docs/chart.md", "operator/rbac.yaml"]
+COPIED = [
+    "core/bamboo_core",
+    "crds",
+    "charts",
+    "docs/generate_api.py",
+    "docs/api.md",
+    "docs/chart.md",
+    "operator/rbac.yaml",
+]
 MOST_FILES = 6
 PROBE = """\
 import json, sys
-from bamboo.job.edits import numbers_digest, refused_fields
-from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.edits import numbers_digest, refused_fields
+from bamboo_core.job.manifest import ManifestError, parse_manifest
 
 def problems(document):
     try:

@@ -12,14 +12,14 @@ from typing import get_args
 
 import pytest
 
-from bamboo.coordinator.state import CoordinatorState, Record
+from bamboo_core.coordinator.state import CoordinatorState, Record
 
 ROOT = Path(__file__).parents[2]
 COORDINATOR = ROOT / "core" / "bamboo" / "coordinator"
 PRODUCT = [ROOT / "core" / "bamboo", ROOT / "operator" / "bamboo_operator", ROOT / "trainer" / "bamboo_trainer"]
 RECORDS = get_args(Record)
 HOMES = {kind.__name__: kind.__module__ for kind in RECORDS}
-FIRST_VALUES = ("bamboo.coordinator.coordinator", "initial")  # of some records, before the first event
+FIRST_VALUES = ("bamboo_core.coordinator.coordinator", "initial")  # of some records, before the first event
 UNNAMED = "a name that is not written there"
 PLACES = {one.name for one in dataclasses.fields(CoordinatorState)}
 
@@ -55,8 +55,8 @@ def written(module: str, tree: ast.Module) -> set[str]:
         if value == "self":
             continue  # in a method, of a value of its own class
         found |= {record for record, fields in fields_of(module).items() if names <= fields}
-        found |= {"CoordinatorState"} if names <= PLACES and module != "bamboo.coordinator.state" else set()
-        found |= {UNNAMED} if UNNAMED in names and module != "bamboo.coordinator.state" else set()
+        found |= {"CoordinatorState"} if names <= PLACES and module != "bamboo_core.coordinator.state" else set()
+        found |= {UNNAMED} if UNNAMED in names and module != "bamboo_core.coordinator.state" else set()
     return found
 
 
@@ -69,7 +69,7 @@ def test_each_record_is_made_by_its_own_class_alone() -> None:
 def test_no_shell_writes_into_a_state() -> None:
     """The operator and local runs hand events over, and take a state as it is."""
     shells = [file for root in PRODUCT for file in root.rglob("*.py") if COORDINATOR not in file.parents]
-    knowing = [file for file in shells if "bamboo.coordinator" in file.read_text()]
+    knowing = [file for file in shells if "bamboo_core.coordinator" in file.read_text()]
     assert len(knowing) > 20
     made = {
         module_of(file): {ast.unparse(call) for _, call in calls(ast.parse(file.read_text())) if writes_state(call)}
@@ -96,8 +96,8 @@ def writes_state(call: ast.Call) -> bool:
 )
 def test_a_second_writer_is_found(line: str, record: str) -> None:
     tree = ast.parse(f"def change(turn):\n    {line}\n")
-    assert record in written("bamboo.coordinator.second", tree)
-    assert record not in written(HOMES.get(record, "bamboo.coordinator.state"), tree)
+    assert record in written("bamboo_core.coordinator.second", tree)
+    assert record not in written(HOMES.get(record, "bamboo_core.coordinator.state"), tree)
 
 
 def assigned(tree: ast.Module) -> Iterator[ast.expr]:

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
 from flipped_job import Flip, FlippedJob, Place, drawn
 from training_job import Job

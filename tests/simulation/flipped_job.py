@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 import torch
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.base import Arrived, Deliver, Event, LinkDown
 from bamboo_trainer.transport.frames import Frame
 

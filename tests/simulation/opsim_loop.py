@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
-from bamboo.coordinator.awake_clock import AwakeClock
+from bamboo_core.coordinator.awake_clock import AwakeClock
 from bamboo_operator.jobs import coordinator_runner
 from bamboo_operator.kube import objects
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bamboo.names import LABEL_NODE_POOL, TRAINER_CONTAINER
+from bamboo_core.names import LABEL_NODE_POOL, TRAINER_CONTAINER
 from opsim_loop import VirtualLoop
 from opsim_scenario import CRASHING, MISSING
 from opsim_server import Object, Server, Watch

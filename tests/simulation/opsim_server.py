@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from bamboo.kube.connection import JSON
-from bamboo.kube.errors import ApiError
-from bamboo.names import LABEL_JOB_UID, TOKEN_AUDIENCE
+from bamboo_core.kube.connection import JSON
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.names import LABEL_JOB_UID, TOKEN_AUDIENCE
 from bamboo_operator.auth.pod_tokens import POD_NAME, POD_UID
 from opsim_loop import VirtualLoop
 

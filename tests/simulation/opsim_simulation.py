@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from bamboo.control.digests import add_digests
-from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
+from bamboo_core.control.digests import add_digests
+from bamboo_core.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

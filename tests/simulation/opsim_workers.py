@@ -7,14 +7,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.control.plan_change import PlanChanges
-from bamboo.control.protocol import Message
-from bamboo.control.server import Authenticate, Unauthorized, Unavailable
-from bamboo.coordinator.events import Event
-from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.control.plan_change import PlanChanges
+from bamboo_core.control.protocol import Message
+from bamboo_core.control.server import Authenticate, Unauthorized, Unavailable
+from bamboo_core.coordinator.events import Event
+from bamboo_core.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.kube.objects import JobKey
 from bamboo_trainer.transport.frames import Frame
@@ -29,7 +29,7 @@ from sim_worker import Node
 
 
 class SimChannels:
-    """bamboo.control.server.Channels without sockets."""
+    """bamboo_core.control.server.Channels without sockets."""
 
     def __init__(self, on_event: Callable[[Any], None], authenticate: Authenticate) -> None:
         self._on_event, self._authenticate = on_event, authenticate

@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import pairwise, product
 from typing import Any
 
-from bamboo.planning.gradient_groups import group_bounds
+from bamboo_core.planning.gradient_groups import group_bounds
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 
 FACTOR = 31

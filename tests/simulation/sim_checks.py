@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bamboo.control.digests import add_digests
-from bamboo.control.protocol import Evaluated, StepCommitted
-from bamboo.coordinator.events import Outcome, Takeover
-from bamboo.planning.plan import Cell, Plan, plan_problems
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import Evaluated, StepCommitted
+from bamboo_core.coordinator.events import Outcome, Takeover
+from bamboo_core.planning.plan import Cell, Plan, plan_problems
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
 from sim_arithmetic import Oracle
 from sim_holders import holders, usable

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.control.plan_change import HeardPlans, PlanChanges, SentPlans
-from bamboo.control.protocol import Heartbeat, Hello, Message
-from bamboo.coordinator.events import Event
-from bamboo.names import HEARTBEAT_SECONDS
-from bamboo.planning.plan import WorkerId
+from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.control.plan_change import HeardPlans, PlanChanges, SentPlans
+from bamboo_core.control.protocol import Heartbeat, Hello, Message
+from bamboo_core.coordinator.events import Event
+from bamboo_core.names import HEARTBEAT_SECONDS
+from bamboo_core.planning.plan import WorkerId
 from sim_clock import Clock
 
 BACKOFF_SECONDS = (0.05, 2.0)

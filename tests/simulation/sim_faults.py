@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
 from sim_arithmetic import Arithmetic
 from sim_kinds import Kind
 

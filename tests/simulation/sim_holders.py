@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from bamboo.coordinator.coordinator import CoordinatorState
-from bamboo.planning.plan import WorkerId
+from bamboo_core.coordinator.coordinator import CoordinatorState
+from bamboo_core.planning.plan import WorkerId
 from sim_worker import Node
 
 

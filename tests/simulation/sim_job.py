@@ -11,13 +11,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.plan_change import PlanChanges
-from bamboo.control.protocol import Message
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.coordinator import CoordinatorState
-from bamboo.coordinator.events import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.plan_change import PlanChanges
+from bamboo_core.control.protocol import Message
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.coordinator import CoordinatorState
+from bamboo_core.coordinator.events import (
     AddWorkers,
     Emit,
     Event,
@@ -30,10 +30,10 @@ from bamboo.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo.coordinator.grids.dates import time_told
-from bamboo.job.spec import ScheduleChoice
-from bamboo.names import ALONE_SECONDS
-from bamboo.planning.plan import Cell, Plan
+from bamboo_core.coordinator.grids.dates import time_told
+from bamboo_core.job.spec import ScheduleChoice
+from bamboo_core.names import ALONE_SECONDS
+from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.transport.frames import Frame
 from sim_arithmetic import Oracle
 from sim_checks import Checks, RunResult, judge, waiting

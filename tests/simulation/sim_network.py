@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Frame
 from bamboo_trainer.transport.link_states import LinkStates

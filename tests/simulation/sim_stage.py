@@ -8,8 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bamboo.control.digests import add_digests
-from bamboo.control.evaluations import Course
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.evaluations import Course
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from bamboo.control import protocol
-from bamboo.control.digests import add_digests
-from bamboo.control.protocol import Message
-from bamboo.control.verification import LookAgain
-from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo.planning.plan import Cell, CheckpointId
-from bamboo.planning.spot_checks import SpotSchedule
+from bamboo_core.control import protocol
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import Message
+from bamboo_core.control.verification import LookAgain
+from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine

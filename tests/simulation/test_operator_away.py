@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.sizing.prices import parse_prices
+from bamboo_core.prices.price_list import parse_prices
 from bamboo_operator.status.document import job_status
 from opsim_scenario import JOB, ClusterScenario, scenario
 from opsim_server import Object

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo.planning.heirs import heirs_may_differ
+from bamboo_core.planning.heirs import heirs_may_differ
 from sim_arithmetic import Arithmetic
 from sim_faults import Fault, FaultKind, Scenario, scenario
 from sim_job import Simulation, describe

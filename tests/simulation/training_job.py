@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from bamboo.checkpoint.layout import part_name
-from bamboo.checkpoint.manifest import CheckpointPart
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.platform import Platform
-from bamboo.control.verification import LookAgain
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import (
+from bamboo_core.checkpoint.layout import part_name
+from bamboo_core.checkpoint.manifest import CheckpointPart
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.platform import Platform
+from bamboo_core.control.verification import LookAgain
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import (
     AddWorkers,
     Emit,
     Finish,
@@ -31,11 +31,11 @@ from bamboo.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.placement_spec import VerifyMode
-from bamboo.job.spec import ReplicaPlacement
-from bamboo.planning.plan import Cell, CheckpointId
-from bamboo.planning.spot_checks import SpotSchedule
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.placement_spec import VerifyMode
+from bamboo_core.job.spec import ReplicaPlacement
+from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Components

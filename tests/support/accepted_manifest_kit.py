@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
-from bamboo.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError
 from manifest_kit import minimal
 
 KEY = ("default", "tiny")

@@ -3,7 +3,7 @@
 import runpy
 from typing import Any
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
 from helm_kit import ROOT, Json, one
 from manifest_kit import minimal

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bamboo.names import WORKERS_PORT
+from bamboo_core.names import WORKERS_PORT
 from cluster.client import Client, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from helm_kit import Helm, chart_for

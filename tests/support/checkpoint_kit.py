@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bamboo.checkpoint.found import Found, FoundState
-from bamboo.checkpoint.layout import Attempt, new_attempt, part_name
-from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.storage.bounded import StoreLimits
-from bamboo.storage.object_store import ObjectFiles
+from bamboo_core.checkpoint.found import Found, FoundState
+from bamboo_core.checkpoint.layout import Attempt, new_attempt, part_name
+from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage.bounded import StoreLimits
+from bamboo_core.storage.object_store import ObjectFiles
 
 DIGEST = "0123456789abcdef"
 EPOCH = 1_750_000_000

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from bamboo.checkpoint.found import Found, FoundState
-from bamboo.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.found import Found, FoundState
+from bamboo_core.checkpoint.layout import Attempt
 from checkpoint_kit import EPOCH, complete
 
 

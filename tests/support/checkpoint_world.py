@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from bamboo.checkpoint.layout import part_name
-from bamboo.checkpoint.manifest import CheckpointPart
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpointing.checkpoints import first_number
-from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
+from bamboo_core.checkpoint.layout import part_name
+from bamboo_core.checkpoint.manifest import CheckpointPart
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator.checkpointing.checkpoints import first_number
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan
 from world import World
 
 LAYERS = 8  # of the world's task

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from bamboo.job.spec import MOST_WORKERS
-from bamboo.job.training_spec import TrainingSpec
+from bamboo_core.job.spec import MOST_WORKERS
+from bamboo_core.job.training_spec import TrainingSpec
 from crd_kit import ABSENT, SCHEMA, defaulted, refusals
 from manifest_kit import WHOLE
 

@@ -13,9 +13,9 @@ from typing import Any
 import cel
 from jsonschema import Draft4Validator, ValidationError, validators
 
-from bamboo.job.manifest import METADATA, ManifestError, parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.job.yaml_file import load_document
+from bamboo_core.job.manifest import METADATA, ManifestError, parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.yaml_file import load_document
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "crds" / "bamboojob.yaml"

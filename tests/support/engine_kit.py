@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from bamboo.planning.plan import Cell, CheckpointId, Plan
+from bamboo_core.planning.plan import Cell, CheckpointId, Plan
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports

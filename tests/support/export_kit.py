@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.manifest import CheckpointManifest
-from bamboo.checkpoint.store import CheckpointStore
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.manifest import CheckpointManifest
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.stage.stage import Stage
 from checkpoint_kit import make_manifest

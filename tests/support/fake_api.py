@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from bamboo.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError
 
 Object = dict[str, Any]
 

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.worker.launch import process
 
 ENVIRONMENT = "BAMBOO_TEST_FAULTS"  # {"marks": folder, "faults": [[name, pipeline, stage, step, microbatch, signal]]}

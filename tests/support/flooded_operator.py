@@ -11,12 +11,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from bamboo.control.channel_events import ChannelEvent, Received
-from bamboo.control.protocol import Stop
-from bamboo.control.server import Channels
-from bamboo.kube.kubeconfig import Access, ClusterServer, User
-from bamboo.serving.descriptors import DescriptorShares, raise_limit
-from bamboo.serving.listener import ConnectionBounds
+from bamboo_core.control.channel_events import ChannelEvent, Received
+from bamboo_core.control.protocol import Stop
+from bamboo_core.control.server import Channels
+from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
+from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
+from bamboo_core.serving.listener import ConnectionBounds
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway

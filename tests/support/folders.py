@@ -8,4 +8,4 @@ ROOT: Final = Path(__file__).parents[2]
 TESTS: Final = ROOT / "tests"
 SUPPORT: Final = TESTS / "support"
 # For PYTHONPATH of workers that a test starts: tasks, and programs in place of a worker's own, lie in these.
-TASK_PATH: Final = os.pathsep.join(str(TESTS / folder) for folder in ("support", "trainer", "core"))
+TASK_PATH: Final = os.pathsep.join(str(TESTS / folder) for folder in ("support", "trainer", "core", "client"))

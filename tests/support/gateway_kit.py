@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from bamboo.control.channel_events import ChannelEvent, WorkerJoined
-from bamboo.control.protocol import Heartbeat, Hello, Message, Stop
-from bamboo.control.server import REFUSED_HEADER, Channels
+from bamboo_core.control.channel_events import ChannelEvent, WorkerJoined
+from bamboo_core.control.protocol import Heartbeat, Hello, Message, Stop
+from bamboo_core.control.server import REFUSED_HEADER, Channels
 from bamboo_operator.auth.pod_tokens import (
     PodIdentity,
     TokenReviewer,

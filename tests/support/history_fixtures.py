@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.history.files import HistoryFile, HistoryFiles
+from bamboo_core.history.files import HistoryFile, HistoryFiles
 from history_kit import event, step
 
 

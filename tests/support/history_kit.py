@@ -3,7 +3,7 @@
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.history.records import EvaluationRecord, EventRecord, StepRecord
+from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
 
 # As version 1 had it: two steps, and the last state's evaluation.
 FROM_ZERO = b"""\

@@ -27,7 +27,7 @@ SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-pip", "python-is-python3")
 UNNEEDED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
 BASE_SECONDS, WHEELS_SECONDS, BUILD_SECONDS, RUN_SECONDS = 900, 900, 900, 120
-TARGETS = {"operator": ("core", "operator"), "trainer": ("core", "trainer")}
+TARGETS = {"operator": ("core", "client", "operator"), "trainer": ("core", "client", "trainer")}
 
 
 class Unavailable(Exception):
@@ -187,7 +187,8 @@ def _base(store: Store) -> str:
 def _wheels(store: Store) -> Path:
     """A folder with all that the images are made of, so that a build needs no network."""
     folder = store.folder
-    recipes = [ROOT / "constraints.txt", *(ROOT / part / "pyproject.toml" for part in ("core", "operator", "trainer"))]
+    parts = ("core", "client", "operator", "trainer")
+    recipes = [ROOT / "constraints.txt", *(ROOT / part / "pyproject.toml" for part in parts)]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in recipes)).hexdigest()[:12]
     done = folder / f"wheels-{digest}"
     if done.is_dir():

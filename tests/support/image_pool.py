@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from bamboo.names import ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_WORKER
+from bamboo_core.names import ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_WORKER
 from image_kit import RUN_SECONDS, Store, call, confined
 
 TOKEN_FOLDER = "/var/run/secrets/bamboo.dev"  # noqa: S105 - a path

@@ -6,9 +6,9 @@ from decimal import Decimal
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo.coordinator.events import CheckpointSummary
-from bamboo.metrics.exposition import Metric, MetricKind, MetricsPage, MetricsPageCollector
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo_core.coordinator.events import CheckpointSummary
+from bamboo_core.metrics.exposition import Metric, MetricKind, MetricsPage, MetricsPageCollector
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
 from operator_kit import NOW, job, said

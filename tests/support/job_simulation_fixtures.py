@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bamboo.profiles.profile import to_json
+from bamboo_core.planning.profile import to_json
 from job_simulation_kit import job
 
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import msgspec
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Peer, Plan
-from bamboo.planning.splits.devices import device_layers
-from bamboo.profiles.profile import Layer, ModelProfile, Network
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
-from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Peer, Plan
+from bamboo_core.planning.profile import Layer, ModelProfile, Network
+from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.traces.trace import Change, NodeChange, Trace, make_trace
 from profile_kit import parsed
 
 HOUR = 3600.0

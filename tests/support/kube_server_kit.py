@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from bamboo.kube.api import KubeApi
-from bamboo.kube.kubeconfig import Access
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.kubeconfig import Access
 
 
 def ask(access: Access, call: Callable[[KubeApi], Awaitable[Any]]) -> Any:

@@ -1,7 +1,7 @@
 """Layers and workers for grids."""
 
-from bamboo.job.training_spec import TrainingSpec
-from bamboo.planning.plan import Peer
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.planning.plan import Peer
 
 
 def peer(name: str, zone: str = "") -> Peer:

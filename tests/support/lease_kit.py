@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from bamboo.kube.errors import ApiError
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube.client import TIMEOUT_SECONDS
 from bamboo_operator.kube.lease import Lease, LeaseLost, LeaseName
 from fake_api import FakeApi

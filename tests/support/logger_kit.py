@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bamboo.history.files import HistoryFile, HistoryFiles
-from bamboo.history.records import EvaluationRecord, Record, StepRecord
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.history.files import HistoryFile, HistoryFiles
+from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from manifest_kit import bamboojob, training

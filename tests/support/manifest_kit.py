@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.names import GROUP, KIND, VERSION
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.names import GROUP, KIND, VERSION
 from folders import ROOT
 
 TEXT = str(ROOT / "LICENSE")  # that small language models learn

@@ -2,8 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bamboo.metrics.every_metric import EVERY_METRIC
-from bamboo.metrics.exposition import Exporter, Metric, MetricKind
+from bamboo_core.metrics.every_metric import EVERY_METRIC
+from bamboo_core.metrics.exposition import Exporter, Metric, MetricKind
 
 STANDARD = "process_"  # prometheus-client's own
 SOMETIMES = {

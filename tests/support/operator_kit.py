@@ -8,11 +8,11 @@ from typing import Any
 from kubernetes_validate import utils
 from referencing import Registry, Resource
 
-from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
-from bamboo.coordinator.events import CheckpointSummary, Status, WorkerState
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.placement_spec import Capacity, NodePool, Preset
-from bamboo.job.spec import JobSpec
+from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
+from bamboo_core.coordinator.events import CheckpointSummary, Status, WorkerState
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
+from bamboo_core.job.spec import JobSpec
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
 from manifest_kit import bamboojob, minimal
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from bamboo.coordinator.events import Takeover
-from bamboo.page.document import Document, encode
+from bamboo_core.coordinator.events import Takeover
+from bamboo_core.page.document import Document, encode
 from operator_kit import at
 
 TAKEOVER = Takeover(

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.protocol import Hello, Message, Profile, WorkerReady
-from bamboo.job.edits import worker_digest
-from bamboo.job.spec import JobSpec
-from bamboo.kube.errors import ApiError
-from bamboo.kube.request_parts import node_path
-from bamboo.names import TRAINER_CONTAINER
-from bamboo.planning.plan import Plan
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
+from bamboo_core.job.edits import worker_digest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.request_parts import node_path
+from bamboo_core.names import TRAINER_CONTAINER
+from bamboo_core.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

@@ -17,12 +17,12 @@ import borrowed_worker
 import faulty_worker
 import flow_cutting_worker
 import paced
-from bamboo.control.server import ControlServer, token_check
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
-from bamboo.job.manifest import parse_manifest
 from bamboo.local.fork_server import ForkServer
 from bamboo.local.places import LocalPlaces
+from bamboo_core.control.server import ControlServer, token_check
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
+from bamboo_core.job.manifest import parse_manifest
 from folders import TASK_PATH
 
 TICK_SECONDS = 0.05

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from bamboo.profiles.profile import SOURCES, ModelProfile, parse_profile
+from bamboo_core.planning.profile import SOURCES, ModelProfile, parse_profile
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bamboo.control.protocol import Message
+from bamboo_core.control.protocol import Message
 from bamboo_trainer.transport.frames import Frame
 
 

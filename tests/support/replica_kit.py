@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from bamboo.job.spec import RedundancySpec
-from bamboo.job.training_spec import TrainingSpec
-from bamboo.planning.desired import PlanningView
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.heirs import lost_runs
-from bamboo.planning.plan import Assignment, Peer, Plan
-from bamboo.planning.transitions import takeover
+from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.planning.desired import PlanningView
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.heirs import lost_runs
+from bamboo_core.planning.plan import Assignment, Peer, Plan
+from bamboo_core.planning.transitions import takeover
 
 TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
 

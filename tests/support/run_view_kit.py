@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
-from bamboo.control.memory import Memory, Traffic
-from bamboo.coordinator.events import Emit, SlowWorker, Status, Takeover, WorkerState
 from bamboo.terminal.picture import Footer, render
+from bamboo_core.control.memory import Memory, Traffic
+from bamboo_core.coordinator.events import Emit, SlowWorker, Status, Takeover, WorkerState
 
 TAKEOVER = Takeover(
     epoch=2,

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.profiles.profile import ModelProfile, Prices
 from bamboo.sizing.candidate import as_the_job_is
 from bamboo.sizing.pareto import Point
 from bamboo.sizing.trials import Assessment, TrialOutcome
 from bamboo.sizing.world import MachineKind, Market, World
 from bamboo.traces.generate import Generation
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.profile import ModelProfile, Prices
 from job_simulation_kit import job, manifest
 
 POINTS = st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=1, max_size=40)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bamboo.names import LABEL_JOB_NAME, TRAINER_CONTAINER
+from bamboo_core.names import LABEL_JOB_NAME, TRAINER_CONTAINER
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.planning.plan import Cell, CheckpointId
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.splits.stage_times import StageTimes
 from world import World
 
 FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer

@@ -2,8 +2,12 @@
 
 import pytest
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.profiles.profile import (
+from bamboo.simulation.strategies.costs import Costs
+from bamboo.simulation.strategies.drive import StrategyResult, drive
+from bamboo.simulation.strategies.policy import Policy
+from bamboo.simulation.strategies.timeline import NodesChange, Timeline
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.profile import (
     SOURCES,
     Layer,
     Machine,
@@ -14,10 +18,6 @@ from bamboo.profiles.profile import (
     Storage,
     Times,
 )
-from bamboo.simulation.strategies.costs import Costs
-from bamboo.simulation.strategies.drive import StrategyResult, drive
-from bamboo.simulation.strategies.policy import Policy
-from bamboo.simulation.strategies.timeline import NodesChange, Timeline
 
 START, DETECTION, RENDEZVOUS, REGROUP = 10.0, 5.0, 30.0, 8.0
 

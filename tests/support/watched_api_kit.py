@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from bamboo.kube.kubeconfig import Access, ClusterServer, User
+from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.step_report import combined, step_report
 from bamboo_trainer.training import TrainingConfig
 from stage_kit import begin, microbatch, reduce_tied

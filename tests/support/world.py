@@ -6,17 +6,26 @@ from typing import Any
 
 import msgspec
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.platform import Platform
-from bamboo.control.verification import LookAgain
-from bamboo.control.weights import CommitWeights, Save
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, SpecChanged, Tick, WorkerLost
-from bamboo.coordinator.workers.membership import surplus_requests
-from bamboo.coordinator.workers.record import Workers
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell, CheckpointId, Plan, plan_problems
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.platform import Platform
+from bamboo_core.control.verification import LookAgain
+from bamboo_core.control.weights import CommitWeights, Save
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import (
+    AddWorkers,
+    Emit,
+    Finish,
+    RequestsWithdrawn,
+    Send,
+    SpecChanged,
+    Tick,
+    WorkerLost,
+)
+from bamboo_core.coordinator.workers.membership import surplus_requests
+from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import Cell, CheckpointId, Plan, plan_problems
 from manifest_kit import bamboojob, training
 
 

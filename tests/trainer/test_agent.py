@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file
 
-from bamboo.control.protocol import (
+from bamboo_core.control.protocol import (
     Bye,
     Message,
     NoticeReceived,
@@ -23,11 +23,11 @@ from bamboo.control.protocol import (
     WorkerFailed,
     WorkerReady,
 )
-from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo.job.manifest import parse_manifest
-from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import CheckpointId, Peer, Plan
+from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt
 from bamboo_trainer.telemetry.time_account import TimeAccount

@@ -11,8 +11,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from bamboo.storage.bounded import StoreLimits
-from bamboo.storage.errors import StoreUnavailable
+from bamboo_core.storage.bounded import StoreLimits
+from bamboo_core.storage.errors import StoreUnavailable
 from bamboo_trainer.data import dataset_from, open_sources
 from bamboo_trainer.data.block_cache import SMALL_BLOCK, BlockCache, CachedFile, RemoteFiles
 from bamboo_trainer.data.token_file import TokenWriter

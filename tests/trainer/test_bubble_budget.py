@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.engine.steps.bubble_budget import MARGIN, PERIOD, SAFETY, SWITCHING_SECONDS, BubbleBudget
 
 SLOT = (Cell(0, 1), 3)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.stage.gradients.buckets import MOST_BUCKETS, Bucket, Cut, buckets_of, parts_of
 from bamboo_trainer.stage.stage import Stage

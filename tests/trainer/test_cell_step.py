@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from bamboo.planning.grid import make_layout
-from bamboo.planning.plan import Cell, Layout
-from bamboo.planning.schedule import (
+from bamboo_core.planning.grid import make_layout
+from bamboo_core.planning.plan import Cell, Layout
+from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
     Evaluate,

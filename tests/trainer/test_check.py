@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.memory.estimate import measure

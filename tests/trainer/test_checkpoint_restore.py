@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from bamboo.control.channel_events import Received
-from bamboo.control.digests import add_digests
-from bamboo.control.protocol import PartsWritten
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import ROOT
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import PartsWritten
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import ROOT
 from bamboo_trainer.transport.base import Arrived
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.names import EXIT_USAGE
+from bamboo_core.names import EXIT_USAGE
 from bamboo_trainer import __main__ as trainer_main
 from bamboo_trainer.worker import cloud_notices
 from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news, wanted

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 import watched_worker
-from bamboo.coordinator.events import Interrupted, Outcome
+from bamboo_core.coordinator.events import Interrupted, Outcome
 from bamboo_trainer.worker import cloud_watch
 from bamboo_trainer.worker.cloud_notices import Cloud, CloudNotice, Wanted
 from bamboo_trainer.worker.cloud_watch import Aws, Azure, Http, PollIntervals, Watcher

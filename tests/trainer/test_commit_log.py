@@ -2,7 +2,7 @@
 
 import math
 
-from bamboo.planning.plan import Cell, Layout
+from bamboo_core.planning.plan import Cell, Layout
 from bamboo_trainer.commit.commit_log import KEPT_STEPS, CommitLog
 from bamboo_trainer.transport.payloads import Commit, Ready
 

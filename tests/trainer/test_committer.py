@@ -6,8 +6,8 @@ from collections import deque
 import msgspec
 import pytest
 
-from bamboo.control.protocol import CheckpointBegun, StepCommitted, TakeCheckpoint
-from bamboo.planning.plan import ROOT, Assignment, Cell, Plan
+from bamboo_core.control.protocol import CheckpointBegun, StepCommitted, TakeCheckpoint
+from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, run, run_with_faults
 from training_job import Fault, Job

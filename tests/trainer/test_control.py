@@ -9,15 +9,15 @@ import aiohttp
 import msgspec
 import pytest
 
-from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
-from bamboo.control.codec import decode_from_coordinator
-from bamboo.control.memory import Memory
-from bamboo.control.plan_change import PlanChange, SendPlan, WholePlanWanted
-from bamboo.control.protocol import Bye, CellFinished, Heartbeat, Hello, Message, Refused, StepCommitted, Stop
-from bamboo.control.server import ControlServer, token_check
-from bamboo.job.spec import RedundancySpec, TrainingSpec
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Cell, Peer, Plan
+from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo_core.control.codec import decode_from_coordinator
+from bamboo_core.control.memory import Memory
+from bamboo_core.control.plan_change import PlanChange, SendPlan, WholePlanWanted
+from bamboo_core.control.protocol import Bye, CellFinished, Heartbeat, Hello, Message, Refused, StepCommitted, Stop
+from bamboo_core.control.server import ControlServer, token_check
+from bamboo_core.job.spec import RedundancySpec, TrainingSpec
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Cell, Peer, Plan
 from bamboo_trainer.worker.control import Control
 
 

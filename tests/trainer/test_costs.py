@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.grid import split_layers
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.grid import split_layers
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.inspection.costs import layer_costs, profile

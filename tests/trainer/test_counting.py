@@ -1,9 +1,9 @@
 """`bamboo profile --device` asks the trainer, which needs no such device."""
 
-from bamboo.job.manifest import parse_manifest
 from bamboo.local.trainer_calls.task_counts import counts_of
 from bamboo.profiles.analytic import analytic_profile
 from bamboo.profiles.files import read_devices
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.counting import count
 from bamboo_trainer.profiling import profile
 from profiling_kit import manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bamboo.checkpoint.data_record import difference
+from bamboo_core.checkpoint.data_record import difference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.models import gpt

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage

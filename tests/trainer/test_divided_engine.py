@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from test_engine import STEPS, manifest, owned_weights
 
-from bamboo.control import protocol
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell, Plan
-from bamboo.planning.splits.devices import devices_of, expanded
+from bamboo_core.control import protocol
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell, Plan
+from bamboo_core.planning.splits.devices import devices_of, expanded
 from branching_job import BranchingJob, each_way
 from training_job import Fault, Job
 

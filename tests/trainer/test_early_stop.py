@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.evaluations import Course
-from bamboo.job.training_spec import EvaluationSpec, Goal
+from bamboo_core.control.evaluations import Course
+from bamboo_core.job.training_spec import EvaluationSpec, Goal
 from bamboo_trainer.stage.state.early_stop import numbers, of_numbers
 
 SPEC = EvaluationSpec(every_steps=5, patience=3)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.sources import Checkpoint

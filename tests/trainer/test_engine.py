@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome, SpecChanged
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome, SpecChanged
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.coordinator.job_status import status
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, quotient
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import build_stage

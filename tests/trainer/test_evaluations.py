@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.control.evaluations import best, course
-from bamboo.job.training_spec import EvaluationSpec, Goal
+from bamboo_core.control.evaluations import best, course
+from bamboo_core.job.training_spec import EvaluationSpec, Goal
 
 
 @pytest.mark.parametrize(

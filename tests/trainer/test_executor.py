@@ -4,9 +4,9 @@ import msgspec
 import pytest
 import torch
 
-from bamboo.control.protocol import TakenOver
-from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import ROOT, Assignment, Cell, Plan
+from bamboo_core.control.protocol import TakenOver
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.payloads import Announce, Commit
 from engine_kit import THREE, OneEngine

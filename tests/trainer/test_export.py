@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.storage.local_files import LocalFiles
+from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
@@ -213,8 +213,8 @@ def test_memory_is_bounded_by_a_layer(tmp_path):
 import resource, sys
 from pathlib import Path
 import torch
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.store import CheckpointStore
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint

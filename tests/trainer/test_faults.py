@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import borrowed_worker
-from bamboo.checkpoint.layout import part_name
-from bamboo.coordinator.events import Outcome
+from bamboo_core.checkpoint.layout import part_name
+from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.nixl.agent import prove
 from folders import TASK_PATH

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from bamboo.control.message import Message
-from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo_core.control.message import Message
+from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.worker.final_weights import FinalWeights, SaveError
 from recording_transport import Told

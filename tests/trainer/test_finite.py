@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.control.digests import add_digests
-from bamboo.control.protocol import CellFinished, LeftBehind, Message, PlanApplied, Report, TakenOver
-from bamboo.control.verification import ForwardPlace, ForwardSum, StateSum
-from bamboo.planning.plan import Cell
-from bamboo.planning.shares import share
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, PlanApplied, Report, TakenOver
+from bamboo_core.control.verification import ForwardPlace, ForwardSum, StateSum
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.shares import share
+from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.folding import Folding
 
 STAGES = ((0, 2), (2, 3), (3, 7), (7, 8))  # of two workers with two devices each

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.planning.plan import Layout
+from bamboo_core.planning.plan import Layout
 from bamboo_trainer.engine.steps.frame_fit import check_fit, chunk
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import plain_models
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.from_module import from_module
 from bamboo_trainer.reference import train
 from bamboo_trainer.task import Evaluation

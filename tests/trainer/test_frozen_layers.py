@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.forwarding import split_needs, with_needs

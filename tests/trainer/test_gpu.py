@@ -10,9 +10,9 @@ import pytest
 import torch
 from test_engine import manifest
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.compilation.toolchain import toolchain
 from bamboo_trainer.memory.host_copies import CudaCopies, host_copies
 from bamboo_trainer.memory.placement import release_cached, use

@@ -10,9 +10,9 @@ import pytest
 import torch
 from test_sharded_optimizer import ended_with
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import RefusedFrame, read
 from manifest_kit import bamboojob, gpt_task, training

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.gradient_groups import SumNode, tree_sum
-from bamboo.planning.grid import make_layout
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.gradient_groups import SumNode, tree_sum
+from bamboo_core.planning.grid import make_layout
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.stage import build_stage

@@ -3,11 +3,11 @@
 import threading
 import time
 
-from bamboo.control.protocol import HistoryEvent, HistoryEvents, HistoryKept, WorkerWarning
-from bamboo.history.files import HistoryFiles
-from bamboo.history.merge import merged
-from bamboo.history.records import EventRecord, GapRecord, StepRecord
-from bamboo.storage.errors import StoreUnavailable
+from bamboo_core.control.protocol import HistoryEvent, HistoryEvents, HistoryKept, WorkerWarning
+from bamboo_core.history.files import HistoryFiles
+from bamboo_core.history.merge import merged
+from bamboo_core.history.records import EventRecord, GapRecord, StepRecord
+from bamboo_core.storage.errors import StoreUnavailable
 from bamboo_trainer.transport.payloads import CheckpointMark, Commit
 from history_keeper_kit import PATIENCE, first
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.history.files import HistoryFiles
-from bamboo.history.merge import merged, newest
-from bamboo.history.records import GapRecord, Record, StepRecord
+from bamboo_core.history.files import HistoryFiles
+from bamboo_core.history.merge import merged, newest
+from bamboo_core.history.records import GapRecord, Record, StepRecord
 from bamboo_trainer.worker.history import history_buffer, history_keeper
 from history_keeper_kit import PATIENCE, Job
 

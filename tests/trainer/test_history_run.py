@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.history.files import find
-from bamboo.history.merge import curve, merged
-from bamboo.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, from_lines
+from bamboo_core.history.files import find
+from bamboo_core.history.merge import curve, merged
+from bamboo_core.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, from_lines
 from manifest_kit import bamboojob, gpt_task, training
 
 STEPS = 24

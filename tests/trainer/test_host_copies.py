@@ -11,8 +11,8 @@ import pytest
 import torch
 from test_engine import manifest
 
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.memory.host_copies import AtOnce, pinned_size
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState

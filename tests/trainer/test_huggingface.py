@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.reference import train

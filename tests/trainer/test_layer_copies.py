@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from bamboo.control.protocol import CopiesHeld, StateHeld, WorkerWarning
-from bamboo.planning.plan import CheckpointId, Peer, Plan
+from bamboo_core.control.protocol import CopiesHeld, StateHeld, WorkerWarning
+from bamboo_core.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
 from bamboo_trainer.memory.cgroup import HostMemory

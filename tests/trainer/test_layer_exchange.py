@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.heirs import copies
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.heirs import copies
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from safetensors.torch import load
 
-from bamboo.checkpoint import manifest as manifests
-from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.checkpoint.layout import Attempt
+from bamboo_core.checkpoint import manifest as manifests
+from bamboo_core.checkpoint.errors import CheckpointDamaged
+from bamboo_core.checkpoint.layout import Attempt
 from bamboo_trainer.checkpoint.layer_file import decode, encode, header_size, read_header
 from bamboo_trainer.checkpoint.versions import versions
 from bamboo_trainer.stage.state.layer_state import LayerState

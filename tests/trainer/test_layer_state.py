@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.control.digests import add_digests
+from bamboo_core.control.digests import add_digests
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.stage.stage import build_stage
 from split_state_kit import OPTIMIZERS, SPLITS, files_of, task_of

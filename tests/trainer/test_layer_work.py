@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.data.in_memory import TensorDataset
 from bamboo_trainer.layer_work import FusedOperations, LayerWork, layer_work
 from bamboo_trainer.loading import settled_task

@@ -5,7 +5,7 @@ import sys
 import pytest
 from torch import nn
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.manifest_warnings import warnings
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.manifest_warnings import warnings
 from bamboo_trainer.loggers import mlflow, tensorboard, wandb
 from logger_kit import PATIENCE, step, until
 from manifest_kit import bamboojob, training

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bamboo.control.protocol import WorkerWarning
-from bamboo.history.records import EventRecord, StepRecord
+from bamboo_core.control.protocol import WorkerWarning
+from bamboo_core.history.records import EventRecord, StepRecord
 from bamboo_trainer.worker.history import logging_threads
 from logger_kit import PATIENCE, Kept, evaluated, step, until
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.control.digests import add_digests
-from bamboo.control.protocol import MOST_METRICS
-from bamboo.job.training_spec import LossScaleSpec
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.job.training_spec import LossScaleSpec
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.measurements import try_measurements
 from bamboo_trainer.task import Evaluation, Parts, Task

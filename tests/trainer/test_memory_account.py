@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.control.channel_events import Received
-from bamboo.control.codec import decode_from_worker, encode
-from bamboo.control.memory import MOST, Memory
-from bamboo.control.protocol import Heartbeat
-from bamboo.coordinator.job_status import status
-from bamboo.planning.plan import Cell
-from bamboo.planning.schedule import Backward, Forward
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.codec import decode_from_worker, encode
+from bamboo_core.control.memory import MOST, Memory
+from bamboo_core.control.protocol import Heartbeat
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.schedule import Backward, Forward
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.memory_account import MemoryMeter

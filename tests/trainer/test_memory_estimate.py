@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.stage.stage import build_stage
 from manifest_kit import bamboojob, training

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.control.digests import add_digests
+from bamboo_core.control.digests import add_digests
 from bamboo_trainer.stage import forwarding
 from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts
 from stage_kit import CONFIG, at, begin, chain, microbatch, one_step, small_gpt, small_task

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.task import Task, TrainingFacts, Weighted

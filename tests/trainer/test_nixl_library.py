@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bamboo.job.placement_spec import TransportType
+from bamboo_core.job.placement_spec import TransportType
 from bamboo_trainer.check import check
 from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.choice import body_channel

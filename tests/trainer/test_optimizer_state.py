@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from bamboo.control.digests import add_digests
+from bamboo_core.control.digests import add_digests
 from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.user_code import build_layer

@@ -8,7 +8,7 @@ import torch
 from test_engine import manifest
 from torch import nn
 
-from bamboo.coordinator.events import Outcome
+from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer import reference
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.stage.stage import build_stage

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.optimizers import Combined
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer

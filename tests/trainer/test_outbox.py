@@ -5,8 +5,8 @@ from collections import deque
 import msgspec
 import torch
 
-from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import Cell, Plan
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.routing.outbox import Outbox, Received
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.frames import Address, Again, FrameKind

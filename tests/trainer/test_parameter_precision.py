@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.stage.stage import Stage, build_stage

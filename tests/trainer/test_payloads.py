@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bamboo.coordinator.events import Outcome
-from bamboo.history.records import StepRecord
-from bamboo.planning.plan import Cell
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.history.records import StepRecord
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.transport import payloads
 from bamboo_trainer.transport.base import Arrived

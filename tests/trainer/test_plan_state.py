@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bamboo.planning.plan import Cell, Plan
+from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.routing.plan_state import PlanState
 from replica_kit import planned
 

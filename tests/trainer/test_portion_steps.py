@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import torch
 
-from bamboo.job.spec import RedundancySpec
-from bamboo.job.training_spec import TrainingSpec
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.plan import Cell, Layout, Peer, Plan, Portion
+from bamboo_core.job.spec import RedundancySpec
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.planning.grid import initial_plan
+from bamboo_core.planning.plan import Cell, Layout, Peer, Plan, Portion
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.payloads import Commit

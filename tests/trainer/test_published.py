@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.store import CheckpointStore
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.__main__ import main as export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.loading import load_task

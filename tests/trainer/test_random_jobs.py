@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo.coordinator.events import Interrupted, Outcome
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.coordinator.events import Interrupted, Outcome
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train

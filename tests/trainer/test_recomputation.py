@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.stage.work import Work

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import ROOT, Cell, Plan
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.plan import ROOT, Cell, Plan
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
 from engine_kit import THREE, OneEngine

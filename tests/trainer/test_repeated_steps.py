@@ -4,8 +4,8 @@ from collections import deque
 
 import pytest
 
-from bamboo.control.protocol import LeftBehind
-from bamboo.planning.plan import Cell
+from bamboo_core.control.protocol import LeftBehind
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.repeated_steps import Repeated, RepeatedSteps
 from bamboo_trainer.routing.outbox import Outbox

@@ -5,8 +5,8 @@ from collections import deque
 import pytest
 import torch
 
-from bamboo.control.protocol import ReplicaSynced
-from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.control.protocol import ReplicaSynced
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.replicator import Replicator

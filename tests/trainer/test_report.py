@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bamboo.control.protocol import Report
+from bamboo_core.control.protocol import Report
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.telemetry.trace import Silent

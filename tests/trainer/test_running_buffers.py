@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import running_tasks
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.task import Task, contribute, track_buffers
 from bamboo_trainer.tasks.inspection.sharing import settled

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.spec import PipelineSchedule
-from bamboo.planning.grid import make_layout
-from bamboo.planning.plan import Cell
-from bamboo.planning.schedule import (
+from bamboo_core.job.spec import PipelineSchedule
+from bamboo_core.planning.grid import make_layout
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.schedule import (
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -17,7 +17,7 @@ from bamboo.planning.schedule import (
     one_f_one_b,
     zb_h1,
 )
-from bamboo.planning.steps.pipelines import awaited
+from bamboo_core.planning.steps.pipelines import awaited
 from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.transport.frames import FrameKind
 

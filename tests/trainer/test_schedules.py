@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference, schedules
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.engine.memory_account import account
 from bamboo_trainer.memory.estimate import measure, worker_memory

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.check import check
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import flipping_worker
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.coordinator.job_status import status
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.job_status import status
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
 from flipped_job import Flip, FlippedJob, Place
 from folders import TASK_PATH

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bamboo.control.digests import add_digests
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task

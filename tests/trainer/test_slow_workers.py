@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
 from folders import TASK_PATH
 from manifest_kit import bamboojob, training
 from processes import Processes, run

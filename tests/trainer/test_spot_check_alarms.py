@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.coordinator.events import Outcome
+from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer import reference
 from bamboo_trainer.lora import with_lora
 from branching_job import kill_at_each

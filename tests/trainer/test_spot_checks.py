@@ -9,7 +9,7 @@ import torch
 from test_engine import manifest
 from torch import nn
 
-from bamboo.coordinator.events import Outcome
+from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer import reference
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from stage_kit import small_task

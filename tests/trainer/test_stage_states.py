@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from bamboo.planning.plan import Assignment, Cell
+from bamboo_core.planning.plan import Assignment, Cell
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.transport.payloads import Commit

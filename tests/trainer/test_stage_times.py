@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
-from bamboo.planning.schedule import Backward, BackwardRest, Forward, ReportReady
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.schedule import Backward, BackwardRest, Forward, ReportReady
 from bamboo_trainer.engine.stage_times import IGNORED, KEPT, PERIOD, StageTimer
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage

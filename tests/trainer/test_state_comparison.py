@@ -9,7 +9,7 @@ import torch
 from test_engine import manifest
 from torch import nn
 
-from bamboo.control.platform import Platform
+from bamboo_core.control.platform import Platform
 from bamboo_trainer import reference
 from bamboo_trainer.commit.state_sums import EVERY, is_due
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.step_report import combined
 from bamboo_trainer.transport.payloads import Ready
 

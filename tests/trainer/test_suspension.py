@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.channel_events import Received
-from bamboo.control.digests import add_digests
-from bamboo.control.protocol import CheckpointFailed, PartsWritten
-from bamboo.coordinator.events import Interrupted, Outcome
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.planning.plan import ROOT
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import CheckpointFailed, PartsWritten
+from bamboo_core.coordinator.events import Interrupted, Outcome
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.planning.plan import ROOT
 from manifest_kit import bamboojob, training
 from training_job import Job
 

@@ -9,8 +9,8 @@ import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.job.manifest import parse_manifest
 from bamboo.local.trainer_calls import task_check
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.memory.estimate import measure
 from stage_kit import small_task
 from task_check_kit import SPIRALS, manifest

@@ -1,7 +1,7 @@
 """`bamboo profile` asks the trainer."""
 
-from bamboo.job.manifest import parse_manifest
 from bamboo.local.trainer_calls.task_profile import MachineOverrides, profile_of
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.profiling import profile
 from profiling_kit import manifest
 

@@ -6,9 +6,9 @@ import sys
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bamboo.history.files import HistoryFile, HistoryFiles
-from bamboo.history.merge import merged
-from bamboo.history.records import to_lines
+from bamboo_core.history.files import HistoryFile, HistoryFiles
+from bamboo_core.history.merge import merged
+from bamboo_core.history.records import to_lines
 from bamboo_trainer.worker.history.logging_threads import facts_of
 from bamboo_trainer.worker.history.to_logger import write
 from history_kit import shown

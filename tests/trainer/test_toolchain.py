@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.job.training_spec import TrainingSpec
+from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_trainer.check import check
 from bamboo_trainer.compilation.toolchain import CompilerUnavailable, require_toolchain, toolchain
 from manifest_kit import bamboojob, gpt_task, training

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import SpecChanged
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.events import SpecChanged
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import shown_to_build, with_steps

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.user_code import build_layer

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome
 from bamboo_trainer import reference
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, capturing

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bamboo.checkpoint.errors import CheckpointError
+from bamboo_core.checkpoint.errors import CheckpointError
 from bamboo_trainer.checkpoint import weights_folder
 from bamboo_trainer.checkpoint.sources import WeightsFolder
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, stages_of, write_stage

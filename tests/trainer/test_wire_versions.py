@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from bamboo.control import protocol
-from bamboo.names import DATA_PLANE_VERSION, PROTOCOL_VERSION
+from bamboo_core.control import protocol
+from bamboo_core.names import DATA_PLANE_VERSION, PROTOCOL_VERSION
 from bamboo_trainer.transport import payloads, stripes, wire
 from bamboo_trainer.transport.frames import FrameKind
 
@@ -48,8 +48,8 @@ def data_plane() -> str:
 
 
 MESSAGE = (
-    "the form of what travels has changed: raise {} in bamboo/names.py (and in docs/upgrade.md and the changelog) if "
-    "that version has been released, and record the digest here"
+    "the form of what travels has changed: raise {} in bamboo_core/names.py (and in docs/upgrade.md and the changelog) "
+    "if that version has been released, and record the digest here"
 )
 
 

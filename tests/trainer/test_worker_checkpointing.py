@@ -13,15 +13,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from bamboo.checkpoint.data_record import DataRecord, LookedAt
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.control import protocol
-from bamboo.control.protocol import Message
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import CheckpointId
-from bamboo.storage.files import Buffer
-from bamboo.storage.local_files import LocalFiles
+from bamboo_core.checkpoint.data_record import DataRecord, LookedAt
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.control import protocol
+from bamboo_core.control.protocol import Message
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import CheckpointId
+from bamboo_core.storage.files import Buffer
+from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.worker.checkpointing import Checkpointing

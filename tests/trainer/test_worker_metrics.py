@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bamboo.control.memory import SentTraffic, Traffic
-from bamboo.metrics.exposition import Exporter
-from bamboo.planning.plan import Cell, CheckpointId
+from bamboo_core.control.memory import SentTraffic, Traffic
+from bamboo_core.metrics.exposition import Exporter
+from bamboo_core.planning.plan import Cell, CheckpointId
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import Address, Again, Frame
 from bamboo_trainer.transport.frames import FrameKind as FrameKind

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bamboo.control.digests import add_digests
-from bamboo.coordinator.events import Outcome, SpecChanged
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell
+from bamboo_core.control.digests import add_digests
+from bamboo_core.coordinator.events import Outcome, SpecChanged
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import Cell
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, run

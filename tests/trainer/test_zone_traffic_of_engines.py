@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.planning.gradient_groups import final_share
-from bamboo.planning.plan import WorkerId
 from bamboo.profiles.files import read_profile
-from bamboo.profiles.profile import Layer, ModelProfile
 from bamboo.simulation.job.zone_traffic import TrafficKind, step_transfers
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.gradient_groups import final_share
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.profile import Layer, ModelProfile
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.inspection.sharing import settled

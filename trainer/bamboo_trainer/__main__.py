@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from bamboo.names import (
+from bamboo_core.names import (
     ENV_CA,
     ENV_COORDINATOR,
     ENV_GRACE,

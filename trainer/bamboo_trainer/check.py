@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from bamboo.control.memory import Memory
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import layer_ranges
-from bamboo.planning.splits.devices import device_layers
-from bamboo.text import one_line
+from bamboo_core.control.memory import Memory
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.grid import layer_ranges
+from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.text import one_line
 from bamboo_trainer.compilation.toolchain import require_toolchain
 from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of

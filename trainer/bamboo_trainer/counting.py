@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
 from bamboo_trainer.check import found_or_problem
 from bamboo_trainer.layer_work import layer_work
 from bamboo_trainer.loading import settled_task

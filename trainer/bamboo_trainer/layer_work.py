@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from bamboo.job.spec import JobSpec
-from bamboo.job.training_spec import Precision
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.training_spec import Precision
 from bamboo_trainer.memory.estimate import rounded
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Parts, Task

@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.job.spec import MOST_LAYERS, JobSpec
+from bamboo_core.job.spec import MOST_LAYERS, JobSpec
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.inspection.costs import stated_costs

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
 from bamboo_trainer.check import found_or_problem
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.memory.estimate import LayerSize, measure

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from bamboo.job.manifest import parse_manifest
+from bamboo_core.job.manifest import parse_manifest
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES
 from bamboo_trainer.loading import task_of
 

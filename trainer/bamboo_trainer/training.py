@@ -6,8 +6,8 @@ from typing import Self
 
 import torch
 
-from bamboo.job.spec import JobSpec
-from bamboo.job.training_spec import EvaluationSpec, LossScaleSpec, TrainingSpec, Unit
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.training_spec import EvaluationSpec, LossScaleSpec, TrainingSpec, Unit
 from bamboo_trainer.data.order import microbatch_samples
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
 
-from bamboo.names import GROUP, PAGE_AUDIENCE, PLURAL
-from bamboo.serving.rate_limit import TokenBucket
+from bamboo_core.names import GROUP, PAGE_AUDIENCE, PLURAL
+from bamboo_core.serving.rate_limit import TokenBucket
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
-from bamboo.control.server import Authenticate, Unauthorized, Unavailable
-from bamboo.job.text_patterns import DNS_LABEL, DNS_NAME
-from bamboo.names import TOKEN_AUDIENCE
-from bamboo.planning.plan import WorkerId
+from bamboo_core.control.server import Authenticate, Unauthorized, Unavailable
+from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
+from bamboo_core.names import TOKEN_AUDIENCE
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey
 

@@ -5,9 +5,9 @@ from collections import Counter
 
 from aiohttp import web
 
-from bamboo.control.server import Authenticate, Channels, Unauthorized, Unavailable
-from bamboo.planning.plan import WorkerId
-from bamboo.serving.listener import BoundedListener, ConnectionBounds
+from bamboo_core.control.server import Authenticate, Channels, Unauthorized, Unavailable
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.serving.listener import BoundedListener, ConnectionBounds
 from bamboo_operator.kube.objects import JobKey
 
 BOUNDS = ConnectionBounds(unauthenticated=1024)

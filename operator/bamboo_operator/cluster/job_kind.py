@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from bamboo.names import GROUP, PLURAL
+from bamboo_core.names import GROUP, PLURAL
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, described
 
 logger = logging.getLogger(__name__)

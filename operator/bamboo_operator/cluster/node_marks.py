@@ -10,11 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from bamboo.job.fields import Fields, ManifestError, Problem
-from bamboo.job.forms import Number
-from bamboo.job.model import ListOf, ReadObject, read_object
-from bamboo.job.text_patterns import LABEL_KEY, TextPattern
-from bamboo.job.yaml_file import load_document
+from bamboo_core.job.fields import Fields, ManifestError, Problem
+from bamboo_core.job.forms import Number
+from bamboo_core.job.model import ListOf, ReadObject, read_object
+from bamboo_core.job.text_patterns import LABEL_KEY, TextPattern
+from bamboo_core.job.yaml_file import load_document
 from bamboo_operator.cluster.cloud_marks import DisruptionMark
 
 MOST_MARKS = 100

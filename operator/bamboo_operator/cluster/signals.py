@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any
 
-from bamboo.names import GRACE_SECONDS, TRAINER_CONTAINER
+from bamboo_core.names import GRACE_SECONDS, TRAINER_CONTAINER
 from bamboo_operator.cluster import cloud_marks as marks
 from bamboo_operator.cluster.cloud_marks import DisruptionMark
 from bamboo_operator.cluster.node_marks import NodeMark

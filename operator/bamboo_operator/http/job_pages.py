@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from bamboo.job.text_patterns import DNS_LABEL, DNS_NAME
-from bamboo.page.history import steady_clock
-from bamboo.page.server import add_page, answer, bearer, refusal
+from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
+from bamboo_core.page.history import steady_clock
+from bamboo_core.page.server import add_page, answer, bearer, refusal
 from bamboo_operator.auth.page_access import PageAccess, ReviewApi
 from bamboo_operator.http.page_document import page_document
 from bamboo_operator.kube.objects import JobKey

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from bamboo.metrics import job_catalog, job_metrics, operator_catalog
-from bamboo.metrics.exposition import Metric, MetricsPage
-from bamboo.metrics.job_metrics import JobKey
+from bamboo_core.metrics import job_catalog, job_metrics, operator_catalog
+from bamboo_core.metrics.exposition import Metric, MetricsPage
+from bamboo_core.metrics.job_metrics import JobKey
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bamboo.coordinator.events import Status
-from bamboo.job.placement_spec import NodePool
-from bamboo.job.spec import USUAL_STEPS, JobSpec, storage_place
-from bamboo.page import document as d
-from bamboo.page.builder import Labels, document, history_fields, rows, state
-from bamboo.page.forecast import at_the_end
-from bamboo.page.history import JobHistory
+from bamboo_core.coordinator.events import Status
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import USUAL_STEPS, JobSpec, storage_place
+from bamboo_core.page import document as d
+from bamboo_core.page.builder import Labels, document, history_fields, rows, state
+from bamboo_core.page.forecast import at_the_end
+from bamboo_core.page.history import JobHistory
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.savings import on_demand_per_hour, on_demand_pool

@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from bamboo.serving.listener import BoundedListener, ConnectionBounds
+from bamboo_core.serving.listener import BoundedListener, ConnectionBounds
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest, worker_digest
-from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.placement_spec import WorkerSpec
-from bamboo.job.spec import JobSpec
-from bamboo.kube.errors import ApiError
-from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
+from bamboo_core.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest, worker_digest
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.placement_spec import WorkerSpec
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, JobKey
 from bamboo_operator.manifests.worker_pod import owner

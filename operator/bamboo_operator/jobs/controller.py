@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo.job.spec import DEFAULT_MANAGER, JobSpec
-from bamboo.kube.request_parts import job_path, node_path, pod_path
+from bamboo_core.job.spec import DEFAULT_MANAGER, JobSpec
+from bamboo_core.kube.request_parts import job_path, node_path, pod_path
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.cluster.signals import is_deleted
 from bamboo_operator.jobs.late_workers import DeletedJobs

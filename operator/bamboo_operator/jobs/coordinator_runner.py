@@ -15,14 +15,14 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received, WorkerJoined
-from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import Stop, WorkerWarning
-from bamboo.control.server import Channels
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.awake_clock import AwakeClock
-from bamboo.coordinator.events import (
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.history_feed import HistoryFeed
+from bamboo_core.control.protocol import Stop, WorkerWarning
+from bamboo_core.control.server import Channels
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.awake_clock import AwakeClock
+from bamboo_core.coordinator.events import (
     AddWorkers,
     Command,
     Emit,
@@ -41,17 +41,17 @@ from bamboo.coordinator.events import (
     WorkerLost,
     WorkersAbsent,
 )
-from bamboo.coordinator.grids.dates import time_told
-from bamboo.coordinator.job_status import status
-from bamboo.coordinator.progress import BEGINNING, EarlierProgress
-from bamboo.coordinator.shell_view import WantedWorkers, wanted_workers
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.history.place import history_url
-from bamboo.job.edits import task_digest
-from bamboo.job.spec import JobSpec
-from bamboo.names import STORAGE_FOLDER
-from bamboo.page.history import JobHistory, StepFigures
-from bamboo.planning.plan import Plan, WorkerId
+from bamboo_core.coordinator.grids.dates import time_told
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress
+from bamboo_core.coordinator.shell_view import WantedWorkers, wanted_workers
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.history.place import history_url
+from bamboo_core.job.edits import task_digest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import STORAGE_FOLDER
+from bamboo_core.page.history import JobHistory, StepFigures
+from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from bamboo.coordinator.events import PricesTold
-from bamboo.job.placement_spec import next_prices
-from bamboo.job.spec import JobSpec
-from bamboo.names import TRAINER_CONTAINER
+from bamboo_core.coordinator.events import PricesTold
+from bamboo_core.job.placement_spec import next_prices
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import TRAINER_CONTAINER
 from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.kube.objects import parsed_time, utc_now

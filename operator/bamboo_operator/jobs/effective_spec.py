@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bamboo.coordinator.events import Emit
-from bamboo.job.edits import task_digest
-from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.kube.errors import ApiError
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.job.edits import task_digest
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import (
     AcceptedManifest,
     FollowedSpec,

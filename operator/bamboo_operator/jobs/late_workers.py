@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from bamboo.control.channel_events import ChannelEvent, WorkerJoined
-from bamboo.control.protocol import Stop
-from bamboo.control.server import Channels
-from bamboo.planning.plan import WorkerId
+from bamboo_core.control.channel_events import ChannelEvent, WorkerJoined
+from bamboo_core.control.protocol import Stop
+from bamboo_core.control.server import Channels
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache

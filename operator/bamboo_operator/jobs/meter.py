@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bamboo.coordinator.events import Event
-from bamboo.coordinator.state import CoordinatorState
-from bamboo.metrics.histogram import Histogram
-from bamboo.metrics.job_metrics import samples, useful_seconds
-from bamboo.metrics.operator_catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
+from bamboo_core.coordinator.events import Event
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.metrics.histogram import Histogram
+from bamboo_core.metrics.job_metrics import samples, useful_seconds
+from bamboo_core.metrics.operator_catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from bamboo.control.protocol import Stop
-from bamboo.coordinator.events import Status
-from bamboo.job.placement_spec import CleanPodPolicy
-from bamboo.job.spec import JobSpec
+from bamboo_core.control.protocol import Stop
+from bamboo_core.coordinator.events import Status
+from bamboo_core.job.placement_spec import CleanPodPolicy
+from bamboo_core.job.spec import JobSpec
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter

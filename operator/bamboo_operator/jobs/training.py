@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from bamboo.coordinator.events import Outcome
+from bamboo_core.coordinator.events import Outcome
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
 from bamboo_operator.jobs.effective_spec import EffectiveSpec

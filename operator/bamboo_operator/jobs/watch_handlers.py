@@ -4,7 +4,7 @@ from typing import Any
 
 import kopf
 
-from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_core.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from bamboo.kube.errors import ApiError
-from bamboo.names import LABEL_ACTIVE
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.names import LABEL_ACTIVE
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.lease import LeaseName
 

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 
-from bamboo.coordinator.events import Emit
-from bamboo.kube.errors import ApiError
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.kube.errors import ApiError
 from bamboo_operator.kube.client import API_ERRORS, PodRefused, described
 from bamboo_operator.kube.objects import JobKey
 

@@ -9,11 +9,20 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from bamboo.complaints import said_by
-from bamboo.kube.connection import JSON, Connection, ConnectionOptions
-from bamboo.kube.errors import ApiError, RemoteError
-from bamboo.kube.kubeconfig import Access
-from bamboo.kube.request_parts import APPLY, MERGE, Object, delete_options, job_path, jobs_path, pod_path, pods_path
+from bamboo_core.complaints import said_by
+from bamboo_core.kube.connection import JSON, Connection, ConnectionOptions
+from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_core.kube.kubeconfig import Access
+from bamboo_core.kube.request_parts import (
+    APPLY,
+    MERGE,
+    Object,
+    delete_options,
+    job_path,
+    jobs_path,
+    pod_path,
+    pods_path,
+)
 from bamboo_operator.kube.api_calls import ApiCallCounts
 
 TIMEOUT_SECONDS = 10.0

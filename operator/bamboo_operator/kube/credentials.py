@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kopf
 
-from bamboo.kube.kubeconfig import ACCOUNT, Access, in_cluster, load
+from bamboo_core.kube.kubeconfig import ACCOUNT, Access, in_cluster, load
 
 TOKEN_FILE, AUTHORITY_FILE, NAMESPACE_FILE = ACCOUNT / "token", ACCOUNT / "ca.crt", ACCOUNT / "namespace"
 USUAL = {"KUBERNETES_SERVICE_HOST": "kubernetes.default.svc", "KUBERNETES_SERVICE_PORT": "443"}

@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from bamboo.job.text_patterns import DNS_LABEL, DNS_NAME
-from bamboo.kube.errors import ApiError
-from bamboo.kube.request_parts import Object
+from bamboo_core.job.text_patterns import DNS_LABEL, DNS_NAME
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.request_parts import Object
 from bamboo_operator.kube.client import API_ERRORS, TIMEOUT_SECONDS, described
 from bamboo_operator.kube.objects import utc_now
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from bamboo.names import KIND, LABEL_JOB_NAME
+from bamboo_core.names import KIND, LABEL_JOB_NAME
 
 JobKey = tuple[str, str]  # namespace and name
 ZONE = "topology.kubernetes.io/zone"  # the label by which clouds say in which zone a node is

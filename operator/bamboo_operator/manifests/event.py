@@ -2,9 +2,9 @@
 
 from datetime import datetime
 
-from bamboo.coordinator.events import Emit
-from bamboo.kube.request_parts import Object
-from bamboo.names import API_VERSION, KIND
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.kube.request_parts import Object
+from bamboo_core.names import API_VERSION, KIND
 from bamboo_operator.kube.objects import JobIdentity, api_time
 
 COMPONENT = "bamboo-operator"

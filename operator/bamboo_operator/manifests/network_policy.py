@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bamboo.job.spec import JobSpec
-from bamboo.names import LABEL_JOB_UID, METRICS_PORT
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import LABEL_JOB_UID, METRICS_PORT
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo.job.placement_spec import Capacity, NodePool, Preset
-from bamboo.job.spec import JobSpec
+from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
+from bamboo_core.job.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bamboo import names
-from bamboo.job.placement_spec import SpreadPolicy
-from bamboo.job.spec import JobSpec, pod_spread, wanted_pipelines
+from bamboo_core import names
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines
 
 Json = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"

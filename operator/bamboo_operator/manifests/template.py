@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo.job.spec import JobSpec
-from bamboo.names import (
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import (
     ENV_CA,
     ENV_COORDINATOR,
     ENV_GRACE,
@@ -20,7 +20,7 @@ from bamboo.names import (
     LABEL_QUEUE,
     TOKEN_FOLDER,
 )
-from bamboo.names import TRAINER_CONTAINER as TRAINER
+from bamboo_core.names import TRAINER_CONTAINER as TRAINER
 from bamboo_operator.manifests.placement import placement
 
 TOKEN_VOLUME = "bamboo-token"  # noqa: S105

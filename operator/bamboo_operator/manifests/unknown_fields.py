@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo.job.pod_fields import PATH, unknown_fields
+from bamboo_core.job.pod_fields import PATH, unknown_fields
 
 _UNKNOWN = re.compile(r'unknown field "([^"]+)"')
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from bamboo import names
-from bamboo.job.edits import worker_digest
-from bamboo.job.placement_spec import NodePool
-from bamboo.job.spec import JobSpec
-from bamboo.names import worker_name
-from bamboo.planning.plan import WorkerId
+from bamboo_core import names
+from bamboo_core.job.edits import worker_digest
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import worker_name
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.placement import place, placement
 from bamboo_operator.manifests.spread import spread, spread_labels
 from bamboo_operator.manifests.template import TOKEN_VOLUME, merge, read_template

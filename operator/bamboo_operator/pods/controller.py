@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
-from bamboo.coordinator.events import Emit, WorkerState
-from bamboo.job.placement_spec import NodePool
-from bamboo.job.spec import JobSpec
-from bamboo.kube.errors import ApiError
-from bamboo.names import worker_name
-from bamboo.planning.plan import WorkerId
+from bamboo_core.coordinator.events import Emit, WorkerState
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.names import worker_name
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused

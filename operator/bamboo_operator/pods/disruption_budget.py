@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from bamboo.coordinator.events import Emit, Status, WorkerState
-from bamboo.coordinator.protection import spares_any_worker
-from bamboo.job.placement_spec import DisruptionBudget
-from bamboo.job.spec import JobSpec, RedundancyMode, wanted_workers
-from bamboo.kube.errors import ApiError
-from bamboo.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
+from bamboo_core.coordinator.events import Emit, Status, WorkerState
+from bamboo_core.coordinator.protection import spares_any_worker
+from bamboo_core.job.placement_spec import DisruptionBudget
+from bamboo_core.job.spec import JobSpec, RedundancyMode, wanted_workers
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.names import LABEL_JOB_UID, LABEL_WORKER_INDEX
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
 REFUSED = (403, 404, 405, 422)  # by the operator's own rights, or by a server that has no such thing

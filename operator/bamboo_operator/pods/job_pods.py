@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import lives
 from bamboo_operator.kube.objects import JobIdentity, utc_now, zone_of

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from bamboo.job.placement_spec import NodePool
-from bamboo.planning.plan import WorkerId
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.planning.plan import WorkerId
 
 Pools = Sequence[NodePool]
 Counts = Mapping[str, int]  # pods by the name of their pool

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from bamboo.kube.request_parts import node_path, pod_path
-from bamboo.planning.plan import WorkerId
+from bamboo_core.kube.request_parts import node_path, pod_path
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.kube.client import ApiClient
 

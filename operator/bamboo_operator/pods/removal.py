@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from bamboo.job.placement_spec import CleanPodPolicy
+from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import grace_period, lives, worker_exit
 from bamboo_operator.kube.attempts import ApiAttempts

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from bamboo.coordinator.events import Status
-from bamboo.coordinator.shell_view import WantedWorkers
-from bamboo.planning.plan import WorkerId
+from bamboo_core.coordinator.events import Status
+from bamboo_core.coordinator.shell_view import WantedWorkers
+from bamboo_core.planning.plan import WorkerId
 
 
 class PodRequests(Protocol):

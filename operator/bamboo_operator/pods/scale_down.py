@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from bamboo.job.placement_spec import NodePool
-from bamboo.planning.plan import WorkerId
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.pods.pools import Pools, pool_to_probe, worker_to_revert
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from bamboo.control.protocol import Hello
-from bamboo.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
-from bamboo.kube.request_parts import Object
-from bamboo.planning.plan import WorkerId
+from bamboo_core.control.protocol import Hello
+from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
+from bamboo_core.kube.request_parts import Object
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.cloud_marks import DISRUPTIONS
 from bamboo_operator.cluster.node_marks import NodeMark

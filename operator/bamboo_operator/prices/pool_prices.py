@@ -6,10 +6,9 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
-from bamboo.job.placement_spec import Capacity, NodePool
-from bamboo.job.spec import JobSpec
-from bamboo.sizing.prices import MachinePrice, PriceList
-from bamboo.sizing.zone_supply import zone_price
+from bamboo_core.job.placement_spec import Capacity, NodePool
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.prices.price_list import MachinePrice, PriceList, zone_price
 
 EXACT: Final = Decimal("0.000001")  # of a price
 

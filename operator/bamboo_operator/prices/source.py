@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from bamboo.complaints import said_by
-from bamboo.job.fields import ManifestError
-from bamboo.job.yaml_file import MAX_BYTES, source_of
-from bamboo.sizing.prices import PriceError, PriceList, parse_prices, read_prices
-from bamboo.storage.url import shown_url, without_secrets
+from bamboo_core.complaints import said_by
+from bamboo_core.job.fields import ManifestError
+from bamboo_core.job.yaml_file import MAX_BYTES, source_of
+from bamboo_core.prices.price_list import PriceError, PriceList, parse_prices, read_prices
+from bamboo_core.storage.url import shown_url, without_secrets
 
 logger = logging.getLogger(__name__)
 

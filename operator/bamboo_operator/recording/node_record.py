@@ -10,9 +10,9 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from bamboo.traces.compressed import compressed, text_of
-from bamboo.traces.json_lines import parse_json_lines
-from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace
+from bamboo_core.traces.compressed import compressed, text_of
+from bamboo_core.traces.json_lines import parse_json_lines
+from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.cluster.signals import node_signal
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from bamboo import names
-from bamboo.job.placement_spec import Capacity, pool_price
-from bamboo.job.spec import JobSpec
-from bamboo.kube.errors import ApiError
-from bamboo.kube.request_parts import Object
-from bamboo.traces.trace import NodeTraceError
+from bamboo_core import names
+from bamboo_core.job.placement_spec import Capacity, pool_price
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.request_parts import Object
+from bamboo_core.traces.trace import NodeTraceError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.kube.client import API_ERRORS, described

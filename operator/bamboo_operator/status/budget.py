@@ -7,9 +7,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from bamboo.coordinator.events import Emit, Status
-from bamboo.job.budget_reach import HOUR, Pace, money_reach, shown_date, spent
-from bamboo.job.spec import JobSpec
+from bamboo_core.coordinator.events import Emit, Status
+from bamboo_core.job.budget_reach import HOUR, Pace, money_reach, shown_date, spent
+from bamboo_core.job.spec import JobSpec
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
 

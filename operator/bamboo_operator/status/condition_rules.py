@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from bamboo.coordinator.events import Outcome, Status, WorkerState
-from bamboo.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
-from bamboo.job.spec import RedundancyMode, whole_workers
+from bamboo_core.coordinator.events import Outcome, Status, WorkerState
+from bamboo_core.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
+from bamboo_core.job.spec import RedundancyMode, whole_workers
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.status.budget import Shortfall, budget_spent, shortfalls

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from bamboo.coordinator.events import Status, WorkerState
-from bamboo.job.placement_spec import Capacity
-from bamboo.job.spec import wanted_pipelines, wanted_workers
-from bamboo.names import worker_index
-from bamboo.planning.plan import WorkerId
+from bamboo_core.coordinator.events import Status, WorkerState
+from bamboo_core.job.placement_spec import Capacity
+from bamboo_core.job.spec import wanted_pipelines, wanted_workers
+from bamboo_core.names import worker_index
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.objects import api_time, exact_time
 from bamboo_operator.manifests.worker_pod import selector_of
 from bamboo_operator.status.budget import budget_left, warned_of

@@ -3,9 +3,9 @@
 from collections import deque
 from datetime import datetime
 
-from bamboo.coordinator.events import Emit
-from bamboo.kube.errors import ApiError
-from bamboo.page.history import JobHistory
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.page.history import JobHistory
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, api_time, utc_now
 from bamboo_operator.manifests.event import event

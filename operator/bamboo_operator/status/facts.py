@@ -6,9 +6,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from bamboo.coordinator.events import Finish
-from bamboo.job.placement_spec import NodePool
-from bamboo.job.spec import JobSpec
+from bamboo_core.coordinator.events import Finish
+from bamboo_core.job.placement_spec import NodePool
+from bamboo_core.job.spec import JobSpec
 from bamboo_operator.kube.objects import api_time
 from bamboo_operator.pods.rollouts.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem

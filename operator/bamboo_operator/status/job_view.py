@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo.coordinator.events import Status
-from bamboo.job.spec import JobSpec
-from bamboo.page.history import JobHistory
+from bamboo_core.coordinator.events import Status
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.page.history import JobHistory
 from bamboo_operator.status.facts import StatusFacts
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from bamboo.planning.plan import Plan, WorkerId
+from bamboo_core.planning.plan import Plan, WorkerId
 
 
 def plan_record(plan: Plan, lost: Iterable[WorkerId], task: str) -> str:

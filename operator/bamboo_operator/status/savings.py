@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from bamboo.job.placement_spec import Capacity, NodePool, priced_pool
+from bamboo_core.job.placement_spec import Capacity, NodePool, priced_pool
 from bamboo_operator.kube.objects import api_time
 from bamboo_operator.pods.pools import cost_of, price_per_hour
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from bamboo.coordinator.events import Emit, Status
-from bamboo.coordinator.progress import EarlierProgress
+from bamboo_core.coordinator.events import Emit, Status
+from bamboo_core.coordinator.progress import EarlierProgress
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity, parsed_time, utc_now
 from bamboo_operator.status.budget import warnings as budget_warnings

@@ -5,13 +5,13 @@ import signal
 import sys
 from pathlib import Path
 
-from bamboo import standard_streams
-from bamboo.checkpoint.find import find
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.complaints import complain
-from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from bamboo.storage.errors import StorageError
-from bamboo.text import count, size
+from bamboo_core import standard_streams
+from bamboo_core.checkpoint.find import find
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.complaints import complain
+from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from bamboo_core.storage.errors import StorageError
+from bamboo_core.text import count, size
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.published import task_config

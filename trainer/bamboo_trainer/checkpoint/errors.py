@@ -1,6 +1,6 @@
 """What keeps a stage from beginning with a checkpoint, and what an export may end with."""
 
-from bamboo.planning.plan import CheckpointId
+from bamboo_core.planning.plan import CheckpointId
 
 
 class RestoreError(Exception):

@@ -20,9 +20,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from bamboo.complaints import system_reason
-from bamboo.storage.durable import sync
-from bamboo.text import size as bytes_in_words
+from bamboo_core.complaints import system_reason
+from bamboo_core.storage.durable import sync
+from bamboo_core.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import published
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import header_bytes

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.storage.files import Buffer
+from bamboo_core.checkpoint.errors import CheckpointDamaged
+from bamboo_core.storage.files import Buffer
 from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.wire import DTYPES, byte_view

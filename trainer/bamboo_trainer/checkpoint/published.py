@@ -42,7 +42,7 @@ def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
 
 def task_config(job: Path | None, model: Path | None) -> Mapping[str, Any]:
     """The task.config of the job's manifest. model: where the folder it names is on this machine."""
-    from bamboo.job.manifest import load_manifest
+    from bamboo_core.job.manifest import load_manifest
 
     if job is None and model is None:
         raise ExportError("the format huggingface needs --job, the job's manifest, or --model, the model's folder")

@@ -9,10 +9,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
-from bamboo.checkpoint.manifest import CheckpointManifest
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.complaints import said_by
+from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo_core.checkpoint.manifest import CheckpointManifest
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.complaints import said_by
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
 

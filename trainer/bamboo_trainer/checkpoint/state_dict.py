@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.checkpoint.manifest import CheckpointManifest
-from bamboo.checkpoint.store import CheckpointStore
+from bamboo_core.checkpoint.errors import CheckpointDamaged
+from bamboo_core.checkpoint.manifest import CheckpointManifest
+from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import (
     LENGTH_BYTES,

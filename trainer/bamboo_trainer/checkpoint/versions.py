@@ -5,8 +5,8 @@ from importlib.metadata import version
 
 import torch
 
-from bamboo.checkpoint.manifest import Versions
+from bamboo_core.checkpoint.manifest import Versions
 
 
 def versions() -> Versions:
-    return Versions(bamboo=version("bamboo-spot"), torch=str(torch.__version__), python=platform.python_version())
+    return Versions(bamboo=version("bamboo-spot-core"), torch=str(torch.__version__), python=platform.python_version())

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from bamboo.storage.durable import sync, sync_names
+from bamboo_core.storage.durable import sync, sync_names
 from bamboo_trainer.checkpoint.layer_file import safetensors_bytes
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from bamboo.planning.plan import Cell, Layout
+from bamboo_core.planning.plan import Cell, Layout
 from bamboo_trainer.commit.step_report import combined
 from bamboo_trainer.transport.payloads import Commit, Commits, Ready
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from bamboo.control.evaluations import EarlyStop
-from bamboo.control.protocol import (
+from bamboo_core.control.evaluations import EarlyStop
+from bamboo_core.control.protocol import (
     MOST_NUMBER,
     CheckpointBegun,
     Evaluated,
     StepCommitted,
     TakeCheckpoint,
 )
-from bamboo.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
+from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
+from bamboo_core.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History

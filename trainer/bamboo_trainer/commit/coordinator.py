@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from bamboo.control.protocol import Message
+from bamboo_core.control.protocol import Message
 
 
 class Coordinator(Protocol):

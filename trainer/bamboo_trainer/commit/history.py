@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from bamboo.planning.plan import Plan
+from bamboo_core.planning.plan import Plan
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
 
 

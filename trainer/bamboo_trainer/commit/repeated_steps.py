@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bamboo.control.protocol import LeftBehind
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo_core.control.protocol import LeftBehind
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replicator import Replicator

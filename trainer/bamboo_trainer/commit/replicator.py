@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from bamboo.control.protocol import ReplicaSynced
-from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.control.protocol import ReplicaSynced
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress

@@ -6,8 +6,8 @@ Not if the plan says that workers of different platforms hold states: then they 
 from dataclasses import dataclass, field
 from typing import Final
 
-from bamboo.control.verification import PROVEN
-from bamboo.planning.plan import WorkerId
+from bamboo_core.control.verification import PROVEN
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.commit.state_sums import EVERY, StateSums, is_due
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState

@@ -6,7 +6,7 @@ See docs/design/verify.md. With `redundancy.verify` only; without it, `StateComp
 from collections.abc import Iterable
 from typing import Final
 
-from bamboo.control.verification import StateSum
+from bamboo_core.control.verification import StateSum
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.routing.plan_state import PlanState

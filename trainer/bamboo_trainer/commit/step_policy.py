@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bamboo.job.training_spec import NonFinite, TrainingSpec
+from bamboo_core.job.training_spec import NonFinite, TrainingSpec
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig, loss_unit
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bamboo.control.protocol import MOST_METRICS
-from bamboo.planning.plan import Cell
+from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, exact_terms, quotient
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.transport.payloads import Ready

@@ -3,7 +3,7 @@
 A compiled layer's bits must not depend on what a worker has run before. So each is one graph, for exactly the shapes
 and types that it is given (nothing is guessed to vary), always with the graph that a backward needs, and there is no
 way back to the layer as it is: whatever cannot be compiled so ends the job by name. What decides which code is made is
-compared among workers (`bamboo.control.platform`).
+compared among workers (`bamboo_core.control.platform`).
 """
 
 import logging

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from bamboo.job.training_spec import TrainingSpec
+from bamboo_core.job.training_spec import TrainingSpec
 
 SECONDS: Final = 60.0  # in which a compiler says its version
 

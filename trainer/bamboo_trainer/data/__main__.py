@@ -5,11 +5,11 @@ import signal
 import sys
 from pathlib import Path
 
-from bamboo import standard_streams
-from bamboo.complaints import complain
-from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
-from bamboo.storage.errors import StorageError
-from bamboo.text import count, size
+from bamboo_core import standard_streams
+from bamboo_core.complaints import complain
+from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
+from bamboo_core.storage.errors import StorageError
+from bamboo_core.text import count, size
 from bamboo_trainer.data.sources import open_sources
 from bamboo_trainer.data.token_file import SUFFIX, TokenFile
 from bamboo_trainer.data.tokenizing import (

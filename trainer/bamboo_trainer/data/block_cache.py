@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bamboo.complaints import system_reason
-from bamboo.storage.bounded import BoundedCalls, MissingFile, StoreLimits
-from bamboo.storage.errors import StoreUnavailable
-from bamboo.storage.object_store import ObjectFiles, RemoteEntry, open_store
-from bamboo.storage.url import parse_url
+from bamboo_core.complaints import system_reason
+from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits
+from bamboo_core.storage.errors import StoreUnavailable
+from bamboo_core.storage.object_store import ObjectFiles, RemoteEntry, open_store
+from bamboo_core.storage.url import parse_url
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class RemoteFiles:
     """The files below a URL, or the one at it. Clients are made when they are needed, one for each process, since a
     process that is forked cannot use its parent's.
 
-    Raises StorageError of bamboo.storage; calls end in finite time.
+    Raises StorageError of bamboo_core.storage; calls end in finite time.
     """
 
     def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:

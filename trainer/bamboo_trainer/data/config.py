@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.complaints import system_reason
+from bamboo_core.complaints import system_reason
 from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
 from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, stdlib_text
 from bamboo_trainer.data.prefetched import Prefetched
@@ -23,7 +23,7 @@ def dataset_from(config: Mapping[str, Any], where: str = "data") -> Dataset:
     """The dataset that a task's config describes; docs/data.md has the kinds and their keys.
 
     where: the config's own key, for messages. Raises ValueError naming the key and what was expected; StorageError of
-    bamboo.storage if an object store does not answer.
+    bamboo_core.storage if an object store does not answer.
     """
     keys = _Keys(config, where)
     kind = keys.text("kind")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bamboo.complaints import said_by
+from bamboo_core.complaints import said_by
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.data.sources import Sources
 from bamboo_trainer.task import Parts

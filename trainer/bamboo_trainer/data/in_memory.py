@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bamboo.complaints import said_by, system_reason
+from bamboo_core.complaints import said_by, system_reason
 from bamboo_trainer.data.rows import as_tensor
 from bamboo_trainer.task import Parts
 

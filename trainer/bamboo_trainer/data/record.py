@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bamboo.checkpoint.data_record import DataRecord, LookedAt
+from bamboo_core.checkpoint.data_record import DataRecord, LookedAt
 from bamboo_trainer.data.order import pure_seed, step_samples
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import dataset_length, load_batch

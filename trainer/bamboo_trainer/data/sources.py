@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bamboo.storage.url import parse_url
+from bamboo_core.storage.url import parse_url
 from bamboo_trainer.data.block_cache import BlockCache, CachedFile, RemoteFiles
 from bamboo_trainer.data.token_file import ByteSource
 
@@ -77,7 +77,7 @@ def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None =
     """The file at that path or URL, or those in that folder and its folders that have one of the suffixes, by name.
 
     Hidden files, such as those that are being written, are left out. Raises ValueError with a sentence; StorageError of
-    bamboo.storage if a store does not answer.
+    bamboo_core.storage if a store does not answer.
     """
     parsed = parse_url(path, "the path or URL of data")
     if parsed.protocol == "file":

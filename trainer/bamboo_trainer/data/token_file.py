@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bamboo.storage.durable import sync
+from bamboo_core.storage.durable import sync
 
 SUFFIX: Final = ".tokens"
 _MAGIC: Final = b"BAMBOOTK"

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from bamboo.complaints import said_by, system_reason
-from bamboo.names import DocumentUnit
+from bamboo_core.complaints import said_by, system_reason
+from bamboo_core.names import DocumentUnit
 from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.data.token_file import SUFFIX, TokenWriter, new_file, new_folder
 

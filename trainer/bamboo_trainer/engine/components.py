@@ -7,11 +7,11 @@ on a frame, on a link.
 from collections import deque
 from collections.abc import Mapping
 
-from bamboo.control.memory import Memory
-from bamboo.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
-from bamboo.control.verification import LookAgain
-from bamboo.planning.plan import ROOT, Plan, WorkerId
-from bamboo.planning.schedule import Computed, Evaluate, ReportReady
+from bamboo_core.control.memory import Memory
+from bamboo_core.control.protocol import KeepLastState, PeerDown, PlanApplied, ReplicaSynced, Report
+from bamboo_core.control.verification import LookAgain
+from bamboo_core.planning.plan import ROOT, Plan, WorkerId
+from bamboo_core.planning.schedule import Computed, Evaluate, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator

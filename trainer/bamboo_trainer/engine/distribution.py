@@ -1,4 +1,4 @@
-"""New parameters for those who do not update them themselves: see `bamboo.planning.shards`.
+"""New parameters for those who do not update them themselves: see `bamboo_core.planning.shards`.
 
 The owner of a cell sends the values of its shard to all cells, at every version that the shard comes to, and once what
 no step changes. Like all frames to cells they stay in the log for two steps, so whoever runs a cell then gets them.
@@ -6,7 +6,7 @@ no step changes. Like all frames to cells they stay in the log for two steps, so
 
 from collections.abc import Iterable, Iterator
 
-from bamboo.planning.plan import Cell, Plan
+from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.routing.outbox import Outbox

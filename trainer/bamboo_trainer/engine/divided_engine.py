@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import msgspec
 
-from bamboo.control.protocol import KeepLastState, Message, PlanApplied, TakeCheckpoint
-from bamboo.control.verification import LookAgain
-from bamboo.planning.plan import Plan
-from bamboo.planning.splits.devices import devices_of, expanded, folded, parts_of, stage_of
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_core.control.protocol import KeepLastState, Message, PlanApplied, TakeCheckpoint
+from bamboo_core.control.verification import LookAgain
+from bamboo_core.planning.plan import Plan
+from bamboo_core.planning.splits.devices import devices_of, expanded, folded, parts_of, stage_of
+from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.folding import Folding, Writers
 from bamboo_trainer.engine.ports import Ports

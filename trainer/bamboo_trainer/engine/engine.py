@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bamboo.control.protocol import (
+from bamboo_core.control.protocol import (
     MOST_TEXT,
     CheckpointFailed,
     KeepLastState,
@@ -21,11 +21,11 @@ from bamboo.control.protocol import (
     RestoreFailed,
     TakeCheckpoint,
 )
-from bamboo.control.verification import LookAgain
-from bamboo.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
-from bamboo.planning.shares import kept_share
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_core.control.verification import LookAgain
+from bamboo_core.metrics.histogram import STEP_SECONDS, Histogram
+from bamboo_core.planning.plan import Cell, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.shares import kept_share
+from bamboo_core.planning.splits.stage_times import StageTimes
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.layer_copies import LayerCopies

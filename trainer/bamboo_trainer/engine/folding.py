@@ -1,4 +1,4 @@
-"""What is said of device stages, as it is said of stages; see `bamboo.planning.splits.devices`.
+"""What is said of device stages, as it is said of stages; see `bamboo_core.planning.splits.devices`.
 
 Pure, but for what waits until all device stages of a stage have said it.
 """
@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from bamboo.control.digests import add_digests
-from bamboo.control.protocol import CellFinished, LeftBehind, Message, ReplicaSynced, Report, TakenOver
-from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, StateSum
-from bamboo.planning.grid import grouped
-from bamboo.planning.plan import Cell, WorkerId
-from bamboo.planning.splits.devices import cell_of, device_of, parts_of, stage_of
-from bamboo.planning.splits.stage_times import StageTimes
+from bamboo_core.control.digests import add_digests
+from bamboo_core.control.protocol import CellFinished, LeftBehind, Message, ReplicaSynced, Report, TakenOver
+from bamboo_core.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, StateSum
+from bamboo_core.planning.grid import grouped
+from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_core.planning.splits.devices import cell_of, device_of, parts_of, stage_of
+from bamboo_core.planning.splits.stage_times import StageTimes
 
 Ranges = Sequence[tuple[int, int]]
 Writers = tuple[tuple[WorkerId, ...], ...]

@@ -13,10 +13,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bamboo.control.protocol import CopiesHeld, KeepLastState, StateHeld, WorkerWarning
-from bamboo.planning.plan import CheckpointId, Plan, WorkerId
-from bamboo.planning.shares import share
-from bamboo.text import size as text_of
+from bamboo_core.control.protocol import CopiesHeld, KeepLastState, StateHeld, WorkerWarning
+from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo_core.planning.shares import share
+from bamboo_core.text import size as text_of
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.stage_states import StageStates

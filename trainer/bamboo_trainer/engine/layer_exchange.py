@@ -6,7 +6,7 @@ are read from the store, also if whoever was asked has no copy any more.
 
 from collections.abc import Iterable
 
-from bamboo.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.task import Parts

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bamboo.control.memory import Memory
-from bamboo.planning.plan import Cell
-from bamboo.planning.schedule import Backward
+from bamboo_core.control.memory import Memory
+from bamboo_core.planning.plan import Cell
+from bamboo_core.planning.schedule import Backward
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork

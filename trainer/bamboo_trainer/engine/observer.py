@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 
 
 class Observer(Protocol):

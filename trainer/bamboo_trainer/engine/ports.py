@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bamboo.planning.plan import WorkerId
-from bamboo.planning.spot_checks import SpotSchedule
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from bamboo.planning.schedule import Backward, BackwardRest, BackwardWeight, Forward, Instruction, ReportReady
-from bamboo.planning.splits.stage_times import MOST_TIMES, StageTimes
+from bamboo_core.planning.schedule import Backward, BackwardRest, BackwardWeight, Forward, Instruction, ReportReady
+from bamboo_core.planning.splits.stage_times import MOST_TIMES, StageTimes
 
 KEPT: Final = 32  # microbatches
 IGNORED: Final = 2  # the first ones of a stage, which take longer than later ones

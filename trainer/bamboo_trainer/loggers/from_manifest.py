@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from bamboo.job.training_spec import LoggerSpec, LoggerType, TrainingSpec
+from bamboo_core.job.training_spec import LoggerSpec, LoggerType, TrainingSpec
 from bamboo_trainer.loggers.interface import MakeLogger
 from bamboo_trainer.loggers.mlflow import mlflow
 from bamboo_trainer.loggers.tensorboard import tensorboard

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bamboo.history.records import EvaluationRecord, Record, StepRecord
+from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from bamboo.history.records import EvaluationRecord, Record, StepRecord
+from bamboo_core.history.records import EvaluationRecord, Record, StepRecord
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 TAG: Final = "bamboo.run"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from bamboo.history.records import EvaluationRecord, EventRecord, Record, StepRecord
+from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo.control.memory import Memory
-from bamboo.job.spec import JobSpec
-from bamboo.planning.gradient_groups import gradient_bytes, most_microbatches
-from bamboo.planning.grid import Roles, worker_roles
-from bamboo.planning.schedule import StageOrder
-from bamboo.planning.shards import shard_layers
-from bamboo.planning.splits.devices import EAGER, device_roles, mode_in_force
+from bamboo_core.control.memory import Memory
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
+from bamboo_core.planning.grid import Roles, worker_roles
+from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.shards import shard_layers
+from bamboo_core.planning.splits.devices import EAGER, device_roles, mode_in_force
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task

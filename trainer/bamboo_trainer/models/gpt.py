@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo.complaints import system_reason
+from bamboo_core.complaints import system_reason
 from bamboo_trainer.data import TextDataset, stdlib_text
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.task import Parts, Task

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.transport.frames import Address, Frame
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import Tensor
 
-from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState

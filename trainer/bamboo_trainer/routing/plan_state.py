@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from bamboo.planning.heirs import heirs_may_differ
-from bamboo.planning.plan import Cell, Plan, WorkerId
-from bamboo.planning.ring import share_nodes
-from bamboo.planning.splits.devices import cell_of, cell_parts
+from bamboo_core.planning.heirs import heirs_may_differ
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.ring import share_nodes
+from bamboo_core.planning.splits.devices import cell_of, cell_parts
 
 
 class PlanState:

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
+from bamboo_core.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import wait_for
 from bamboo_trainer.memory.saved_tensors import ContextSize

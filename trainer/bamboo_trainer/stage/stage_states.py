@@ -1,6 +1,6 @@
 """The states of stages on this worker: those that it runs, and those that it replicates.
 
-With shards of the optimizer's state (`bamboo.planning.shards`) each is a stage of a shard's layers, which is only
+With shards of the optimizer's state (`bamboo_core.planning.shards`) each is a stage of a shard's layers, which is only
 applied, and what is run is the whole model.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.whole_model import WholeModel

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from typing import Final
 
-from bamboo.complaints import said_by
+from bamboo_core.complaints import said_by
 from bamboo_trainer.tasks.task_errors import told
 
 SILENT_SECONDS: Final = 300.0  # a child that has nothing to say for so long is given up

@@ -7,8 +7,8 @@ weights, exactly rounded, so it depends neither on the grid nor on who has compu
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bamboo.control.protocol import MOST_METRICS
-from bamboo.job.training_spec import TrainingSpec
+from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_trainer.task import Evaluation, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, sum_and_weight
 from bamboo_trainer.tasks.task_errors import TaskError, in_task

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from bamboo.text import one_line
+from bamboo_core.text import one_line
 
 OWN: Final = Path(__file__).parents[1]  # of all of Bamboo's code on torch
 MODELS: Final = OWN / "models"  # tasks, though they come with Bamboo

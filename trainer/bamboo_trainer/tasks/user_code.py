@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bamboo.control.protocol import MOST_METRICS
+from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight

@@ -6,7 +6,7 @@ A dataset that hangs, or a kernel that never ends, holds up the engine's thread 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.engine.observer import Observer
 
 FIRST_CALLS = ("Rehearsal",)  # what they take says nothing

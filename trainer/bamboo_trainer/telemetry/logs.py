@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from bamboo.complaints import SilentErrorsNamed
+from bamboo_core.complaints import SilentErrorsNamed
 
 FORMAT = "%(asctime)s %(levelname)s %(worker)s step %(step)s %(name)s: %(message)s"
 LONGEST_LINE = 1 << 16  # characters without a line break after which one is made

@@ -6,8 +6,8 @@ The engine's thread writes, the thread that is scraped reads. The sums are those
 import time
 from collections.abc import Callable, Mapping
 
-from bamboo.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
-from bamboo.planning.plan import Cell
+from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.trace import NEVER_AWAITED
 
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 
 FLUSH_SECONDS = 0.5
 # These fill a wait; what is waited for comes after them.

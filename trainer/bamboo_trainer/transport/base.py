@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import Frame
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.sockets import SocketReader
 

@@ -1,7 +1,7 @@
 """Which way large bodies travel, by `spec.topology`."""
 
-from bamboo.job.placement_spec import TransportType
-from bamboo.planning.plan import WorkerId
+from bamboo_core.job.placement_spec import TransportType
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.bodies import BodyChannel
 from bamboo_trainer.transport.nixl.channel import NixlChannel
 from bamboo_trainer.transport.stripes import FlowChannel

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 
 
 class FrameKind(IntEnum):

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Protocol
 
-from bamboo.complaints import said_by
-from bamboo.planning.plan import WorkerId
+from bamboo_core.complaints import said_by
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Buffer
 from bamboo_trainer.transport.bodies import BodyChannel, BodyReceiver

@@ -1,6 +1,6 @@
 """Which links to a peer stand, and so which breaks and recoveries are news. Bookkeeping, without a lock."""
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.wire import Lane
 
 

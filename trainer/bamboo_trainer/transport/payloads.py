@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo.control.evaluations import EarlyStop
-from bamboo.control.protocol import MOST_METRICS
-from bamboo.control.verification import Result
-from bamboo.history.records import EvaluationRecord, StepRecord
-from bamboo.job.spec import MOST_LAYERS
-from bamboo.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo_core.control.evaluations import EarlyStop
+from bamboo_core.control.protocol import MOST_METRICS
+from bamboo_core.control.verification import Result
+from bamboo_core.history.records import EvaluationRecord, StepRecord
+from bamboo_core.job.spec import MOST_LAYERS
+from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.transport.frames import BOUNDARY, Again, Frame, FrameKind
 from bamboo_trainer.transport.wire import DTYPES, MAX_BODY, MAX_DIMENSIONS
 

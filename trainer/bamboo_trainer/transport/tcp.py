@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Buffer, Deliver, LinkDown, LinkUp, ordinary
 from bamboo_trainer.transport.bodies import BodyChannel

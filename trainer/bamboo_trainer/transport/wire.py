@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo.names import DATA_PLANE_VERSION, LARGE_BODY
-from bamboo.planning.plan import WorkerId
+from bamboo_core.names import DATA_PLANE_VERSION, LARGE_BODY
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, FrameKind
 
 MAGIC: Final = b"BMBO"

@@ -14,9 +14,9 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from bamboo.checkpoint.resume import owner_of
-from bamboo.complaints import said_by
-from bamboo.control.protocol import (
+from bamboo_core.checkpoint.resume import owner_of
+from bamboo_core.complaints import said_by
+from bamboo_core.control.protocol import (
     Bye,
     CellFinished,
     CommitCheckpoint,
@@ -39,13 +39,13 @@ from bamboo.control.protocol import (
     Welcome,
     WorkerFailed,
 )
-from bamboo.control.verification import LookAgain
-from bamboo.control.weights import CommitWeights, Save
-from bamboo.job.placement_spec import VerifyMode
-from bamboo.job.spec import ReplicaPlacement
-from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
-from bamboo.planning.plan import ROOT
-from bamboo.planning.spot_checks import SpotSchedule
+from bamboo_core.control.verification import LookAgain
+from bamboo_core.control.weights import CommitWeights, Save
+from bamboo_core.job.placement_spec import VerifyMode
+from bamboo_core.job.spec import ReplicaPlacement
+from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
+from bamboo_core.planning.plan import ROOT
+from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.compilation.toolchain import require_toolchain

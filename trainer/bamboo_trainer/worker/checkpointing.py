@@ -15,15 +15,15 @@ from typing import Final
 
 from torch import Tensor
 
-from bamboo.checkpoint.data_record import DataRecord, difference
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo.checkpoint.found import FoundState
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition
-from bamboo.checkpoint.resume import choose
-from bamboo.checkpoint.retention import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, removable
-from bamboo.checkpoint.store import CheckpointStore
-from bamboo.control.protocol import (
+from bamboo_core.checkpoint.data_record import DataRecord, difference
+from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
+from bamboo_core.checkpoint.found import FoundState
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition
+from bamboo_core.checkpoint.resume import choose
+from bamboo_core.checkpoint.retention import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, removable
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.control.protocol import (
     MOST_TEXT,
     CheckpointCommitted,
     CheckpointFailed,
@@ -33,11 +33,11 @@ from bamboo.control.protocol import (
     PartsWritten,
     WorkerWarning,
 )
-from bamboo.job.edits import numbers_digest
-from bamboo.job.spec import JobSpec, Resume
-from bamboo.names import STORAGE_FOLDER
-from bamboo.planning.plan import CheckpointId
-from bamboo.storage.errors import StorageError
+from bamboo_core.job.edits import numbers_digest
+from bamboo_core.job.spec import JobSpec, Resume
+from bamboo_core.names import STORAGE_FOLDER
+from bamboo_core.planning.plan import CheckpointId
+from bamboo_core.storage.errors import StorageError
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.state_dict import read_layer

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from bamboo.names import (
+from bamboo_core.names import (
     ENV_METADATA,
     ENV_METADATA_ACKNOWLEDGE,
     ENV_METADATA_REBALANCE,

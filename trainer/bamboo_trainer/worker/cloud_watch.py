@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from bamboo.complaints import said_by
+from bamboo_core.complaints import said_by
 from bamboo_trainer.worker import cloud_notices
 from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news
 from bamboo_trainer.worker.control import until_first

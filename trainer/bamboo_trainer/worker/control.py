@@ -15,11 +15,11 @@ from typing import Any
 
 import aiohttp
 
-from bamboo.control.codec import MAX_MESSAGE_BYTES, decode_from_coordinator, encode
-from bamboo.control.plan_change import HeardPlans, UnusableChange
-from bamboo.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker, WholePlanWanted
-from bamboo.control.server import REFUSED_HEADER
-from bamboo.names import HEARTBEAT_SECONDS
+from bamboo_core.control.codec import MAX_MESSAGE_BYTES, decode_from_coordinator, encode
+from bamboo_core.control.plan_change import HeardPlans, UnusableChange
+from bamboo_core.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker, WholePlanWanted
+from bamboo_core.control.server import REFUSED_HEADER
+from bamboo_core.names import HEARTBEAT_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from bamboo.names import EXIT_FAILED
+from bamboo_core.names import EXIT_FAILED
 from bamboo_trainer.compilation.toolchain import CompilerUnavailable
 from bamboo_trainer.memory.placement import DeviceError
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bamboo.complaints import said_by
-from bamboo.control.weights import CommitWeights, Save, Saved, WeightsCommitted
-from bamboo.storage.url import file_path
+from bamboo_core.complaints import said_by
+from bamboo_core.control.weights import CommitWeights, Save, Saved, WeightsCommitted
+from bamboo_core.storage.url import file_path
 from bamboo_trainer.checkpoint.weights_folder import commit_weights, discard_weights, write_stage
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.stage.state.values import StageValues

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from bamboo.control.protocol import CommitCheckpoint, NoticeReceived, ToWorker
+from bamboo_core.control.protocol import CommitCheckpoint, NoticeReceived, ToWorker
 from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.transport.base import Event
 

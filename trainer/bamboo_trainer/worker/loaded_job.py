@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from bamboo.checkpoint.data_record import DataRecord
-from bamboo.control.protocol import Profile, WorkerReady
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec
-from bamboo.planning.splits.devices import device_of
-from bamboo.planning.steps.layer_bytes import LayerBytes
+from bamboo_core.checkpoint.data_record import DataRecord
+from bamboo_core.control.protocol import Profile, WorkerReady
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.splits.devices import device_of
+from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_trainer.data.record import record_of
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.loggers.from_manifest import loggers_of

@@ -11,9 +11,9 @@ from socketserver import TCPServer
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
 
-from bamboo.complaints import system_reason
-from bamboo.metrics import worker_catalog as table
-from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
+from bamboo_core.complaints import system_reason
+from bamboo_core.metrics import worker_catalog as table
+from bamboo_core.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.worker.agent import WorkerAgent
 from bamboo_trainer.worker.traffic import by_kind

@@ -9,8 +9,8 @@ from typing import Final
 
 import torch
 
-from bamboo.control.platform import MOST_NAMES, Platform
-from bamboo.names import DATA_PLANE_VERSION, NUMERICS_VERSION
+from bamboo_core.control.platform import MOST_NAMES, Platform
+from bamboo_core.names import DATA_PLANE_VERSION, NUMERICS_VERSION
 from bamboo_trainer.compilation.toolchain import toolchain
 from bamboo_trainer.memory.placement import DeviceError, choose_device
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bamboo.control.memory import SentTraffic, Traffic
+from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_trainer.transport.frames import FrameKind
 
 KINDS = {

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from bamboo.coordinator.events import Emit, Status, WorkerState
-from bamboo.coordinator.protection import spares_any_worker
-from bamboo.coordinator.shell_view import WantedWorkers
-from bamboo.coordinator.workers.failures import by_itself
-from bamboo.job.spec import JobSpec, RedundancyMode
-from bamboo.planning.plan import WorkerId
+from bamboo_core.coordinator.events import Emit, Status, WorkerState
+from bamboo_core.coordinator.protection import spares_any_worker
+from bamboo_core.coordinator.shell_view import WantedWorkers
+from bamboo_core.coordinator.workers.failures import by_itself
+from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import lives, worker_exit
 from bamboo_operator.kube.objects import api_time, parsed_time, utc_now
 from bamboo_operator.pods.rollouts.rollout import (

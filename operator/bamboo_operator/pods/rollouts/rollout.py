@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum, auto
 from typing import Any
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.objects import api_time, parsed_time
 
 NO_ROOM_SECONDS = 60.0  # for which a pod finds no node, or is refused, before an old worker goes first

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bamboo import names
-from bamboo.job.edits import worker_digest
-from bamboo.job.placement_spec import NodePool, WorkerSpec
-from bamboo.job.spec import JobSpec
+from bamboo_core import names
+from bamboo_core.job.edits import worker_digest
+from bamboo_core.job.placement_spec import NodePool, WorkerSpec
+from bamboo_core.job.spec import JobSpec
 from bamboo_operator.manifests.worker_pod import (
     JobMeta,
     WorkerPodSettings,

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from bamboo.names import TRAINER_CONTAINER
-from bamboo.planning.plan import WorkerId
+from bamboo_core.names import TRAINER_CONTAINER
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 
 REPORT_SECONDS, REPLACE_SECONDS = 60.0, 600.0

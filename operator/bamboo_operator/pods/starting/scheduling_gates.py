@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo.job.spec import JobSpec
-from bamboo.names import LABEL_QUEUE
-from bamboo.planning.plan import WorkerId
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import LABEL_QUEUE
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.manifests.template import read_template
 
 Json = Mapping[str, Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import parsed_time
 from bamboo_operator.pods.recheck import RecheckSchedule

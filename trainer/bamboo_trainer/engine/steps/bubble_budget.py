@@ -7,7 +7,7 @@ of an epoch, and every `PERIOD`-th after them. The smallest of the last two meas
 
 from collections import deque
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 
 PERIOD = 16  # steps
 SAFETY = 0.95  # of the expected bubble is used

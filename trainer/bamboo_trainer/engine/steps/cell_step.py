@@ -7,9 +7,9 @@ from typing import Self
 
 from torch import Tensor
 
-from bamboo.planning.plan import Cell, Layout, Portion, WorkerId
-from bamboo.planning.portions import Range, ranges
-from bamboo.planning.schedule import (
+from bamboo_core.planning.plan import Cell, Layout, Portion, WorkerId
+from bamboo_core.planning.portions import Range, ranges
+from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
     BackwardInput,

@@ -6,9 +6,9 @@ from dataclasses import replace
 import msgspec
 from torch import Tensor
 
-from bamboo.control.protocol import CellFinished, TakenOver
-from bamboo.planning.plan import Cell, Plan, WorkerId
-from bamboo.planning.schedule import (
+from bamboo_core.control.protocol import CellFinished, TakenOver
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.schedule import (
     AddPartialSums,
     Forward,
     Instruction,

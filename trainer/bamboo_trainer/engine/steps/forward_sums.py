@@ -5,9 +5,9 @@ computed in advance. See docs/design/verify.md.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bamboo.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, Result
-from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo_core.control.verification import ForwardDiffers, ForwardPlace, ForwardSum, Result
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from bamboo.planning.gradient_groups import nodes_of, share_of
-from bamboo.planning.plan import Layout
+from bamboo_core.planning.gradient_groups import nodes_of, share_of
+from bamboo_core.planning.plan import Layout
 from bamboo_trainer.stage.state.final_gradients import FinalGradients
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.payloads import Contributed, RefusedFrame

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from bamboo.planning.gradient_groups import nodes_of, tree_sum
-from bamboo.planning.plan import ROOT
-from bamboo.planning.schedule import (
+from bamboo_core.planning.gradient_groups import nodes_of, tree_sum
+from bamboo_core.planning.plan import ROOT
+from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
     BackwardInput,

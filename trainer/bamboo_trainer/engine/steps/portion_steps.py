@@ -1,7 +1,7 @@
-"""The portions of cells that this worker runs beside its own: see `bamboo.planning.portions`."""
+"""The portions of cells that this worker runs beside its own: see `bamboo_core.planning.portions`."""
 
-from bamboo.planning.plan import ROOT, Cell
-from bamboo.planning.portions import Range, ranges
+from bamboo_core.planning.plan import ROOT, Cell
+from bamboo_core.planning.portions import Range, ranges
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.routing.plan_state import PlanState

@@ -8,10 +8,10 @@ when the shadow takes over is used; the rest is computed then.
 
 from collections.abc import Callable
 
-from bamboo.control.verification import ForwardPlace, Result
-from bamboo.job.spec import RedundancyMode
-from bamboo.planning.plan import Cell, Layout, WorkerId
-from bamboo.planning.schedule import Backward, Forward, ReportReady, one_f_one_b
+from bamboo_core.control.verification import ForwardPlace, Result
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.plan import Cell, Layout, WorkerId
+from bamboo_core.planning.schedule import Backward, Forward, ReportReady, one_f_one_b
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget

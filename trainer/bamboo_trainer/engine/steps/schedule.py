@@ -1,9 +1,9 @@
-"""What each instruction of the schedule (`bamboo.planning.schedule`) waits for, as frames."""
+"""What each instruction of the schedule (`bamboo_core.planning.schedule`) waits for, as frames."""
 
 from collections.abc import Sequence
 
-from bamboo.planning.plan import Cell, Layout
-from bamboo.planning.schedule import (
+from bamboo_core.planning.plan import Cell, Layout
+from bamboo_core.planning.schedule import (
     AddPartialSums,
     Backward,
     Evaluate,

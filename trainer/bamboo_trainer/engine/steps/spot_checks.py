@@ -2,8 +2,8 @@
 
 So is found what the checks before the first step cannot see: a layer that depends on its earlier calls, on the process,
 or on random numbers that it begins to draw later. See docs/design/verify.md; when, and by whom, says
-`bamboo.planning.spot_checks`. Equal work gives equal bits whatever befalls the job meanwhile, so there is nothing to
-wait for, and what cannot be compared any more is dropped.
+`bamboo_core.planning.spot_checks`. Equal work gives equal bits whatever befalls the job meanwhile, so there is nothing
+to wait for, and what cannot be compared any more is dropped.
 """
 
 import logging
@@ -11,9 +11,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo.control.verification import ForwardPlace, Result
-from bamboo.planning.plan import Cell, WorkerId
-from bamboo.planning.spot_checks import SpotSchedule, checker
+from bamboo_core.control.verification import ForwardPlace, Result
+from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_core.planning.spot_checks import SpotSchedule, checker
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.steps.cell_step import CellStep

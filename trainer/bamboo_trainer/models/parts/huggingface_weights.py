@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bamboo.complaints import said_by
+from bamboo_core.complaints import said_by
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

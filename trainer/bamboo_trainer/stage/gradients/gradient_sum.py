@@ -1,11 +1,11 @@
-"""The sum of one cell's gradients over its microbatches, in the order of `bamboo.planning.gradient_groups`."""
+"""The sum of one cell's gradients over its microbatches, in the order of `bamboo_core.planning.gradient_groups`."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from bamboo.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
+from bamboo_core.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
 
 
 class GradientSum:

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from bamboo.control.evaluations import Course
-from bamboo.job.training_spec import EvaluationSpec
+from bamboo_core.control.evaluations import Course
+from bamboo_core.job.training_spec import EvaluationSpec
 
 KIND: Final = "early_stop"  # names are "early_stop:3.score"
 MOST_STEPS: Final = 2**31

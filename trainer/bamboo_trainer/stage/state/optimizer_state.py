@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from bamboo.control.evaluations import Course
-from bamboo.job.training_spec import EvaluationSpec, LossScaleSpec
+from bamboo_core.control.evaluations import Course
+from bamboo_core.job.training_spec import EvaluationSpec, LossScaleSpec
 from bamboo_trainer.memory.placement import to_host
 from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.group_numbers import MARK, GroupNumbers, Scalar

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bamboo.control.digests import add_digests
+from bamboo_core.control.digests import add_digests
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState

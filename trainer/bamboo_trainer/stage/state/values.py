@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bamboo.control.evaluations import Course
+from bamboo_core.control.evaluations import Course
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.memory.saved_tensors import new_bytes
@@ -274,7 +274,7 @@ class StageValues:
             self._bytes = held, sum(tensor.nbytes for _, tensor in self.optimizer.named())
         return self._bytes
 
-    # as a shard of the optimizer's state, or as the whole model that follows the shards (`bamboo.planning.shards`)
+    # as a shard of the optimizer's state, or as the whole model that follows the shards (`bamboo_core.planning.shards`)
 
     def of_layers(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
         """What these layers hold and steps change, or fixed: what none changes; the tensors themselves, in fixed order.

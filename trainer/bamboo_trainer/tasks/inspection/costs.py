@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bamboo.job.spec import JobSpec
+from bamboo_core.job.spec import JobSpec
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.no_values import failing_quietly

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from bamboo.complaints import said_by
+from bamboo_core.complaints import said_by
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.reading import reader_process

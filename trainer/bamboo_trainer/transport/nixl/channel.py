@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bamboo.planning.plan import WorkerId
+from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.bodies import SendingLink
 from bamboo_trainer.transport.nixl.agent import SLOT_BYTES, SLOTS, Landing, NixlAgent, prove

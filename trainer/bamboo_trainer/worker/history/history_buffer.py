@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from bamboo.control.protocol import HistoryEvents
-from bamboo.history.gaps import NOT_RECORDED, holes, without
-from bamboo.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
+from bamboo_core.control.protocol import HistoryEvents
+from bamboo_core.history.gaps import NOT_RECORDED, holes, without
+from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
 
 MOST_KEPT: Final = 10_000  # steps, and as many events; of more, the oldest are given up

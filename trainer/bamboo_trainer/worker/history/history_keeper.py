@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from bamboo.control.protocol import MOST_TEXT, HistoryEvents, HistoryKept, Message, WorkerWarning
-from bamboo.history.files import HistoryFile, HistoryFiles
-from bamboo.history.records import HistoryError, Record, StepRecord
-from bamboo.planning.plan import Plan
-from bamboo.storage.errors import StorageError
+from bamboo_core.control.protocol import MOST_TEXT, HistoryEvents, HistoryKept, Message, WorkerWarning
+from bamboo_core.history.files import HistoryFile, HistoryFiles
+from bamboo_core.history.records import HistoryError, Record, StepRecord
+from bamboo_core.planning.plan import Plan
+from bamboo_core.storage.errors import StorageError
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
 from bamboo_trainer.worker.history.history_buffer import HistoryBuffer, Rates
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads

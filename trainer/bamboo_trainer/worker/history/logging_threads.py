@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
-from bamboo.control.protocol import LOGGERS_AWAITED, MOST_TEXT, Message, WorkerWarning
-from bamboo.history.files import HistoryFiles
-from bamboo.history.merge import merged
-from bamboo.history.records import EvaluationRecord, EventRecord, Record, StepRecord
-from bamboo.storage.url import parse_url
+from bamboo_core.control.protocol import LOGGERS_AWAITED, MOST_TEXT, Message, WorkerWarning
+from bamboo_core.history.files import HistoryFiles
+from bamboo_core.history.merge import merged
+from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
+from bamboo_core.storage.url import parse_url
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bamboo.complaints import complain, complaint_of
-from bamboo.history.files import find
-from bamboo.history.merge import merged, newest
-from bamboo.history.records import Record, StepRecord, from_lines
-from bamboo.names import EXIT_FAILED, EXIT_OK
+from bamboo_core.complaints import complain, complaint_of
+from bamboo_core.history.files import find
+from bamboo_core.history.merge import merged, newest
+from bamboo_core.history.records import Record, StepRecord, from_lines
+from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_trainer.loggers.from_manifest import READY
 from bamboo_trainer.loggers.interface import LoggerFacts, MakeLogger
 from bamboo_trainer.worker.history.logging_threads import facts_of

@@ -41,9 +41,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from bamboo.complaints import system_reason
-from bamboo.orphans import Orphans, adopt, children
-from bamboo.text import one_line
+from bamboo_core.complaints import system_reason
+from bamboo_core.orphans import Orphans, adopt, children
+from bamboo_core.text import one_line
 from bamboo_trainer.worker.launch.crashes import CrashFile
 from bamboo_trainer.worker.launch.imports import lasting_imports
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bamboo.names import EXIT_DRAINED
+from bamboo_core.names import EXIT_DRAINED
 from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.telemetry.trace import Silent, TraceFile

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
-from bamboo.planning.plan import Cell
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.telemetry.trace import Silent, TraceFile
 from bamboo_trainer.worker.agent import ClosingObserver
 from bamboo_trainer.worker.launch.process import main as run_worker

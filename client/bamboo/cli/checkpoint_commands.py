@@ -1,0 +1,280 @@
+"""The commands on checkpoints: their flags and what they say in --help. What takes time to import is imported late."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from bamboo.cli import options
+from bamboo.cli.output_files import check_is_path
+from bamboo_core.complaints import complain
+from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from bamboo_core.checkpoint.found import Found
+    from bamboo_core.checkpoint.store import CheckpointStore
+
+EXPORTER = "bamboo_trainer.checkpoint"
+app = typer.Typer(rich_markup_mode=None)
+checkpoints = typer.Typer(
+    help="List, check and remove checkpoints, in a folder or an object store.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class ListFormat(StrEnum):
+    """The forms in which checkpoints are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ExportFormat(StrEnum):
+    """The forms in which a checkpoint is exported."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+    DCP = "dcp"
+    HUGGINGFACE = "huggingface"
+
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="The folder of a job's checkpoints: a path, s3://bucket/folder, gs://bucket/folder or"
+        " az://container/folder.",
+        show_default=False,
+    ),
+]
+Output = Annotated[ListFormat, typer.Option("--output", "-o", help="Output format.")]
+Step = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Only checkpoints of this step.", show_default="all")
+]
+
+
+@checkpoints.command("list")
+def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
+    """List checkpoints, the newest first.
+
+    Also damaged ones, with the reason, and what is left of interrupted writes. No file's contents are read: see
+    `verify`.
+
+    Example: bamboo checkpoints list s3://bucket/llama
+    """
+    from rich.console import Console
+
+    from bamboo.terminal.checkpoint_table import document, table
+
+    with _told():
+        found = _open(url).list()
+    if output is ListFormat.JSON:
+        typer.echo(json.dumps([document(one) for one in found], indent=2))
+    elif found:
+        wide = None if sys.stdout.isatty() else 1000
+        Console(highlight=False, soft_wrap=True, width=wide).print(table(found, time.time()))
+    else:
+        typer.echo("no checkpoints", err=True)
+
+
+@checkpoints.command()
+def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> None:
+    """Read every file of every checkpoint, and say which one is not what was written.
+
+    Exits with 1 if one is damaged or cannot be read.
+
+    Example: bamboo checkpoints verify /mnt/checkpoints --step 200
+    """
+    from bamboo.terminal.checkpoint_table import document
+    from bamboo_core.checkpoint.found import FoundState
+
+    documents, bad = [], 0
+    with _told():
+        store = _open(url)
+        found = [
+            one
+            for one in store.list()
+            if one.state is not FoundState.UNFINISHED and (step is None or one.attempt.step == step)
+        ]
+        for one in found:
+            problems = _problems(store, one)
+            bad += bool(problems)
+            documents.append({**document(one), "problems": problems})
+            if output is ListFormat.TEXT:
+                _print_verified(one, problems)
+    if output is ListFormat.JSON:
+        typer.echo(json.dumps(documents, indent=2))
+    elif not found:
+        typer.echo("no checkpoints" if step is None else f"no checkpoint of step {step}", err=True)
+    missing = step is not None and not found
+    raise typer.Exit(EXIT_FAILED if bad or missing else EXIT_OK)
+
+
+@checkpoints.command()
+def prune(
+    url: Url,
+    keep: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Complete checkpoints that stay, of each training.", show_default=False),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    yes: options.Yes = False,
+) -> None:
+    """Remove all but the newest checkpoints, and what is left of interrupted writes.
+
+    An unfinished write is removed once a later checkpoint has been written, or after a day. A damaged one that is newer
+    than every complete one stays.
+
+    Example: bamboo checkpoints prune gs://bucket/llama --keep 3 --dry-run
+    """
+    from bamboo_core.checkpoint.retention import removable_of_each
+    from bamboo_core.text import count, size
+
+    with _told():
+        store = _open(url)
+        removals = removable_of_each(store.list(), keep, now=time.time())
+        for removal in removals:
+            typer.echo(f"{removal.attempt.folder}  {size(removal.bytes)}  {removal.reason}")
+        what = f"{count(len(removals), 'folder')}, {size(sum(removal.bytes for removal in removals))}"
+        if dry_run or not removals:
+            typer.echo(f"would remove {what}" if removals else "nothing to remove", err=True)
+            return
+        _confirm(f"this removes {what} from {store.shown}", yes=yes)
+        for removal in removals:
+            store.delete(removal.attempt)
+    typer.echo(f"removed {what}", err=True)
+
+
+@app.command()
+def export(
+    url: Url,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="File to write; a folder for dcp and huggingface.",
+            show_default=False,
+        ),
+    ],
+    form: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="safetensors: one file for any of its readers; torch: one file for torch.load; dcp: a folder for"
+            " torch.distributed.checkpoint; huggingface: a folder for transformers.",
+        ),
+    ] = ExportFormat.SAFETENSORS,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The checkpoint of this step.", show_default="the newest")
+    ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="For huggingface: the job's manifest, which names the model.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For huggingface: where the model's folder is here.", show_default=False),
+    ] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="The averages of the weights, which training.ema keeps.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
+) -> None:
+    """Write a checkpoint, or a run's folder of weights, as one plain state dict, which needs no Bamboo to be read.
+
+    Parameters and buffers are named "layers.NUMBER.NAME"; the optimizer's state is left out. Memory for the largest
+    layer is enough; torch and dcp need twice the disk space meanwhile.
+
+    With --format huggingface it is the folder that transformers' from_pretrained loads, of a model that
+    bamboo_trainer.models.huggingface has trained.
+
+    Example: bamboo export s3://bucket/llama --output llama.safetensors
+    """
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
+
+    folder = form in (ExportFormat.DCP, ExportFormat.HUGGINGFACE)
+    check_is_path("--output", output, "a folder" if folder else "a file")
+    arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
+    arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]
+    arguments += [*(["--job", str(job)] if job else []), *(["--model", str(model)] if model else [])]
+    arguments += ["--ema"] if ema else []
+    with _told():
+        _parse(url)
+    raise typer.Exit(run_trainer(EXPORTER, [*arguments, "--", url], "an export"))
+
+
+def _parse(url: str) -> None:
+    """A wrong URL ends the command."""
+    from bamboo_core.storage.url import parse_url
+
+    try:
+        parse_url(url)
+    except ValueError as error:
+        _end(str(error), EXIT_USAGE)
+
+
+def _open(url: str) -> "CheckpointStore":
+    from bamboo_core.checkpoint.store import CheckpointStore
+
+    _parse(url)
+    return CheckpointStore(url)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What goes wrong with a store is a sentence."""
+    from bamboo_core.storage.errors import StorageError
+
+    try:
+        yield
+    except StorageError as error:
+        _end(str(error), EXIT_FAILED)
+
+
+def _problems(store: "CheckpointStore", one: "Found") -> list[str]:
+    """What is wrong with it; its files are read if its manifest is sound."""
+    from bamboo_core.checkpoint.found import FoundState
+    from bamboo_core.storage.errors import StoreUnavailable
+
+    if one.manifest is None or one.state is FoundState.UNREADABLE:
+        return [one.reason]
+    try:
+        return [problem for part, problem in store.verify(one.manifest) if problem]
+    except StoreUnavailable as error:
+        return [str(error)]
+
+
+def _print_verified(one: "Found", problems: list[str]) -> None:
+    from bamboo_core.text import count, printable, size
+
+    if not problems:
+        layers = count(len(one.manifest.layers), "layer") if one.manifest else ""
+        typer.echo(f"step {one.attempt.step}: {one.attempt.folder} is sound: {layers}, {size(one.bytes)}")
+    for problem in problems:
+        typer.echo(f"step {one.attempt.step}: {printable(problem)}")
+
+
+def _confirm(consequence: str, *, yes: bool) -> None:
+    """Asks as the commands on a cluster do."""
+    from bamboo.remote.session import confirm
+    from bamboo_core.kube.errors import RemoteError
+
+    try:
+        confirm(consequence, yes=yes)
+    except RemoteError as error:
+        _end(str(error), error.code)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    complain(message)
+    raise typer.Exit(code)

@@ -1,0 +1,313 @@
+"""The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
+
+from typing import Annotated
+
+import typer
+
+from bamboo.cli import options
+from bamboo.cli.dispatch import on_cluster, run, targets_of, usage
+from bamboo.cli.options import INTERVAL, WAIT, ClusterOptions, ClusterPlace
+from bamboo.terminal.output_format import OutputFormat
+from bamboo_core.option_groups import grouped
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+@grouped
+def submit(
+    cluster: ClusterOptions,
+    file: Annotated[str, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.", show_default=False)],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="If the job exists, merge the manifest into it instead of refusing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --apply: also fields that others have set, such as kubectl scale.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Let the API server check the manifest, and change nothing.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the job until it ends, and exit with its result.")
+    ] = False,
+    load: options.Load = True,
+) -> None:
+    """Run the job on a cluster.
+
+    Manifest and task are checked first, as by `bamboo validate --load`; with --no-load the task is not, for example
+    because its module or data are only in the image.
+    """
+    on_cluster(file, cluster, load=load, apply=apply, force=force, dry_run=dry_run, watch=watch)
+
+
+@app.command("list")
+@grouped
+def list_jobs(
+    cluster: ClusterOptions,
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB", help="Only these jobs.", autocompletion=options.complete_jobs, show_default=False
+        ),
+    ] = None,
+    everywhere: options.Everywhere = False,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """List jobs, a line each. Also as `get`."""
+    from bamboo.remote import queries
+
+    targets = targets_of(jobs or [])
+    if everywhere and (jobs or cluster.namespace):
+        usage("--all-namespaces: cannot be combined with JOB or --namespace")
+    run(cluster, lambda s: queries.jobs(s, targets, everywhere=everywhere, form=output))
+
+
+app.command("get", hidden=True)(list_jobs)
+
+
+@app.command()
+@grouped
+def status(
+    cluster: ClusterOptions,
+    job: options.JobName,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it until the job ends, and exit with its result.")
+    ] = False,
+    interval: options.Interval = INTERVAL,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Show a job's progress.
+
+    In the grid of pipelines and stages * marks a worker that runs several stages.
+    """
+    from bamboo.remote import queries
+
+    target = targets_of([job])[0]
+    run(cluster, lambda s: queries.status(s, target, form=output, watch=watch, interval=interval))
+
+
+@app.command()
+@grouped
+def top(
+    cluster: ClusterPlace,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB", help="This job's workers.", autocompletion=options.complete_jobs, show_default="all jobs"
+        ),
+    ] = None,
+    everywhere: options.Everywhere = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
+    interval: options.Interval = INTERVAL,
+) -> None:
+    """Show jobs, or one job's workers, and keep updating."""
+    from bamboo.remote import queries
+
+    target = targets_of([job])[0] if job else None
+    if everywhere and (job or cluster.namespace):
+        usage("--all-namespaces: cannot be combined with JOB or --namespace")
+    run(cluster, lambda s: queries.top(s, target, everywhere=everywhere, once=once, interval=interval))
+
+
+@app.command()
+@grouped
+def events(
+    cluster: ClusterOptions,
+    job: options.JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    interval: options.Interval = INTERVAL,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Show what has happened to a job and its workers' pods, oldest first."""
+    from bamboo.remote import queries
+
+    target = targets_of([job])[0]
+    run(cluster, lambda s: queries.events(s, target, form=output, follow=follow, interval=interval))
+
+
+@app.command()
+@grouped
+def logs(
+    cluster: ClusterPlace,
+    job: options.JobName,
+    workers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKER", help="Names of workers, such as w3.", show_default="all workers"),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing until they end; without WORKER, new ones too.")
+    ] = False,
+    since: Annotated[
+        float | None, typer.Option("--since", parser=options.seconds, metavar="TIME", help="Only newer lines: 30s, 5m.")
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail",
+            metavar="N",
+            min=-1,
+            help="Only the last N lines of each worker; -1: all.",
+            show_default="all of one worker, 20 of several",
+        ),
+    ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Only of workers that have ended and whose pods are kept.")
+    ] = False,
+    prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Print the worker's name first.")] = True,
+) -> None:
+    """Print what workers print."""
+    from bamboo.remote import logs as reading
+
+    target, whole = targets_of([job])[0], None if since is None else max(1, round(since))
+    run(
+        cluster,
+        lambda s: reading.logs(
+            s, target, workers or [], follow=follow, since=whole, tail=tail, previous=previous, prefix=prefix
+        ),
+    )
+
+
+@app.command()
+@grouped
+def suspend(
+    cluster: ClusterOptions,
+    job: options.JobName,
+    yes: options.Yes = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the workers are gone.")] = False,
+    timeout: options.Timeout = WAIT,
+) -> None:
+    """Stop a job and release its nodes.
+
+    If it keeps checkpoints, its state is kept first, and `resume` goes on from there; otherwise from step 0.
+    """
+    from bamboo.remote import changes
+
+    target = targets_of([job])[0]
+    run(cluster, lambda s: changes.suspend(s, target, yes=yes, wait=wait, timeout=timeout))
+
+
+@app.command()
+@grouped
+def resume(
+    cluster: ClusterOptions,
+    job: options.JobName,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it trains.")] = False,
+    timeout: options.Timeout = WAIT,
+) -> None:
+    """Start a suspended job again: from its newest checkpoint, or from step 0 if it has none."""
+    from bamboo.remote import changes
+
+    target = targets_of([job])[0]
+    run(cluster, lambda s: changes.resume(s, target, wait=wait, timeout=timeout))
+
+
+@app.command()
+@grouped
+def delete(
+    cluster: ClusterOptions,
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB",
+            help="Names, or files of manifests.",
+            autocompletion=options.complete_jobs,
+            show_default=False,
+        ),
+    ],
+    yes: options.Yes = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the workers are gone.")] = True,
+    timeout: options.Timeout = WAIT,
+) -> None:
+    """Delete jobs with their workers. For a job that is not over it asks first."""
+    from bamboo.remote import changes
+
+    targets = targets_of(jobs)
+    run(cluster, lambda s: changes.delete(s, targets, yes=yes, wait=wait, timeout=timeout))
+
+
+@app.command()
+@grouped
+def preempt(
+    cluster: ClusterOptions,
+    job: options.JobName,
+    worker: Annotated[str | None, typer.Option("--worker", metavar="NAME", help="This worker, such as w3.")] = None,
+    stage: Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="The owner of this stage.")] = None,
+    pipeline: Annotated[
+        int | None, typer.Option("--pipeline", metavar="N", min=0, help="Pipeline of --stage.", show_default="0")
+    ] = None,
+    anyone: Annotated[bool, typer.Option("--random", help="Any worker that trains.")] = False,
+    notice: Annotated[bool, typer.Option("--notice/--kill", help="With the pod's grace period, or without.")] = True,
+    node: Annotated[
+        bool, typer.Option("--node", help="The worker's whole node, with all of the job's workers.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job is protected again.")] = True,
+    timeout: options.Timeout = WAIT,
+    yes: options.Yes = False,
+) -> None:
+    """Take a worker away, as a drill, and report what happened.
+
+    --notice deletes its pod with its grace period, --kill by force. --node taints the node as its cloud would, and
+    removes the taint at the end; with --kill it deletes the pods of all of the job's workers on that node by force
+    instead.
+    """
+    from bamboo.remote import drill
+    from bamboo.remote.victims import VictimChoice
+    from bamboo_core.kube.errors import UsageError
+
+    target = targets_of([job])[0]
+    try:
+        choice = VictimChoice(worker=worker, stage=stage, pipeline=pipeline, random=anyone)
+    except UsageError as error:
+        usage(str(error))
+    if node and notice and not wait:
+        usage("--node --no-wait: the node's taint has to be removed after the drill; leave out --no-wait")
+    run(
+        cluster,
+        lambda s: drill.drill(s, target, choice, kill=not notice, node=node, wait=wait, timeout=timeout, yes=yes),
+    )
+
+
+@app.command()
+@grouped
+def page(
+    cluster: ClusterOptions,
+    job: options.JobName,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="Port on this machine.", show_default="a free one"
+        ),
+    ] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    service_account: Annotated[
+        str,
+        typer.Option(
+            "--service-account",
+            metavar="NAME",
+            help="Whose token opens the page: a ServiceAccount in the operator's namespace.",
+        ),
+    ] = "bamboo-page",
+    operator_namespace: Annotated[
+        str | None,
+        typer.Option("--operator-namespace", metavar="NAME", help="Namespace of the operator.", show_default="found"),
+    ] = None,
+) -> None:
+    """Show a job's page in the browser, through a tunnel to the operator, until Ctrl-C.
+
+    The URL holds a token, which opens the pages of all jobs that the ServiceAccount may get: with bamboo-page, of all
+    jobs.
+    """
+    from bamboo.remote import page as pages
+
+    target = targets_of([job])[0]
+    run(
+        cluster,
+        lambda s: pages.page(
+            s,
+            target,
+            operator_namespace=operator_namespace,
+            account=service_account,
+            port=port,
+            open_browser=open_browser,
+        ),
+    )

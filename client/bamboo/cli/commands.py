@@ -1,0 +1,333 @@
+"""The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bamboo import stop_signals
+from bamboo.cli import checkpoint_commands, options
+from bamboo.cli.cluster.cluster_commands import app as cluster_commands
+from bamboo.cli.cluster.rollout_commands import rollouts
+from bamboo.cli.data_commands import data
+from bamboo.cli.dispatch import on_cluster, usage
+from bamboo.cli.history_command import app as history_command
+from bamboo.cli.run_options import LocalRunOptions
+from bamboo.cli.simulation import compare_command, plan_command, profile_command, research_command, simulate_command
+from bamboo.cli.simulation.node_trace_commands import node_traces
+from bamboo_core import standard_streams
+from bamboo_core.complaints import SilentErrorsNamed, complain
+from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from bamboo_core.option_groups import grouped
+from bamboo_core.text import count
+
+if TYPE_CHECKING:
+    from bamboo_core.job.spec import JobSpec
+
+app = typer.Typer(
+    help="Train large PyTorch models on spot nodes without losing a step.",
+    epilog="Exit codes: 0 complete; 1 failed; 2 wrong flag or manifest; 3 not recoverable; 130 stopped by the user.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+traces = typer.Typer(help="Read what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(traces, name="trace")
+app.add_typer(node_traces, name="traces")
+app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
+app.add_typer(data, name="data")
+app.add_typer(rollouts, name="rollout")
+Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
+
+
+class On(StrEnum):
+    """The places where a job can run."""
+
+    HERE = "here"
+    CLUSTER = "cluster"
+
+
+class Shell(StrEnum):
+    """The shells for which there is completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def main(commands: typer.Typer = app, called: str = "bamboo") -> None:
+    """The console script. A signal ends it quietly also before and after the job, which has handlers of its own.
+
+    called: what the user types; commands: what may follow.
+    """
+    stop_signals.end_by_exception()
+    standard_streams.prepare()
+    if complete_variable(called) in os.environ:
+        complete(commands, called)
+    try:
+        commands(prog_name=called)
+    except standard_streams.OutputLost as error:
+        sys.exit(standard_streams.end(EXIT_FAILED, error))
+    except SystemExit as ending:
+        if isinstance(ending.code, int | None):
+            sys.exit(standard_streams.end(ending.code or EXIT_OK))
+        raise
+
+
+def complete(commands: typer.Typer, called: str) -> None:
+    """Tells the shell what may follow the words in COMP_WORDS. Without arguments, so that nothing can be done."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+    commands(args=[], prog_name=called)
+
+
+def complete_variable(called: str) -> str:
+    """The environment variable that makes the program `called` only tell the shell what may follow."""
+    return f"_{called.replace('-', '_').upper()}_COMPLETE"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@grouped
+def run(
+    ctx: typer.Context,
+    job: Job,
+    on: Annotated[On, typer.Option(help="Run it on this machine, or submit it to a cluster and watch it.")] = On.HERE,
+    load: Annotated[
+        bool, typer.Option("--load/--no-load", help="With --on cluster: try the task on this machine before.")
+    ] = True,
+    *,
+    local: LocalRunOptions,
+    cluster: options.ClusterPlace,
+) -> None:
+    """Run the job on this machine, one process per worker.
+
+    On a terminal it shows the pipelines live; keys take workers away or stop the job, after a question (? helps). With
+    --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
+    """
+    _check_place(ctx, on)
+    if on is On.CLUSTER:
+        on_cluster(str(job), options.ClusterOptions(**asdict(cluster), quiet=local.quiet), load=load, watch=True)
+    from bamboo.local.runner import RunOptions
+    from bamboo.local.session import ReportOptions, train
+    from bamboo.local.trainer_calls.task_check import module_folders
+    from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
+
+    spec, manifest = local.job(job)
+    try:
+        schedule = preemption.parse(local.preempt or [], seed=local.seed)
+        preemption.check(schedule, spec)
+    except ValueError as error:
+        usage(str(error))
+    local.check()
+    store_writable = local.check_checkpoints(spec)
+    wanted = RunOptions(
+        preempt=schedule,
+        replace_after=local.replace_after,
+        output=local.output,
+        trace=local.trace,
+        heartbeat_timeout=local.heartbeat_timeout,
+        folders=module_folders(job),
+        store_writable=store_writable,
+        show_log=(lambda text: sys.stderr.write(text)) if local.debug else None,
+    )
+    report = ReportOptions(
+        json=local.json, quiet=local.quiet, metrics_port=local.metrics_port, page=local.served(), debug=local.debug
+    )
+    with standard_streams.unhurried():
+        _log_on_standard_error()
+        code = train(spec, manifest, wanted, report, verify=local.verify)
+    raise typer.Exit(code)
+
+
+@app.command()
+def validate(
+    jobs: Annotated[
+        list[Path], typer.Argument(metavar="JOB.yaml...", help="BambooJob manifests; - is standard input.")
+    ],
+    load: Annotated[
+        bool,
+        typer.Option("--load", help="Also load the task, build its layers without values and count what they need."),
+    ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="For jobs with a budget, what their steps take: what `bamboo profile` wrote, a profile that comes with"
+            " Bamboo, or @NAME of a GPU (docs/simulator.md).",
+        ),
+    ] = None,
+) -> None:
+    """Check manifests and name everything that is wrong with them, with its line.
+
+    With --load also whether the task can be built on this machine, its metrics and its evaluation can be called, how
+    many layers and parameters it has, and about how much memory its workers need.
+
+    Of a job with a budget it says for how long its money lasts, with --profile also for how many steps, and whether the
+    date is met; without losses of nodes.
+    """
+    from bamboo.local.trainer_calls.task_check import check_task, module_folders
+    from bamboo_core.job.budget_reach import past
+    from bamboo_core.job.manifest import ManifestError, parse_source
+    from bamboo_core.job.manifest_warnings import warnings
+    from bamboo_core.job.pod_fields import unknown_in_template
+    from bamboo_core.job.spec import whole_workers
+    from bamboo_core.job.yaml_file import read_manifest_source
+
+    wrong = False
+    for job in jobs:
+        try:
+            source = read_manifest_source(str(job))
+            spec = parse_source(source, unknown_in_template)
+        except ManifestError as error:
+            wrong = True
+            for problem in error.problems:
+                complain(str(problem))
+            continue
+        checked = check_task(source.document, module_folders(job)) if load else None
+        if checked and checked.problem:
+            wrong = True
+            complain(checked.problem, str(job))
+            continue
+        topology, devices = spec.topology, spec.worker.devices
+        each = f" of {devices} devices" if devices > 1 else ""
+        grid = f"{topology.pipelines} x {topology.stages} workers"
+        if topology.chooses_stages:
+            grid = f"a grid of at most {count(whole_workers(spec), 'worker')}"
+        typer.echo(
+            f"{job}: {spec.name} is valid: {grid}{each}"
+            f" and {spec.standby.workers} standby, {spec.training.until or f'{spec.training.steps} steps'}"
+        )
+        for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
+            typer.echo(f"  warning: {warning}")
+        for line in _budget_told(spec, source.document, job, profile):
+            typer.echo(f"  {line}")
+        for line in checked.told if checked else (NOT_LOADED,):
+            typer.echo(f"  {line}")
+    if wrong:
+        raise typer.Exit(EXIT_USAGE)
+
+
+def _budget_told(spec: "JobSpec", document: Mapping[str, Any], job: Path, profile: str | None) -> list[str]:
+    """How far the job's budget gets, if it has one. A profile that does not fit ends the command."""
+    from bamboo_core.job.budget_reach import of_manifest
+
+    if spec.budget is None:
+        return []
+    if profile is None:
+        return of_manifest(spec, datetime.now(UTC))
+    from bamboo.cli.simulation.job_profiles import JobProfiles
+    from bamboo.simulation.figures import SimulationError
+    from bamboo.simulation.job.job_run import JobRun, usual_step
+    from bamboo_core.planning.profile import ProfileError
+    from bamboo_core.traces.trace import make_trace
+
+    try:
+        known = JobProfiles(spec, dict(document), job).read(profile)
+        seconds = usual_step(JobRun(spec=spec, manifest=dict(document), profile=known, trace=make_trace()))
+    except (ProfileError, SimulationError) as error:
+        usage(str(error))
+    return of_manifest(spec, datetime.now(UTC), seconds)
+
+
+# Here, so that --help shows them in this order.
+app.registered_commands += cluster_commands.registered_commands
+app.registered_commands += history_command.registered_commands
+app.registered_commands += checkpoint_commands.app.registered_commands
+app.registered_commands += simulate_command.app.registered_commands
+app.registered_commands += compare_command.app.registered_commands
+app.registered_commands += research_command.app.registered_commands
+app.registered_commands += plan_command.app.registered_commands
+app.registered_commands += profile_command.app.registered_commands
+
+
+@traces.command("summary")
+def trace_summary(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace that `bamboo run --trace FILE` wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how every worker spent its time.
+
+    Also how much of its idle time redundant work filled, and which takeovers there were.
+    """
+    from rich.console import Console
+
+    from bamboo.local.trace_summary import TraceError, read_trace, show, summarize_trace, to_json
+
+    try:
+        summary = summarize_trace(read_trace(file))
+    except TraceError as error:
+        usage(str(error))
+    if json:
+        typer.echo(to_json(summary))
+    else:
+        show(summary, Console())
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it for.")]) -> None:
+    """Print a script that makes the shell complete commands, flags and names of jobs.
+
+    bash: eval "$(bamboo completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; fish: bamboo
+    completion fish > ~/.config/fish/completions/bamboo.fish
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    variable = complete_variable("bamboo")
+    typer.echo(get_completion_script(prog_name="bamboo", complete_var=variable, shell=shell.value))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(distribution_version("bamboo-spot"))
+
+
+def _log_on_standard_error() -> None:
+    handler = logging.StreamHandler()
+    handler.addFilter(SilentErrorsNamed())
+    logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s", handlers=[handler])
+
+
+NOT_LOADED = "not checked: whether the task loads, and how much memory it needs (--load checks that)"
+ON_BOTH = ("job", "on", "quiet")
+ON_CLUSTER = ("load", "namespace", "context", "kubeconfig")
+
+
+def _check_place(ctx: typer.Context, on: On) -> None:
+    """A flag that means nothing there is refused, not ignored."""
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        source = ctx.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
+            continue
+        if name == "load" and not ctx.params[name]:
+            continue  # on this machine nothing is tried before
+        if (name in ON_CLUSTER) is not (on is On.CLUSTER):
+            off = parameter.secondary_opts if ctx.params[name] is False else []
+            usage(f"{(off or parameter.opts)[0]}: cannot be combined with --on {on.value}")

@@ -1,0 +1,95 @@
+"""The commands on data sets: their flags and what they say in --help. The trainer does the work."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bamboo.cli.output_files import check_is_path
+from bamboo_core.names import DocumentUnit
+
+data = typer.Typer(
+    help="Make and look at files of tokens.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+MODULE = "bamboo_trainer.data"
+
+
+@data.command()
+def tokenize(
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Text files, .jsonl files, or folders.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="File to write, NAME.tokens; with --shard a folder.",
+            show_default=False,
+        ),
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="FILE", help="A tokenizer.json of the library tokenizers; bytes: each byte is one.")
+    ] = "bytes",
+    end: Annotated[str, typer.Option(metavar="TOKEN", help="The tokenizer's token to write after each document.")] = "",
+    field: Annotated[str, typer.Option(metavar="NAME", help="Which field of a .jsonl line is the text.")] = "text",
+    document: Annotated[
+        DocumentUnit,
+        typer.Option(
+            help="What of a text file is a document: all of it, each part between blank lines, or each line that is "
+            "not blank. Of a .jsonl file it is always a line."
+        ),
+    ] = DocumentUnit.FILE,
+    pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Which files of folders are taken. May be given several times.",
+            show_default="*.txt, *.md, *.jsonl, *.jsonl.gz",
+        ),
+    ] = None,
+    shard: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", min=1, help="Begin a new file after so many tokens.", show_default="one file"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file at PATH.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
+) -> None:
+    """Turn texts into files of tokens, which a data set of kind "tokens" reads without loading them.
+
+    Example: bamboo data tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
+    """
+    check_is_path("--output", output, "a folder" if shard is not None else "a file")
+    given = {
+        "--tokenizer": tokenizer,
+        "--end": end,
+        "--field": field,
+        "--document": document.value,
+        "--output": str(output),
+    }
+    arguments = [f"{name}={value}" for name, value in given.items()]
+    arguments += [f"--pattern={one}" for one in pattern or ()]
+    arguments += [f"--shard={shard}"] if shard is not None else []
+    switches = {"--force": force, "--quiet": quiet}
+    _run(["tokenize", *arguments, *(name for name, on in switches.items() if on), "--", *map(str, texts)])
+
+
+@data.command()
+def show(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A file of tokens, a folder of them, or a URL such as s3://bucket/x.")
+    ],
+    verify: Annotated[bool, typer.Option("--verify", help="Read all of it, and compare its checksum.")] = False,
+) -> None:
+    """Show how many tokens and documents files have, and their vocabulary.
+
+    Example: bamboo data show books.tokens --verify
+    """
+    _run(["show", *(["--verify"] if verify else []), "--", path])
+
+
+def _run(arguments: list[str]) -> None:
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
+
+    raise typer.Exit(run_trainer(MODULE, arguments, "this command"))

@@ -1,0 +1,103 @@
+"""The way from a command's flags to its work, for all commands on a cluster. What takes time to import is imported
+late.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from bamboo.cli.options import ClusterOptions, ClusterPlace
+from bamboo_core.complaints import complain
+from bamboo_core.names import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from bamboo.remote.changes import Manifest
+    from bamboo.remote.session import Command, Target
+
+
+def run(cluster: ClusterPlace, command: "Command") -> NoReturn:
+    from bamboo.remote import session
+
+    raise typer.Exit(session.run(command, **asdict(cluster)))
+
+
+def targets_of(given: list[str]) -> "list[Target]":
+    """A mistake ends the command."""
+    from bamboo.remote.session import target
+    from bamboo_core.kube.errors import RemoteError
+
+    try:
+        return [target(one) for one in given]
+    except RemoteError as error:
+        usage(str(error))
+
+
+def usage(*messages: str) -> NoReturn:
+    """Ends the command because of a wrong flag or manifest."""
+    for message in messages:
+        complain(message)
+    raise typer.Exit(EXIT_USAGE)
+
+
+def refuse_beside(ctx: typer.Context, names: Iterable[str], beside: str) -> None:
+    """Ends the command if one of these options was given on the command line."""
+    for name in names:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            usage(f"--{name.replace('_', '-')}: cannot be combined with {beside}")
+
+
+def on_cluster(
+    file: str,
+    cluster: ClusterOptions,
+    *,
+    load: bool = True,
+    apply: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    watch: bool = False,
+) -> NoReturn:
+    """`submit`, also for `bamboo run --on cluster`."""
+    from bamboo.remote import changes
+    from bamboo_core.kube.errors import RemoteError
+
+    if force and not apply:
+        usage("--force: expected together with --apply")
+    if dry_run and watch:
+        usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
+    try:
+        manifest = changes.read(file)
+    except RemoteError as error:
+        usage(str(error))
+    _look_over(file, manifest, load=load, quiet=cluster.quiet)
+    run(
+        cluster,
+        lambda s: changes.submit(
+            s, manifest, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=cluster.namespace
+        ),
+    )
+
+
+def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
+    """What may surprise is said; a task that does not load ends the command."""
+    from bamboo.local.trainer_calls.task_check import check_task, module_folders
+    from bamboo_core.job.manifest_warnings import warnings
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr)
+
+    for warning in warnings(manifest.job):
+        say(f"warning: {warning}")
+    if not load:
+        return
+    say("trying the task on this machine (--no-load skips this)")
+    checked = check_task(manifest.document, module_folders(Path(file)))
+    for line in checked.told:
+        say(line)
+    if checked.problem:
+        usage(f"{file}: {checked.problem} (--no-load submits the job without trying its task here)")

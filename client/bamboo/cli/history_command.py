@@ -1,0 +1,205 @@
+"""`bamboo history`: prints, follows and converts what a job has written down."""
+
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bamboo.cli import options
+from bamboo_core.complaints import complain, system_reason
+from bamboo_core.names import EXIT_FAILED, EXIT_OK
+from bamboo_core.option_groups import grouped
+
+if TYPE_CHECKING:
+    from bamboo.remote.session import Session, Target
+    from bamboo_core.history.records import Record
+
+TO_LOGGER = "bamboo_trainer.worker.history.to_logger"
+app = typer.Typer(rich_markup_mode=None)
+
+
+SOURCES: Final = (
+    "the name of a job on the cluster, a manifest, the folder or URL of an output or checkpoints, or history.jsonl"
+)
+
+
+class HistoryFormat(StrEnum):
+    """The forms in which a history is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+@app.command()
+@grouped
+def history(
+    cluster: options.ClusterOptions,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|PATH|URL",
+            help="A job on the cluster, the folder or URL of its checkpoints, the output of a run, or a history.jsonl.",
+            autocompletion=options.complete_jobs,
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        HistoryFormat,
+        typer.Option("--output", "-o", help="json: a line for each record; csv: the steps as a table."),
+    ] = HistoryFormat.TEXT,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also steps that were repeated after going back to a checkpoint.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOGGER",
+            help="Write it into a logger instead of printing it: TYPE:KEY=VALUE,..., as type and config in a manifest.",
+            show_default=False,
+        ),
+    ] = None,
+    interval: options.Interval = options.INTERVAL,
+) -> None:
+    """Show every step and every event of a job.
+
+    Each step is shown as it was done last, unless --all is given. A job on the cluster is read from its object store,
+    with this machine's credentials.
+
+    Example: bamboo history run -o csv > curve.csv
+
+    With --to a history is written into a logger afterwards: into the same run of W&B or MLflow, if it is still there.
+
+    Example: bamboo history run --to WeightsAndBiases:project=my-project
+    """
+    from bamboo.cli.dispatch import run, usage
+    from bamboo.remote.session import target as job_target
+    from bamboo_core.kube.errors import RemoteError
+
+    if to is not None:
+        kind, config = _logger(to)
+        if follow or every or output is not HistoryFormat.TEXT:
+            usage("--to and --follow, --all or --output: expected only --to")
+
+    def show(source: str) -> int:
+        if to is not None:
+            return _write(source, kind, config)
+        return _show(_reader(source), output, every, follow, interval)
+
+    if follow and output is HistoryFormat.CSV:
+        usage("--follow and --output csv: expected at most one of them")
+    place = Path(source)
+    if not ("://" in source or place.is_dir() or place.suffix == ".jsonl"):
+        try:
+            target = job_target(source)
+        except RemoteError as error:
+            usage(str(error) if place.is_file() else f"{source}: there is nothing; expected {SOURCES}")
+        run(cluster, lambda s: _of_job(s, target, show))
+    raise typer.Exit(show(source))
+
+
+def _logger(text: str) -> "tuple[str, dict[str, str]]":
+    """The type and the config of a logger given as TYPE:KEY=VALUE,KEY=VALUE. A wrong one ends the command."""
+    from bamboo.cli.dispatch import usage
+    from bamboo_core.job.training_spec import LoggerType
+
+    kind, _, rest = text.partition(":")
+    ready = [one.value for one in LoggerType if one is not LoggerType.CUSTOM]
+    if kind not in ready:
+        usage(f"--to {text}: expected {', '.join(ready[:-1])} or {ready[-1]}, and its config, such as :project=mine")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    for key, equals, _ in pairs:
+        if not (key.isidentifier() and equals):
+            usage(f"--to {text}: expected KEY=VALUE after the colon, separated by commas")
+    return kind, {key: value for key, _, value in pairs}
+
+
+def _write(source: str, kind: str, config: "dict[str, str]") -> int:
+    """Writes a history to a logger in a process of its own, as loggers belong to the trainer. Returns its exit code."""
+    import json
+
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
+
+    arguments = json.dumps({"source": source, "type": kind, "config": config})
+    return run_trainer(TO_LOGGER, [arguments], "a logger")
+
+
+def _reader(source: str) -> "Callable[[], list[Record]]":
+    """Reads all of it. Raises HistoryError, StorageError, ValueError."""
+    from bamboo_core.history.files import find
+    from bamboo_core.history.records import HistoryError, from_lines
+
+    def file() -> "list[Record]":
+        try:
+            return from_lines(Path(source).read_bytes(), source)
+        except OSError as error:
+            raise HistoryError(f"cannot read {source}: {system_reason(error)}") from None
+
+    return file if source.endswith(".jsonl") and "://" not in source else lambda: find(source).read_all()
+
+
+async def _of_job(session: "Session", target: "Target", show: Callable[[str], int]) -> int:
+    import asyncio
+
+    from bamboo_core.kube.errors import UsageError
+
+    namespace, name = session.of(target)
+    body = await session.api.job(namespace, name)
+    storage = (body["spec"].get("checkpoint") or {}).get("storage") or {}
+    if url := storage.get("uri"):
+        return await asyncio.to_thread(show, f"{str(url).rstrip('/')}/history/{name}")
+    if claim := (storage.get("persistentVolumeClaim") or {}).get("claimName"):
+        raise UsageError(
+            f"the history of {name} is in the folder {name}/checkpoints/history of the claim {claim}, which this "
+            "machine cannot read; copy it from a pod that mounts the claim (docs/history.md)"
+        )
+    raise UsageError(f"{name} keeps no history: its spec.checkpoint names no storage")
+
+
+def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, follow: bool, interval: float) -> int:
+    from bamboo.terminal.history_lines import first_json_line, json_line, line
+    from bamboo_core.history.merge import merged, newest, to_csv
+    from bamboo_core.history.records import HistoryError
+    from bamboo_core.storage.errors import StorageError
+
+    told: set[object] = set()
+    begun = form is not HistoryFormat.JSON
+    while True:
+        try:
+            records = merged(read())
+        except (HistoryError, StorageError, ValueError) as error:
+            complain(error)
+            return EXIT_FAILED
+        if not every:
+            records = newest(records)
+        if form is HistoryFormat.CSV:
+            sys.stdout.write(to_csv(records))
+            return EXIT_OK
+        if not begun:
+            print(first_json_line(), flush=True)
+            begun = True
+        for record in records:
+            key = _key(record)
+            if key not in told:
+                told.add(key)
+                print(json_line(record) if form is HistoryFormat.JSON else line(record), flush=True)
+        if not follow:
+            return EXIT_OK
+        time.sleep(interval)
+
+
+def _key(record: "Record") -> object:
+    """What is the same record when the history is read again."""
+    from bamboo_core.history.records import EvaluationRecord, EventRecord, StepRecord
+
+    match record:
+        case StepRecord() | EvaluationRecord():
+            return type(record), record.attempt, record.step
+        case EventRecord():
+            return record.source, record.number
+    return record.attempt, record.first, record.last

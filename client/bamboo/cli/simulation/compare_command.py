@@ -1,0 +1,109 @@
+"""`bamboo compare`: its flags and what it says in --help. What takes time to import is imported late."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bamboo.cli.dispatch import refuse_beside, usage
+from bamboo.cli.simulation.case_options import (
+    NodeOptions,
+    OutputOptions,
+    check_hours,
+    check_probability,
+    check_zone_price,
+    print_cases,
+    rates_of,
+    seeds_of,
+)
+from bamboo_core.option_groups import grouped
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """The options of a comparison as the user gave them."""
+
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="on-demand, checkpoint, checkpoint-blocking, torchrun-elastic, torchrun-fixed, morphing, templates,"
+            " rerouting, memory-checkpoints, quorum or bamboo. May be given several times.",
+            show_default="all",
+        ),
+    ] = None
+    workload: Annotated[
+        str, typer.Option(metavar="NAME", help="Without a job: gpt-2, bert, resnet, gnmt, vgg or alexnet.")
+    ] = "bert"
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="What `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a GPU, for the job's own"
+            " layers there (docs/simulator.md).",
+            show_default="the workload's on V100",
+        ),
+    ] = None
+    seeds: Annotated[
+        str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
+    ] = "5"
+    hours: Annotated[
+        float | None,
+        typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's, else 24"),
+    ] = None
+    replace_rate: Annotated[
+        float,
+        typer.Option(metavar="P", help="Probability that a node that was taken away is replaced within an hour."),
+    ] = 0.5
+    zone_traffic_price: Annotated[
+        float,
+        typer.Option(metavar="USD", help="Price of a GB that crosses zones, each way; 0 if the cloud bills none."),
+    ] = 0.01
+
+
+@app.command()
+@grouped
+def compare(
+    ctx: typer.Context,
+    job: Annotated[Path | None, typer.Argument(metavar="[JOB.yaml]", help="A BambooJob manifest.")] = None,
+    *,
+    nodes: NodeOptions,
+    options: CompareOptions,
+    shown: OutputOptions,
+) -> None:
+    """Compare Bamboo with models of other systems' policies, on the same nodes and under the same assumptions.
+
+    Example: bamboo compare --workload bert --preempt-rate 0.1 --preempt-rate 0.33
+
+    Example: bamboo compare job.yaml --profile profile.json --strategy bamboo --strategy checkpoint --trace nodes.csv
+    """
+    rates = rates_of(ctx, nodes, ("replace_rate",))
+    if job is not None:
+        refuse_beside(ctx, ("workload",), "JOB.yaml")
+        if options.profile is None:
+            usage(f"--profile: expected what `bamboo profile {job}` writes")
+    check_hours(options.hours)
+    check_probability("--replace-rate", options.replace_rate)
+    check_zone_price(options.zone_traffic_price)
+
+    from bamboo.cli.simulation.compare_strategies import Comparison, cases_of, runs
+    from bamboo.cli.simulation.run_progress import RunProgress
+
+    wanted = Comparison(
+        job=job,
+        strategies=tuple(options.strategy or ()),
+        workload=options.workload,
+        profile=options.profile,
+        traces=tuple(nodes.trace or ()),
+        rates=rates,
+        seeds=seeds_of(options.seeds),
+        hours=options.hours,
+        replace_rate=options.replace_rate,
+        zone_price=options.zone_traffic_price,
+    )
+    with RunProgress(runs(wanted), shown=not shown.quiet) as progress:
+        cases = cases_of(wanted, progress.done)
+    print_cases(cases, shown.output)

@@ -1,0 +1,32 @@
+"""Profiles by the names that a user gives for a job: files, those that come with Bamboo, and the job's own layers on a
+device that is not here."""
+
+from pathlib import Path
+from typing import Any
+
+from bamboo.local.trainer_calls.task_check import module_folders
+from bamboo.local.trainer_calls.task_counts import count_task
+from bamboo.profiles.analytic import analytic_profile
+from bamboo.profiles.files import AT, read_devices, read_profile
+from bamboo.profiles.layer_counts import TaskCounts
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.profile import ModelProfile
+
+
+class JobProfiles:
+    """Reads profiles for one job, whose layers are counted once, when the first name asks for that."""
+
+    def __init__(self, spec: JobSpec, manifest: dict[str, Any], job: Path) -> None:
+        """job: the manifest's file."""
+        self._spec, self._manifest, self._job = spec, manifest, job
+        self._counts: TaskCounts | None = None
+
+    def read(self, name: str) -> ModelProfile:
+        """@DEVICE: of the job's own layers. All else is `read_profile`'s. Raises ProfileError."""
+        if not name.startswith(AT) or Path(name).exists():
+            return read_profile(name)
+        table = read_devices()
+        table.named(name[len(AT) :])  # before anything is counted
+        if self._counts is None:
+            self._counts = count_task(self._spec, self._manifest, module_folders(self._job))
+        return analytic_profile(self._counts, table, name[len(AT) :])

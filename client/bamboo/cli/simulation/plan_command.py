@@ -1,0 +1,238 @@
+"""`bamboo plan`: its flags and what it says in --help. What takes time to import is imported late."""
+
+import os
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bamboo.cli.dispatch import refuse_beside, usage
+from bamboo.cli.options import LONGEST_SECONDS, seconds
+from bamboo.cli.output_files import check_output_file, check_plot
+from bamboo_core.option_groups import grouped
+
+app = typer.Typer(rich_markup_mode=None)
+MOST_LISTED = 64
+NOT_BESIDE_TRACE = ("preempt_rate", "replace_rate", "pattern", "zones", "notice")
+
+
+class PlanFormat(StrEnum):
+    """The forms in which options are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The command's flags as the user gave them."""
+
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="What machines and traffic cost, and the machines' profiles (docs/planning.md); or the name of a list"
+            " that comes with Bamboo.",
+            show_default="the profile's prices",
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Only machines with these GPUs, from a100 to v100, of which none has to be here: what the job's own"
+            " layers take there is computed. Without --prices they cost what the newest list of Bamboo says.",
+            show_default="all of --prices",
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="What `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a GPU; for machines of"
+            " --prices without one of their own.",
+        ),
+    ] = None
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A recording of nodes, of any form of docs/traces.md; several become one."),
+    ] = None
+    preempt_rate: Annotated[
+        float | None,
+        typer.Option(metavar="P", help="Instead made-up nodes: probability that one is taken away within an hour."),
+    ] = None
+    replace_rate: Annotated[
+        float, typer.Option(metavar="P", help="Probability that such a node is replaced within an hour.")
+    ] = 0.5
+    pattern: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="How made-up nodes are taken away: hourly, zones (many at once) or diurnal."),
+    ] = "hourly"
+    zones: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Zones of made-up nodes, with commas.",
+            show_default="those that the job names, else a,b,c",
+        ),
+    ] = None
+    notice: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Notice before made-up preemptions.", show_default="none"),
+    ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="USD", help="The fastest that costs no more for the whole job, with a margin."),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        typer.Option(parser=seconds, metavar="TIME", help="The cheapest that ends within this time, with a margin."),
+    ] = None
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=4096,
+            help="Nodes at most.",
+            show_default="the most of the trace, or twice as many as the job asks for",
+        ),
+    ] = None
+    stages: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Only these numbers of stages.", show_default="all")
+    ] = None
+    pipelines: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Only these numbers of pipelines.", show_default="all")
+    ] = None
+    micro_batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Only these microbatches, in samples; the global batch stays as it is.",
+            show_default="half, once and twice the job's and the profile's",
+        ),
+    ] = None
+    standby: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Only these numbers of standbys.", show_default="a few")
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Steps of the job.", show_default="the job's, if known")
+    ] = None
+    hours: Annotated[
+        float, typer.Option(metavar="H", help="Cut simulations after this time; the rest is taken in proportion.")
+    ] = 24.0
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Runs of each plan of the last round, which differ.")
+    ] = 5
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Save the recommended manifest; comments and all other fields are kept."),
+    ] = None
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw time and cost of the plans, as PNG.")] = None
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
+    ] = None
+    output: Annotated[PlanFormat, typer.Option("--output", "-o", help="Output format.")] = PlanFormat.TEXT
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False
+
+
+@app.command()
+@grouped
+def plan(
+    ctx: typer.Context,
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
+    *,
+    options: PlanOptions,
+) -> None:
+    """Find out which machines, grid and protection a job should have, and what it will cost, before paying.
+
+    Printed are the plans of which no other one is both faster and cheaper, the recommended one, and why. The global
+    batch stays as the job has it.
+
+    Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
+    Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500 --write planned.yaml
+    """
+    from bamboo.cli.simulation.plan_job import PlanRequest, plan_job
+
+    _check(ctx, options)
+    wanted = PlanRequest(
+        job=job,
+        prices=options.prices,
+        devices=_names(options.device),
+        profile=options.profile,
+        traces=tuple(options.trace or ()),
+        rate=options.preempt_rate,
+        replace_rate=options.replace_rate,
+        pattern=options.pattern,
+        zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
+        notice=options.notice,
+        budget=options.budget,
+        deadline=None if options.deadline is None else options.deadline / 3600,
+        nodes=options.nodes,
+        stages=_numbers(options.stages, "--stages"),
+        pipelines=_numbers(options.pipelines, "--pipelines"),
+        micro_batches=_numbers(options.micro_batch, "--micro-batch"),
+        standby=_numbers(options.standby, "--standby", least=0),
+        steps=options.steps,
+        hours=options.hours,
+        seeds=options.seeds,
+        write=options.write,
+        plot=options.plot,
+        jobs=options.jobs or os.cpu_count() or 1,
+        form=options.output.value,
+        progress=not options.quiet and sys.stderr.isatty(),
+    )
+    raise typer.Exit(plan_job(wanted))
+
+
+def _check(ctx: typer.Context, options: PlanOptions) -> None:
+    """What the flags themselves say wrong."""
+    if options.trace:
+        refuse_beside(ctx, NOT_BESIDE_TRACE, "--trace")
+    if not options.trace and options.preempt_rate is None:
+        usage("--preempt-rate or --trace: expected one of them")
+    for name, value in (("--preempt-rate", options.preempt_rate), ("--replace-rate", options.replace_rate)):
+        if value is not None and not 0 <= value <= 1:
+            usage(f"{name} {value:g}: expected a probability from 0 to 1")
+    for name, amount, most in (
+        ("--budget", options.budget, 1e9),
+        ("--deadline", options.deadline, LONGEST_SECONDS),
+        ("--hours", options.hours, 87_600.0),
+        ("--notice", options.notice, 86_400.0),
+    ):
+        if amount is not None and not 0 < amount <= most:
+            usage(f"{name} {amount:g}: expected a number above 0 and at most {most:.0f}")
+    check_output_file("--write", options.write)
+    check_plot("--plot", options.plot)
+    if options.profile is not None and options.device is not None:
+        usage("--device: not with --profile, which says on what device the job runs; @NAME is a profile, too")
+    if options.profile is None and options.prices is None and options.device is None:
+        from bamboo.profiles.files import read_devices, shipped_names
+
+        usage(
+            f"--device: expected some of {', '.join(read_devices().devices)}; or --profile with a file that `bamboo"
+            f" profile` writes, or one of {', '.join(shipped_names())}; or --prices with machines that have one"
+        )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """a100,h100. A mistake ends the command."""
+    names = tuple(part.strip() for part in text.split(",")) if text is not None else ()
+    if not all(names) or len(names) > MOST_LISTED:
+        usage(f"--device {(text or '')[:40]!r}: expected at most {MOST_LISTED} names of devices, with commas")
+    return tuple(dict.fromkeys(names))
+
+
+def _numbers(text: str | None, name: str, least: int = 1) -> tuple[int, ...]:
+    """4,8,12. A mistake ends the command."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    known = all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts)
+    if not known or len(parts) > MOST_LISTED:
+        usage(f"{name} {text[:40]!r}: expected at most {MOST_LISTED} whole numbers from {least} on, with commas")
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,320 @@
+"""`bamboo plan JOB.yaml`: from its flags to a search, what it prints, and the manifest that it saves."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.job_profiles import JobProfiles
+from bamboo.cli.simulation.profile_check import check_profiles
+from bamboo.cli.simulation.run_progress import RunProgress
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
+from bamboo.sizing.budget_bounds import bounds_of, date_sentence, too_little
+from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
+from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons, zones_named
+from bamboo.sizing.edited_text import edited_text
+from bamboo.sizing.search import SearchResult, search
+from bamboo.sizing.space import Limits
+from bamboo.sizing.trials import Assessment, CandidateTrial, simulate_trials
+from bamboo.sizing.units import money_unit, time_unit
+from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
+from bamboo.sizing.zone_supply import unknown_zones
+from bamboo.terminal.plan_table import PlanReport, document, plan_csv, plan_text
+from bamboo.traces.files import read_nodes
+from bamboo.traces.generate import Generation, Pattern
+from bamboo.traces.summary import summarize
+from bamboo_core.complaints import complain, system_reason
+from bamboo_core.job.budget_reach import past
+from bamboo_core.job.manifest import ManifestError, parse_source
+from bamboo_core.job.pod_fields import unknown_in_template
+from bamboo_core.job.spec import JobSpec, wanted_workers
+from bamboo_core.job.training_spec import UNKNOWN_STEPS
+from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source, source_of
+from bamboo_core.names import EXIT_FAILED
+from bamboo_core.planning.profile import ProfileError
+from bamboo_core.prices.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
+from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo_core.traces.trace import NodeTraceError, unpriced
+
+__all__ = ["PlanRequest", "plan_job"]
+ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A search for options as the user asked for it, checked as far as the flags themselves go. `deadline` and `hours`
+    are in hours; of several values () means all.
+    """
+
+    job: Path
+    prices: str | None
+    devices: tuple[str, ...]
+    profile: str | None
+    traces: tuple[str, ...]
+    rate: float | None
+    replace_rate: float
+    pattern: str
+    zones: tuple[str, ...]
+    notice: float | None
+    budget: float | None
+    deadline: float | None
+    nodes: int | None
+    stages: tuple[int, ...]
+    pipelines: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    standby: tuple[int, ...]
+    steps: int | None
+    hours: float
+    seeds: int
+    write: Path | None
+    plot: Path | None
+    jobs: int
+    form: str
+    progress: bool
+
+
+def plan_job(wanted: PlanRequest) -> int:
+    """The exit code: of a failure if no option keeps the bounds. A mistake ends the command."""
+    source, spec = _job(wanted)
+    now = datetime.now(UTC)
+    bounds = bounds_of(spec, now, wanted.budget, wanted.deadline)
+    if passed := past(spec, now):
+        complain(passed)
+    try:
+        world = _world(wanted, source, spec)
+        limits = _limits(wanted, spec, world.market)
+        like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
+        found = search(world, limits, like, partial(_simulated, world, wanted), partial(choose, bounds=bounds))
+    except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
+        usage(str(error))
+    except ValueError as error:
+        usage(f"{wanted.job}: {error}")
+    if wanted.plot is not None:
+        _draw(found, wanted)
+    told = _told(world, found, bounds, now)
+    instead = comparisons(found.chosen, found.ends) if found.chosen is not None else []
+    if found.chosen is not None and (dear := on_demand(world, found.calm, found.chosen)) is not None:
+        instead.append(dear)
+    report = PlanReport(found=found, told=told, instead=tuple(instead), bounds=bounds, world=world)
+    if wanted.form == "json":
+        print(document(report))
+    elif wanted.form == "csv":
+        print(plan_csv(report), end="")
+    else:
+        print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if found.chosen is None:
+        complain(" ".join(told))
+        return EXIT_FAILED
+    if wanted.write is not None:
+        _write(wanted.write, source, spec, found.chosen.candidate)
+    return 0
+
+
+def _job(wanted: PlanRequest) -> tuple[ManifestSource, JobSpec]:
+    try:
+        source = read_manifest_source(str(wanted.job))
+        return source, parse_source(source, unknown_in_template)
+    except ManifestError as error:
+        usage(*map(str, error.problems))
+
+
+def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
+    if wanted.steps is not None:
+        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
+    if spec.training.steps == UNKNOWN_STEPS:
+        raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
+    document = dict(source.document)
+    if wanted.steps is not None:
+        training = {key: value for key, value in document["spec"]["training"].items() if key != "until"}
+        document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
+    prices = _prices(wanted)
+    machines = _machines(prices, wanted, JobProfiles(spec, document, wanted.job))
+    market = _market(wanted, spec, prices)
+    for machine in machines.values():
+        if not has_price(machine, spec, market):
+            listed_here = ", ".join(shipped_prices())
+            raise SimulationError(
+                f"no price is known for {machine.name}; say it in a file for --prices ({listed_here} comes with Bamboo)"
+            )
+    paths = {_profile_path(one.price, wanted) or one.name: one.profile for one in machines.values()}
+    check_profiles(paths, spec, document, wanted.job)
+    return World(
+        spec=spec,
+        document=document,
+        machines=machines,
+        market=market,
+        hours=wanted.hours,
+        seeds=wanted.seeds,
+        traffic_price=prices.network.between_zones if prices else ZONE_TRAFFIC_PRICE,
+    )
+
+
+def _prices(wanted: PlanRequest) -> PriceList | None:
+    """Raises PriceError. Devices without a price file are of the newest list that comes with Bamboo."""
+    path = wanted.prices or (shipped_prices()[-1] if wanted.devices else None)
+    if path is None:
+        return None
+    prices = read_prices(path)
+    return of_devices(path, prices, wanted.devices) if wanted.devices else prices
+
+
+def _machines(prices: PriceList | None, wanted: PlanRequest, profiles: JobProfiles) -> dict[str, MachineKind]:
+    """Raises ProfileError or PriceError."""
+    if prices is None:
+        assert wanted.profile is not None
+        known = profiles.read(wanted.profile)
+        return {known.name: machine_of(known.name, known, None)}
+    found = {}
+    for name, price in prices.machines.items():
+        path = _profile_path(price, wanted)
+        if path is None:
+            wrong = f"machines.{name}: expected a profile, or --profile for all machines without one"
+            raise PriceError(f"{wanted.prices}: {wrong}")
+        found[name] = machine_of(name, profiles.read(path), price)
+    return found
+
+
+def _profile_path(price: MachinePrice | None, wanted: PlanRequest) -> str | None:
+    return (price.profile if price is not None else None) or wanted.profile
+
+
+def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Market:
+    """Nodes in the zones in which the job may be."""
+    if wanted.traces:
+        with RunProgress(1, "reading", shown=wanted.progress):
+            recording = read_nodes(wanted.traces)
+        if told := unpriced(recording, all_nodes=True):
+            raise NodeTraceError(told)
+        known = dict.fromkeys(change.zone for change in recording.changes)
+        _check_priced_zones(wanted, spec, prices, tuple(known))
+        zones = allowed_zones(spec, known)
+        changes = [change for change in recording.changes if change.zone in zones]
+        return Market(recording=replace(recording, changes=tuple(changes)))
+    patterns = [pattern.value for pattern in Pattern]
+    if wanted.pattern not in patterns:
+        usage(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
+    assert wanted.rate is not None
+    made_in = wanted.zones or named_zones(spec) or ZONES
+    _check_priced_zones(wanted, spec, prices, made_in)
+    return Market(
+        generation=Generation(
+            pattern=Pattern(wanted.pattern),
+            nodes=wanted_workers(spec),
+            removal=wanted.rate,
+            addition=wanted.replace_rate,
+            zones=allowed_zones(spec, made_in),
+            notice=wanted.notice,
+        )
+    )
+
+
+def _check_priced_zones(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None, zones: tuple[str, ...]) -> None:
+    """Raises PriceError if the price file names a zone in which the job may be, and there are no nodes."""
+    for name, machine in prices.machines.items() if prices is not None else ():
+        if unknown := [zone for zone in unknown_zones(machine, zones) if zone_allowed(spec, zone)]:
+            where = (
+                "--zones says where made-up ones are"
+                if not wanted.traces
+                else "bamboo traces convert --zone names a table's"
+            )
+            raise PriceError(
+                f"{wanted.prices}: machines.{name}.zones: no node is in {listed(unknown)}; nodes are in {listed(zones)}"
+                f" ({where})"
+            )
+
+
+def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
+    batch = spec.training.global_batch_size
+    for size in wanted.micro_batches:
+        if batch % size:
+            usage(f"--micro-batch {size}: expected sizes of which training.globalBatchSize, {batch}, is a multiple")
+    room, most = spec.spread.workers_per_node, 2 * wanted_workers(spec)
+    if nodes := wanted.nodes or (summarize(market.recording).peak if market.recording is not None else 0):
+        most = nodes * room
+    return Limits(
+        nodes=most,
+        stages=wanted.stages,
+        pipelines=wanted.pipelines,
+        micro_batches=wanted.micro_batches,
+        standby=wanted.standby,
+    )
+
+
+def _like(limits: Limits, job: Candidate) -> Candidate:
+    """The candidate with which the search begins: the job as it is, within the limits."""
+    if limits.standby and job.standby not in limits.standby:
+        return replace(job, standby=limits.standby[0])
+    return job
+
+
+def _simulated(
+    world: World, wanted: PlanRequest, about: str, trials: Sequence[CandidateTrial]
+) -> list[Assessment | None]:
+    runs = sum(len(trial.seeds) for trial in trials)
+    with RunProgress(runs, f"{about:<10}", shown=wanted.progress) as bar:
+        return simulate_trials(world, trials, wanted.jobs, bar.done)
+
+
+def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> tuple[str, ...]:
+    """Sentences: why that one; or why none."""
+    if found.chosen is not None:
+        several = len(world.market.zones) > 1
+        why = [*reasons(found.chosen, bounds, several_zones=several, spread=world.spec.spread)]
+        why += filter(None, [date_sentence(world.spec, found.chosen, now)])
+        why += filter(None, [zones_named(world, found.chosen.candidate).strip()])
+        made_up = world.market.generation
+        if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
+            why.append("With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says.")
+        return tuple(why)
+    if not any(one.hours < float("inf") for one in found.front):
+        failed = next((outcome.failed for one in found.front for outcome in one.outcomes if outcome.failed), "")
+        return (f"no plan brings the job to its end in every run: {failed or 'there were too few nodes'}",)
+    fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.sure("usd"))
+    hours, usd, least = fastest.sure("hours"), fastest.sure("usd"), cheapest.sure("usd")
+    reach = "; ".join(too_little(world.spec, bounds, fastest, cheapest))
+    return (
+        f"no plan keeps the bounds {odds(len(fastest.outcomes))}: the fastest takes up to"
+        f" {time_unit((hours,)).say(hours)} for {money_unit((usd,)).say(usd)}, the cheapest costs up to"
+        f" {money_unit((least,)).say(least)}{'.' if reach else ''}",
+        *([reach] if reach else []),
+    )
+
+
+def _draw(found: SearchResult, wanted: PlanRequest) -> None:
+    from bamboo.sizing.front_plot import draw_front
+
+    assert wanted.plot is not None
+    points = [one for one in found.ends if one.hours < float("inf")]
+    try:
+        draw_front(points, found.front, found.chosen, wanted.job.name, wanted.plot)
+    except SimulationError as error:
+        usage(str(error))
+
+
+def _write(path: Path, source: ManifestSource, spec: JobSpec, chosen: Candidate) -> None:
+    """The user's text where that can be kept, else the same fields without comments."""
+    import yaml
+
+    changes = edits(chosen, spec, source.document)
+    wanted = edited(source.document, changes)
+    text = edited_text(source.text, changes)
+    if text is None or not _says(text, wanted):
+        text = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
+        complain(f"{path} has no comments: they could not be kept")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        usage(f"--write: cannot write {path}: {system_reason(error)}")
+    print(f"{path} is written; bamboo validate {path} checks it", file=sys.stderr)
+
+
+def _says(text: str, wanted: object) -> bool:
+    try:
+        return source_of("", text).document == wanted
+    except ManifestError:
+        return False

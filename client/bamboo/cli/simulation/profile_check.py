@@ -1,0 +1,41 @@
+"""A check before a job is simulated: is the profile one of its model?"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bamboo.local.trainer_calls.task_check import count_layers, module_folders
+from bamboo.profiles.files import AT, read_profile, shipped_names
+from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, slowness
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.profile import ModelProfile, ProfileError
+
+
+def check_profiles(profiles: Mapping[str, ModelProfile], spec: JobSpec, manifest: dict[str, Any], job: Path) -> None:
+    """Checks that profiles are of the job's model. profiles: by the names that the user knows them by. What may be
+    wrong is said on standard error; the task is loaded only if a profile is not known to be of it. Raises ProfileError
+    if one has another number of layers.
+    """
+    asked = any(needs_layers(profile, spec) for profile in profiles.values())
+    layers = count_layers(manifest, module_folders(job)) if asked else ""
+    for name, profile in profiles.items():
+        unknown = ""
+        if needs_layers(profile, spec):
+            if isinstance(layers, str):
+                unknown = layers
+            elif wrong := mismatch(name, profile, spec, layers):
+                raise ProfileError(f"{job}: {wrong}")
+        for told in (doubt(name, profile, spec, unknown), _slowness(name, profile)):
+            if told:
+                print(f"warning: {told}", file=sys.stderr)
+
+
+def _slowness(name: str, profile: ModelProfile) -> str:
+    """A sentence on a profile that comes with Bamboo: how its model's speed compares with what its device can do. Empty
+    for any other profile.
+    """
+    if name not in shipped_names():
+        return ""
+    model, device = name.rsplit("-", 1)
+    return slowness(name, profile, read_profile(f"{model}{AT}{device}"))

@@ -1,0 +1,183 @@
+"""`bamboo simulate`: its flags and what it says in --help. What takes time to import is imported late."""
+
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bamboo.cli.dispatch import usage
+from bamboo.cli.output_files import check_plot
+from bamboo.cli.simulation.case_options import (
+    NodeOptions,
+    OutputOptions,
+    check_hours,
+    check_probability,
+    check_zone_price,
+    print_cases,
+    rates_of,
+    seeds_of,
+)
+from bamboo_core.job.text_patterns import DATE_TIME
+from bamboo_core.option_groups import grouped
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """The command's flags as the user gave them."""
+
+    seeds: Annotated[
+        str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
+    ] = "10"
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps of a run.", show_default="the job's")] = (
+        None
+    )
+    hours: Annotated[
+        float | None,
+        typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's, else 24"),
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="What `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a"
+            " GPU, for the job's own layers there (docs/simulator.md).",
+        ),
+    ] = None
+    replace_rate: Annotated[
+        float,
+        typer.Option(
+            metavar="P",
+            help="Probability that a node that was taken away is replaced within an hour.",
+        ),
+    ] = 0.5
+    notice: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Notice before made-up preemptions.", show_default="none"),
+    ] = None
+    zones: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Zones of made-up nodes, with commas.",
+            show_default="those that the job names, else zone-a",
+        ),
+    ] = None
+    price: Annotated[
+        float | None,
+        typer.Option(
+            metavar="USD",
+            help="Price of a spot node and hour.",
+            show_default="the trace's, else the job's, else the profile's",
+        ),
+    ] = None
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATE",
+            help="With spec.budget.doneBy: date and time at which runs begin, such as 2026-12-24T18:00:00Z.",
+            show_default="now",
+        ),
+    ] = None
+    zone_traffic_price: Annotated[
+        float,
+        typer.Option(
+            metavar="USD",
+            help="Price of a GB that crosses zones, each way; 0 if the cloud bills none.",
+        ),
+    ] = 0.01
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the runs over time, as PNG.")] = None
+    events: Annotated[bool, typer.Option("--events", help="Print what happens on standard error; for one run.")] = False
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
+    ] = None
+
+
+@app.command()
+@grouped
+def simulate(
+    ctx: typer.Context,
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
+    *,
+    nodes: NodeOptions,
+    options: SimulateOptions,
+    shown: OutputOptions,
+) -> None:
+    """Train a job in virtual time under preemptions: throughput, cost and value, without paying for a node.
+
+    The job's own coordinator decides; how long everything takes says a profile, which `bamboo profile` measures.
+
+    Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
+    """
+    from bamboo.cli.simulation.run_progress import RunProgress
+    from bamboo.cli.simulation.simulate_job import JobSimulation, budget_sentences, job_cases, job_run
+    from bamboo.simulation.figures import SimulationError, spread
+    from bamboo.terminal.simulation_table import over_time_document
+
+    if options.profile is None:
+        from bamboo.profiles.files import shipped_names
+
+        known = ", ".join(shipped_names())
+        usage(f"--profile: expected a file that `bamboo profile {job}` writes, or one of {known}")
+    rates = rates_of(ctx, nodes, ("replace_rate", "notice", "zones"))
+    _check_numbers(options)
+    check_plot("--plot", options.plot)
+    wanted = JobSimulation(
+        job=job,
+        profile=options.profile,
+        traces=tuple(nodes.trace or ()),
+        rates=rates,
+        seeds=seeds_of(options.seeds),
+        hours=options.hours,
+        steps=options.steps,
+        replace_rate=options.replace_rate,
+        notice=options.notice,
+        zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
+        price=options.price,
+        zone_price=options.zone_traffic_price,
+        jobs=options.jobs,
+        begin=_begin(options.begin),
+    )
+    say = (lambda line: print(line, file=sys.stderr)) if options.events else None
+    run = job_run(wanted)
+    results = job_cases(
+        wanted, run, say, lambda runs, about: RunProgress(runs, about, shown=runs > 0 and not shown.quiet)
+    )
+    if options.plot is not None:
+        from bamboo.simulation.plots import draw
+
+        try:
+            draw(results, f"{job.name} on {options.profile}", options.plot)
+        except SimulationError as error:
+            usage(str(error))
+    cases = [(name, spread([one.figures for one in runs])) for name, runs in results]
+    over_time = [over_time_document([one.series for one in runs]) for _, runs in results]
+    print_cases(cases, shown.output, over_time)
+    for name, runs in results:
+        for text in sorted({one.message for one in runs if one.outcome not in ("cut", "Complete")}):
+            print(f"{name}: {sum(one.message == text for one in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
+        for text in budget_sentences(run.spec, wanted.begin, runs):
+            print(f"{name}: {text}", file=sys.stderr)
+
+
+def _begin(text: str | None) -> datetime:
+    """Now, if nothing is said."""
+    if text is None:
+        return datetime.now(UTC)
+    if not DATE_TIME.fits(text):
+        usage(f"--begin {text[:40]!r}: expected {DATE_TIME.said}")
+    return datetime.fromisoformat(text)
+
+
+def _check_numbers(options: SimulateOptions) -> None:
+    check_hours(options.hours)
+    check_probability("--replace-rate", options.replace_rate)
+    check_zone_price(options.zone_traffic_price)
+    if options.notice is not None and not 0 <= options.notice <= 86_400:
+        usage(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
+    if options.price is not None and not 0 <= options.price <= 1e6:
+        usage(f"--price {options.price:g}: expected USD from 0 to 1000000")

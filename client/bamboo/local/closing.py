@@ -1,0 +1,43 @@
+"""The end of a local run, once it is known how the job ended: what is left to do is tried, and fails nothing."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from bamboo_core.complaints import complain, complaint_of
+
+T = TypeVar("T")
+STEP_SECONDS: Final = 30.0  # for each thing that is waited for; those that are well take a fraction of a second
+
+
+class Closing:
+    """Does one thing after the other. What goes wrong with one keeps no other from being done, and is told at the end.
+
+    doing: in words, for the warning: "while the workers were ended". A cancellation goes on its way.
+    """
+
+    def __init__(self) -> None:
+        self._warnings: list[str] = []
+
+    async def wait(self, doing: str, work: Coroutine[Any, Any, T], seconds: float = STEP_SECONDS) -> T | None:
+        """What the work returns; None if it fails or takes longer."""
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await work
+        except Exception as error:
+            self._warnings.append(
+                f"{doing}: no end within {seconds:g} s" if limit.expired() else complaint_of(error, doing)
+            )
+        return None
+
+    def do(self, doing: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._warnings.append(complaint_of(error, doing))
+
+    def tell(self) -> None:
+        """Prints the warnings on standard error, and forgets them."""
+        told, self._warnings = self._warnings, []
+        for warning in told:
+            complain(f"{warning}; how the job ended does not depend on it")

@@ -1,0 +1,356 @@
+"""Worker processes on this machine, started by the trainer's fork server. Leaves nothing behind.
+
+Nor does it if the fork server is killed, which else ends all that workers have started: this process adopts then.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bamboo.patience import Effort, WaitSoFar, effort_of
+from bamboo_core.coordinator.awake_clock import AwakeClock
+from bamboo_core.names import ENV_LAUNCH
+from bamboo_core.orphans import Orphans, adopt, carries, children
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.text import one_line, shortened
+
+logger = logging.getLogger(__name__)
+
+LAUNCHER = "bamboo_trainer.worker.launch.launcher"
+READY_SECONDS = 120.0  # importing torch from a cold disk; see patience, also for calls
+PROGRESS_SECONDS = 1.0  # between two looks at what a process does that is waited for
+TOLD_SECONDS = (10.0, 30.0, 60.0)  # of waiting, after which that is told; then every minute
+CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
+LOOK_SECONDS = 0.05  # at what a killed launcher has left
+LINE_BYTES = 64 << 20
+TAIL_BYTES = 64 << 10  # of the log, which may be huge
+MOST_OF_LINE = 500  # characters of one of its last lines, which may be, too
+
+
+class ForkServerError(Exception):
+    """The launcher does not run, or a call failed; the text is a sentence for the user."""
+
+
+class ForkServer:
+    """The process that forks workers, and what is known of them here.
+
+    on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
+
+    on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
+    forward or backward of one of these steps; it waits until `proceed`.
+    on_wait: called in the loop with a sentence now and then while the launcher, or a call, takes long.
+    log: the file that gets everything the workers print. imports: modules to be loaded before forking.
+    folders: where a task's modules are looked for first, in this order; not those of Bamboo and of what it imports.
+    scratch: an existing folder for temporary files, the workers' too. The caller removes it after close(); if this
+    process dies before that, the launcher does.
+    """
+
+    def __init__(
+        self,
+        on_exit: Callable[[WorkerId, int | None], None],
+        log: Path,
+        *,
+        imports: Sequence[str] = (),
+        folders: Sequence[Path] = (),
+        scratch: Path | None = None,
+        on_ask: Callable[[WorkerId, int], None] | None = None,
+        on_wait: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._on_exit = on_exit
+        self._on_ask = on_ask or (lambda worker, step: self.proceed(worker))
+        self._on_wait = on_wait
+        self._log = log
+        self._imports, self._folders = imports, folders
+        self._scratch = scratch
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()  # or it has ended without being so
+        self._ended = False
+        self._pids: dict[WorkerId, int | None] = {}  # None until the launcher has told
+        self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
+        self._crashed: dict[WorkerId, str] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._callees: dict[int, int] = {}  # the process of each call
+        self._importing = ""  # by the launcher, before it is ready
+        self._number = 0
+        self._mark = secrets.token_hex(8)  # of all descendants of the launcher
+
+    @property
+    def alive(self) -> tuple[WorkerId, ...]:
+        return tuple(self._pids)
+
+    def pid(self, worker: WorkerId) -> int | None:
+        return self._pids.get(worker)
+
+    def crashed_at(self, worker: WorkerId) -> str:
+        """The place where a worker that has ended crashed, in words; "" if it did not crash, or that is not known."""
+        return self._crashed.get(worker, "")
+
+    async def open(self, *extra: str) -> None:
+        """Starts the launcher and waits until it can fork. Raises ForkServerError."""
+        arguments = [item for module in self._imports for item in ("--import", module)]
+        arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", ENV_LAUNCH: self._mark}
+        if self._scratch is not None:
+            temporary = self._scratch / "tmp"
+            temporary.mkdir(exist_ok=True)
+            environment["TMPDIR"] = str(temporary)
+            arguments += ["--scratch", str(self._scratch)]
+        adopt()
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", LAUNCHER, *arguments, *extra),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=LINE_BYTES,
+                env=environment,
+                process_group=0,  # a Ctrl-C is for this process, which then ends the workers in order
+            )
+        self._reader = asyncio.create_task(self._read(self._process))
+        if problem := await self._not_ready(self._process):
+            await self.close()
+            raise ForkServerError(
+                f"the launcher of workers did not start{problem}: {self.tail() or 'it printed nothing'}"
+            )
+
+    async def _not_ready(self, process: asyncio.subprocess.Process) -> str:
+        """Waits until the launcher is ready; why it is not, if it is not."""
+        ready = asyncio.ensure_future(self._ready.wait())
+        try:
+            await self._outlast(ready, READY_SECONDS, lambda: process.pid, self._starting)
+        except _GivenUp as error:
+            importing = f" when it imported {self._importing}" if self._importing else ""
+            return f" within {error.progress.waited:.0f} s: {error.why}{importing}"
+        finally:
+            ready.cancel()
+        if self._running():
+            return ""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+        return f": it {exit_detail(process.returncode)}" if process.returncode is not None else ": it has ended"
+
+    def _starting(self, progress: WaitSoFar) -> str:
+        importing = f": it imports {self._importing}" if self._importing else ""
+        return f"the launcher of workers has been starting for {progress.told()}{importing}"
+
+    async def _outlast(
+        self,
+        done: asyncio.Future[Any],
+        seconds: float,
+        pid: Callable[[], int | None],
+        text: Callable[[WaitSoFar], str],
+    ) -> None:
+        """Returns when it is done. Raises _GivenUp if the process that is to do it has had its time."""
+        clock = AwakeClock(longest=2 * PROGRESS_SECONDS)
+        progress, before, told = WaitSoFar(), clock(), 0
+        while not (await asyncio.wait([done], timeout=PROGRESS_SECONDS))[0]:
+            now, process = clock(), pid()
+            progress = progress.after(now - before, effort_of(process) if process is not None else Effort())
+            before = now
+            if why := progress.exceeds(seconds):
+                raise _GivenUp(progress, why)
+            due = TOLD_SECONDS[told] if told < len(TOLD_SECONDS) else 60.0 * (told - len(TOLD_SECONDS) + 2)
+            if progress.waited >= due:
+                told += 1
+                self._on_wait(f"{text(progress)}; Ctrl-C ends it")
+
+    def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
+        """Forks a worker; ForkServerError if the launcher is gone. gate: the steps in which it asks before it
+        goes on.
+        """
+        assert worker not in self._pids, worker
+        self._pids[worker] = None
+        self._tell(op="start", worker=worker, gate=list(gate), **arguments)
+
+    def proceed(self, worker: WorkerId) -> None:
+        """The worker that asked may go on. Does nothing if it is gone, or the launcher is."""
+        if self._running():
+            self._tell(op="proceed", worker=worker)
+
+    def signal(self, worker: WorkerId, number: int) -> None:
+        """Does nothing if the worker is gone. One that is being started gets it as soon as it exists."""
+        if worker not in self._pids:
+            return
+        if (pid := self._pids[worker]) is None:
+            self._early[worker] = number
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    async def call(self, function: str, arguments: Mapping[str, Any], seconds: float = 60.0) -> Any:
+        """What "module:function" returns in a process of its own. Raises ForkServerError.
+
+        seconds: its time, on a machine that is not busy with other things; it is waited for longer while it works.
+        """
+        self._number += 1
+        number, future = self._number, asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        try:
+            self._tell(op="call", id=number, function=function, arguments=arguments)
+            await self._outlast(
+                future,
+                seconds,
+                lambda: self._callees.get(number),
+                lambda p: f"{function} has been running for {p.told()}",
+            )
+            return future.result()
+        except _GivenUp as error:
+            raise ForkServerError(
+                f"{function} did not return within {error.progress.waited:.0f} s: {error.why}"
+            ) from None
+        finally:
+            del self._calls[number]
+            self._callees.pop(number, None)
+
+    async def close(self) -> None:
+        """Kills every worker and the launcher, and waits until they are gone. May be called twice.
+
+        Raises ForkServerError if the launcher does not even end when it is killed.
+        """
+        if (process := self._process) is None:
+            return
+        assert process.stdin is not None
+        process.stdin.write(b'{"op": "close"}\n')  # without it the launcher takes us for dead
+        process.stdin.close()
+        if not self._ready.is_set():
+            _kill(process)  # it is still importing and has no child yet
+        try:
+            await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+        except TimeoutError:
+            _kill(process)
+            try:
+                await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+            except TimeoutError:
+                stays = f"process {process.pid}, the launcher of workers, is still there {CLOSE_SECONDS:g} s after"
+                raise ForkServerError(f"{stays} it was killed") from None
+        if self._reader is not None:
+            await self._reader
+        self._process = None
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines that the workers printed, as far as they are in the last TAIL_BYTES."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            log.seek(-min(TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            text = log.read(TAIL_BYTES).decode(errors="replace")
+            return "\n".join(shortened(line, MOST_OF_LINE) for line in text.splitlines()[-lines:])
+        return ""
+
+    def _running(self) -> bool:
+        return self._process is not None and self._process.returncode is None and not self._ended
+
+    def _tell(self, **command: Any) -> None:
+        if self._process is None or not self._running():
+            raise ForkServerError("the launcher of workers has ended")
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            self._hear(json.loads(line))
+        self._ended = True
+        self._ready.set()
+        workers = {pid for pid in self._pids.values() if pid is not None}
+        for worker in self.alive:
+            self._exited(worker, None)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(ForkServerError("the launcher of workers has ended"))
+        await process.wait()
+        await self._end_orphans(process.pid, workers)
+        adopt(adopts=False)
+
+    async def _end_orphans(self, launcher: int, workers: set[int]) -> None:
+        """What the launcher has not ended, because it was killed: workers, which die with it, and what they started."""
+        orphans, late = Orphans(), time.monotonic() + CLOSE_SECONDS
+        left: set[int] = set()
+        while time.monotonic() < late:
+            here = children()
+            found = {pid for pid, group in here.items() if group == launcher or carries(pid, ENV_LAUNCH, self._mark)}
+            left = (left | found) & here.keys()
+            orphans.end(left, time.monotonic())
+            for pid in left:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            if not left and not any(map(_exists, workers)):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+        logger.warning("processes that workers have started are still there: %s", sorted(left))
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "ready":
+                self._ready.set()
+            case "importing":
+                self._importing = event["module"]
+            case "called" if event["id"] in self._calls:
+                self._callees[event["id"]] = event["pid"]
+            case "started":
+                worker = event["worker"]
+                if worker in self._pids:
+                    self._pids[worker] = event["pid"]
+                    if (number := self._early.pop(worker, None)) is not None:
+                        self.signal(worker, number)
+            case "asks" if event["worker"] in self._pids:
+                self._on_ask(event["worker"], event["step"])
+            case "exited":
+                if where := event.get("where"):
+                    self._crashed[event["worker"]] = one_line(where)
+                self._exited(event["worker"], event["code"])
+            case "result" if (future := self._calls.get(event["id"])) is not None and not future.done():
+                if "error" in event:
+                    future.set_exception(ForkServerError(str(event["error"])))
+                else:
+                    future.set_result(event["value"])
+            case "error":
+                logger.error("the launcher of workers: %s", event["message"])
+
+    def _exited(self, worker: WorkerId, code: int | None) -> None:
+        if worker in self._pids:
+            del self._pids[worker]
+            self._early.pop(worker, None)
+            self._on_exit(worker, code)
+
+
+class _GivenUp(Exception):
+    """Something has taken too long."""
+
+    def __init__(self, progress: WaitSoFar, why: str) -> None:
+        super().__init__(why)
+        self.progress, self.why = progress, why
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the number is another process's by now
+        return False
+    return True
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kills a process, which may end at any time: what has ended in the meantime is what was wanted."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+def exit_detail(code: int | None) -> str:
+    """How a process ended, as a person says it."""
+    if code is None:
+        return "ended with its launcher"
+    if code < 0:
+        known = -code in signal.Signals.__members__.values()
+        return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"exited with code {code}"

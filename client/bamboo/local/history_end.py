@@ -1,0 +1,148 @@
+"""The end of a local run's history: this process is still there when all workers have gone."""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import structs
+
+from bamboo_core.control.protocol import Evaluated, HistoryEvents, StepCommitted
+from bamboo_core.history.files import LAST_EPOCH, HistoryFile, HistoryFiles
+from bamboo_core.history.merge import merged
+from bamboo_core.history.records import (
+    EvaluationRecord,
+    EventRecord,
+    GapRecord,
+    HistoryError,
+    Record,
+    StepRecord,
+    to_lines,
+)
+from bamboo_core.storage.errors import StorageError
+
+FILE: Final = "history.jsonl"
+MOST_STEPS: Final = 10_000  # as many as a worker keeps while the store is away
+UNWRITTEN: Final = "the store of the history could not be written or read"
+
+
+class StepsHeard:
+    """What this process has heard of the newest steps, for the case that the store has not got them. batch: samples of
+    a step.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._steps: deque[StepRecord] = deque(maxlen=MOST_STEPS)
+        self._evaluations: deque[EvaluationRecord] = deque(maxlen=MOST_STEPS)
+        self._attempt = 1  # counted from the beginning of the run
+
+    def committed(self, said: StepCommitted, time: float) -> None:
+        """Takes in a committed step. time: seconds since 1970."""
+        step = said.step + 1
+        if self._steps and step <= self._steps[-1].step:
+            self._attempt += 1
+        record = StepRecord(
+            attempt=self._attempt,
+            step=step,
+            time=time,
+            loss=said.loss,
+            gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate,
+            seconds=said.seconds or None,
+            samples=step * self._batch,
+            skipped=said.skipped,
+            metrics=said.metrics,
+        )
+        self._steps.append(record)
+
+    def evaluated(self, said: Evaluated, time: float) -> None:
+        """Takes in an evaluation. time: seconds since 1970. A new root repeats what the one before it may not have
+        told.
+        """
+        if not any((one.attempt, one.step) == (self._attempt, said.step) for one in self._evaluations):
+            self._evaluations.append(
+                EvaluationRecord(attempt=self._attempt, step=said.step, time=time, metrics=said.metrics)
+            )
+
+    def beyond(self, kept: Sequence[Record]) -> list[Record]:
+        """What is not in there, behind the last step that is; what is missing between them is told."""
+        newest, last = max(_steps_in(kept), default=(0, 0))
+        known = {one.step for one in kept if isinstance(one, EvaluationRecord) and one.attempt == newest}
+        evaluations = [
+            structs.replace(one, attempt=newest or one.attempt)
+            for one in self._evaluations
+            if not newest or (one.attempt == self._attempt and one.step >= last and one.step not in known)
+        ]
+        return [*self._steps_beyond(newest, last), *evaluations]
+
+    def _steps_beyond(self, newest: int, last: int) -> list[Record]:
+        """The steps that were heard of and that the history does not have. newest: the attempt that has come furthest,
+        0 for none. last: its last step.
+        """
+        steps = [
+            _in_attempt(step, newest or step.attempt)
+            for step in self._steps
+            if not newest or (step.attempt == self._attempt and step.step > last)
+        ]
+        if not steps:
+            return []
+        first = steps[0]
+        expected = last + 1 if newest else first.step if len(self._steps) < MOST_STEPS else 1
+        if first.step <= expected:
+            return [*steps]
+        gap = GapRecord(attempt=first.attempt, time=first.time, first=expected, last=first.step - 1, message=UNWRITTEN)
+        return [gap, *steps]
+
+
+def _steps_in(records: Sequence[Record]) -> list[tuple[int, int]]:
+    return [(record.attempt, record.step) for record in records if isinstance(record, StepRecord)]
+
+
+def _in_attempt(step: StepRecord, attempt: int) -> StepRecord:
+    return structs.replace(step, attempt=attempt)
+
+
+def end_history(url: str, rest: HistoryEvents, steps: StepsHeard, output: Path | None) -> None:
+    """Writes the events that no worker has written, and all of the history to a file in the output folder, if any.
+
+    The file is written whatever becomes of the store; then it has what this process knows. Raises StorageError,
+    HistoryError of the store once it is, or of the folder.
+    """
+    files, problem = HistoryFiles(url), None
+    there: list[HistoryFile] = []
+    kept: list[Record] = []
+    try:
+        files.remove_partial(older=0.0)  # nobody writes any more
+        there = files.all()
+        kept = files.read_all()
+    except (StorageError, HistoryError) as error:
+        problem = error
+    more = steps.beyond(kept)
+    if not (there or more):
+        if problem is not None:
+            raise problem
+        return  # no step was committed, and nobody has begun one
+    attempt = max(record.attempt for record in [*kept, *more])
+    records = [
+        EventRecord(
+            attempt=attempt,
+            time=event.time,
+            reason=event.reason,
+            message=event.message,
+            warning=event.warning,
+            source=rest.source,
+            number=event.number,
+        )
+        for event in rest.events
+    ]
+    if there and records and problem is None:
+        number = sum(file.epoch == LAST_EPOCH for file in there)
+        try:
+            files.write(HistoryFile(there[-1].attempt, LAST_EPOCH, number), records)
+        except StorageError as error:
+            problem = error
+    if output is not None:
+        HistoryFiles(output.absolute().as_uri()).write_bytes(FILE, to_lines(merged([*kept, *more, *records])))
+    if problem is not None:
+        raise problem

@@ -1,0 +1,120 @@
+"""Which workers of a local run are taken away on purpose, and when: as its schedule has it, or as somebody asks."""
+
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
+from bamboo.preemption.scheduling import Preemption, Schedule, due, leaves_none, room_at, steps_of, victim
+from bamboo_core.coordinator.events import Status
+from bamboo_core.planning.plan import WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """A worker that is to be taken away now."""
+
+    worker: WorkerId
+    notice: bool
+    where: str = ""  # the point in a step, for a person; "" if there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NobodyToTake:
+    """A preemption was due, and there is no worker for it."""
+
+
+class Preemptor:
+    """Decides; whoever asks carries it out. microbatches: of a step, over all pipelines. lost_with: the living workers
+    that are on a worker's node, and are taken together with it. per_node: workers that a node has room for.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        microbatches: int,
+        lost_with: Callable[[WorkerId], Iterable[WorkerId]] = lambda _: (),
+        per_node: int = 1,
+    ) -> None:
+        self.gate = steps_of(schedule)  # the steps in which workers have to ask
+        self._schedule, self._microbatches, self._lost_with = schedule, microbatches, lost_with
+        self._per_node = per_node
+        self._mid_step = MidStepPreemptions()
+        self._taken: set[WorkerId] = set()
+
+    def was_taken(self, worker: WorkerId) -> bool:
+        return worker in self._taken
+
+    def room(self, recorded: float, alive: Collection[WorkerId]) -> int | None:
+        """How many more workers there is room for after so many seconds of the recorded nodes, beside those that are
+        not taken. Below 0 if there are too many; None if there is no limit.
+        """
+        room = room_at(self._schedule, recorded)
+        return None if room is None else room.nodes * self._per_node - len(set(alive) - self._taken)
+
+    def leaves_none(self, recorded: float) -> bool:
+        """Will there never be a node again after so many seconds of the recorded nodes?"""
+        return leaves_none(self._schedule, recorded)
+
+    def begins(self, worker: WorkerId, step: int) -> None:
+        """The worker is about to begin its next forward or backward, which is of that step."""
+        self._mid_step.begins(worker, step)
+
+    def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
+        """Takes the worker away, and all others of its node. One that has its notice already may still be killed, but
+        gets no second notice.
+        """
+        for one in (worker, *self._lost_with(worker)):
+            if not notice or one not in self._taken:
+                self._taken.add(one)
+                yield Strike(worker=one, notice=notice, where=where if one == worker else f", with {worker}'s node")
+
+    def due(
+        self,
+        step: int,
+        in_progress: int,
+        seconds: float,
+        recorded: float,
+        alive: Collection[WorkerId],
+        shown: Callable[[], Status],
+    ) -> Iterator[Strike | NobodyToTake]:
+        """What is due now.
+
+        step: the newest that anybody is known to be in. in_progress: the job's. seconds: of training. recorded: seconds
+        of the recorded nodes. shown: the job.
+        """
+        actions, self._schedule = due(self._schedule, step, seconds)
+        for action in actions:
+            yield from self._plan_or_take(action, shown())
+        for planned in self._mid_step.due(in_progress):
+            if planned.worker in alive:
+                yield from self.take(planned.worker, notice=planned.action.notice, where=planned.where)
+            else:
+                yield from self._plan_or_take(replace(planned.action, step=None), shown())
+        yield from self._take_those_without_room(recorded, alive, shown)
+
+    def _take_those_without_room(
+        self, recorded: float, alive: Collection[WorkerId], shown: Callable[[], Status]
+    ) -> Iterator[Strike]:
+        """Takes workers away at random, of those that have joined, until the rest has room; others have to join
+        before.
+        """
+        room = room_at(self._schedule, recorded)
+        while room is not None and (self.room(recorded, alive) or 0) < 0:
+            pick = random.Random(f"{self._schedule.seed}:room:{len(self._taken)}").random()
+            worker = victim(Preemption(pick=pick), shown(), self._taken)
+            if worker is None:
+                return
+            yield from self.take(worker, notice=room.notice)
+
+    def _plan_or_take(self, action: Preemption, shown: Status) -> Iterator[Strike | NobodyToTake]:
+        worker = victim(action, shown, self._taken | self._mid_step.targets)
+        if worker is None:
+            yield NobodyToTake()
+            return
+        owns = any(worker == owner for row in shown.grid for owner, _ in row)
+        if action.step is None or not owns:
+            yield from self.take(worker, notice=action.notice)
+        else:
+            half = self._microbatches // len(shown.grid)  # of a cell's forwards and backwards
+            self._mid_step.add(MidStepPreemption(worker=worker, action=action, step=action.step, after=half))

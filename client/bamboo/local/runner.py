@@ -1,0 +1,497 @@
+"""Runs a BambooJob on this machine: the coordinator's local shell.
+
+One queue of events, one loop: every event goes through `coordinator.step`, every command is carried out at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bamboo import loop_signals
+from bamboo.local.closing import Closing
+from bamboo.local.fork_server import ForkServer, ForkServerError
+from bamboo.local.history_end import StepsHeard, end_history
+from bamboo.local.output_folder import WEIGHTS, tidy
+from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
+from bamboo.local.scratch import scratch_folder
+from bamboo.local.trace_files import merge_traces
+from bamboo.local.views.summary import Summary, summarize
+from bamboo.local.views.worker_log import LogFollower
+from bamboo.local.workers import GRACE_SECONDS, LocalWorkers
+from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
+from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
+from bamboo_core.complaints import said_by, system_reason
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import Received
+from bamboo_core.control.history_feed import HistoryFeed
+from bamboo_core.control.protocol import Bye, Evaluated, StepCommitted, WorkerWarning
+from bamboo_core.control.server import ControlServer, token_check
+from bamboo_core.coordinator import coordinator
+from bamboo_core.coordinator.awake_clock import AwakeClock
+from bamboo_core.coordinator.events import (
+    AddWorkers,
+    Command,
+    Emit,
+    Event,
+    Finish,
+    Interrupted,
+    Outcome,
+    PreemptionNotice,
+    PricesTold,
+    RemoveWorker,
+    Send,
+    Status,
+    Tick,
+)
+from bamboo_core.coordinator.grids.dates import time_told
+from bamboo_core.coordinator.job_status import status
+from bamboo_core.history.place import history_url
+from bamboo_core.history.records import HistoryError
+from bamboo_core.job.placement_spec import one_price
+from bamboo_core.job.spec import JobSpec, wanted_workers
+from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo_core.planning.plan import ROOT, WorkerId
+from bamboo_core.serving.descriptors import raise_limit
+from bamboo_core.storage.errors import StorageError
+from bamboo_core.text import count, one_line
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.05
+DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
+ANSWER_SECONDS = 30.0  # for the root of a complete job to say whether it waits for loggers
+LOGGER_SECONDS = 75.0  # for those whose loggers are waited for; they say themselves when a minute is over
+SAMPLE_SECONDS = 660.0  # the call itself is given up before: it may take 60, and 600 on a busy machine
+SAMPLE = "bamboo_trainer.sample:sample"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of a local run."""
+
+    preempt: Schedule = field(default_factory=Schedule)
+    output: Path | None = None  # folder for weights and logs
+    trace: Path | None = None  # file for the merged trace
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
+    undisturbed: bool = False  # nobody may take workers
+    replace_after: float = 0.0  # seconds until a worker that is gone is replaced, as a cluster takes its time
+    folders: tuple[Path, ...] = (Path(),)  # where the task's modules are looked for before all others, in this order
+    store_writable: bool = True  # the store of checkpoints; if it is not, the history is kept in the output
+    show_log: Callable[[str], object] | None = None  # is given what the workers print and log
+
+
+async def run_job(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView) -> Summary:
+    """Runs the job to its end, or until a signal or the view stops it, and leaves no process and no socket.
+
+    Raises ForkServerError if no worker can be started at all, and what the view raises if it cannot be shown.
+    """
+    with scratch_folder() as scratch:
+        return await _LocalRun(spec, manifest, options, view, scratch).run()
+
+
+class _LocalRun:
+    """One run. The coordinator decides; this object listens, carries out, and takes workers away on purpose."""
+
+    def __init__(
+        self, spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView, scratch: Path
+    ) -> None:
+        self._spec, self._manifest, self._options, self._view = spec, manifest, options, view
+        self._folder = options.output.absolute() if options.output else scratch
+        self._traces = scratch / "traces"
+        self._traces.mkdir()
+        self._token = secrets.token_hex(16)
+        self._now = AwakeClock()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._server = ControlServer(
+            self._events.put_nowait, token_check(self._token), heartbeat=2 * options.heartbeat_timeout
+        )
+        self._url = ""
+        task_module = spec.task.entrypoint.partition(":")[0]
+        imports = [task_module] if task_module.startswith("bamboo_trainer.") else []
+        self._pool = ForkServer(
+            self._exited,
+            self._folder / "workers.log",
+            imports=imports,
+            folders=options.folders,
+            scratch=scratch,
+            on_ask=self._asked,
+            on_wait=self._waits,
+        )
+        self._log = LogFollower(self._folder / "workers.log", options.show_log) if options.show_log else None
+        self._steps = StepsHeard(spec.training.global_batch_size)
+        self._feed = HistoryFeed(secrets.token_hex(4), time.time)
+        self._state = coordinator.initial(
+            spec,
+            manifest,
+            secret=secrets.token_hex(16),
+            save_path=(self._folder / WEIGHTS).as_uri(),
+            now=self._now(),
+            heartbeat_timeout=options.heartbeat_timeout,
+            history=history_url(spec, options.output, stored=options.store_writable),
+        )
+        self._workers = LocalWorkers(self._pool, spec.spread.workers_per_node)
+        per_node = spec.spread.workers_per_node
+        self._preemptor = Preemptor(options.preempt, spec.training.microbatches, self._workers.lost_with, per_node)
+        self._ending = Closing()
+        self._finish: Finish | None = None
+        self._training_since: float | None = None  # by the clock of events
+        self._recorded_since: float | None = None  # the recorded nodes come and go, by the same clock
+        self._began = self._ended = 0.0  # training, by the wall's
+        self._timers: list[asyncio.TimerHandle] = []
+        self._task: asyncio.Task[Any] | None = None
+        self._asked_for = 0  # workers, since the beginning
+        self._without_room = 0  # workers that are to be started as soon as there are nodes for them
+        self._driving = False
+        self._interrupted = False
+        self._closing = False
+        self._sampling: asyncio.Future[Any] | None = None  # the call that makes the model's sample
+        self._logging: set[WorkerId] = set()  # who lets its loggers finish, and is waited for
+
+    async def run(self) -> Summary:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._task = asyncio.current_task()
+        sample = None
+        with loop_signals.taken(self._interrupt):
+            try:
+                self._view.start(self._request)
+                await self._pool.open()
+                raise_limit()
+                self._url = await self._server.start()
+                await self._drive()
+                await self._ending.wait("while the workers left", self._drain(), 2 * LOGGER_SECONDS)
+                sample = await self._ending.wait("while the model's sample was made", self._sample(), SAMPLE_SECONDS)
+            except asyncio.CancelledError:
+                if not self._interrupted:
+                    raise
+            finally:
+                await self._close()
+        return self._summary(self._outcome(), sample)
+
+    # events
+
+    async def _drive(self) -> None:
+        ticker = asyncio.create_task(self._tick_for_ever())
+        self._driving = True
+        price = one_price(self._spec.node_pools)
+        self._handle(PricesTold({}, () if price is None else ((price, 1),)))
+        try:
+            while self._finish is None:
+                self._handle(await self._events.get())
+        finally:
+            self._driving = False
+            ticker.cancel()
+
+    async def _drain(self) -> None:
+        """Lets the workers leave; those that do not are killed by close()."""
+        if self._interrupted and self._task:
+            self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
+        begun, silent = time.monotonic(), self._silent_root()
+        while alive := set(self._workers.alive):
+            self._logging &= alive
+            silent &= alive
+            seconds = LOGGER_SECONDS if self._logging else ANSWER_SECONDS if silent else DRAIN_SECONDS
+            if (left := begun + seconds - time.monotonic()) <= 0:
+                break
+            with contextlib.suppress(TimeoutError):
+                event = await asyncio.wait_for(self._events.get(), left)
+                if not self._hear_of_loggers(event):
+                    self._handle(event)
+                if isinstance(event, Received) and isinstance(event.message, WorkerWarning | Bye):
+                    silent.discard(event.worker)
+        self._logging &= set(self._workers.alive)
+        if self._logging:
+            self._lacking("were not waited for any longer")
+
+    def _silent_root(self) -> set[WorkerId]:
+        """Who has yet to say, on a busy machine after a while, whether its loggers are to be waited for."""
+        complete = self._finish is not None and self._finish.outcome is Outcome.COMPLETE
+        if not (complete and self._state.terms.history and self._state.plan):
+            return set()
+        root = self._state.plan.at(ROOT).owner
+        self._workers.spare(root)
+        return {root}
+
+    def _hear_of_loggers(self, event: Event) -> bool:
+        """Is it that loggers of a job that is over are waited for?"""
+        match event:
+            case Received(worker, WorkerWarning(reason=protocol.LOGGERS_AWAITED, message=text)):
+                self._logging.add(worker)
+                self._workers.spare(worker)
+                self._tell(Emit("LoggersAwaited", f"{worker}: {one_line(text)}; Ctrl-C ends the wait"))
+                return True
+        return False
+
+    def _waits(self, text: str) -> None:
+        """Shows that a process is waited for, which is to start or to answer."""
+        self._view.emit(Emit("ProcessAwaited", text))
+
+    def _lacking(self, why: str) -> None:
+        text = f"the loggers of {', '.join(sorted(self._logging))} {why}; `bamboo history --to` writes into them"
+        self._tell(Emit("LoggerIncomplete", text, True))
+        self._logging.clear()
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            if (told := time_told(self._state, datetime.now(UTC), self._now())) is not None:
+                self._events.put_nowait(told)
+            self._events.put_nowait(Tick())
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _handle(self, event: Event) -> None:
+        now, event = self._now(), self._workers.located(event)
+        self._state, commands = coordinator.step(self._state, event, now)
+        told = [command for command in commands if isinstance(command, Emit)]
+        if owed := self._feed.follow(event, told, self._state.plan if self._state.terms.history else None):
+            self._server.send(*owed)
+        for command in commands:
+            self._execute(command)
+        if self._state.phase == "Running" and self._training_since is None:
+            self._training_since, self._began = now, time.monotonic()
+        self._play(now)
+        self._end_without_nodes(now)
+        committed = event.message if isinstance(event, Received) else None
+        if isinstance(committed, StepCommitted):
+            self._ended = time.monotonic()
+            self._steps.committed(committed, time.time())
+        elif isinstance(committed, Evaluated):
+            self._steps.evaluated(committed, time.time())
+        if isinstance(committed, StepCommitted) or isinstance(event, Tick):
+            self._preempt_due(now, self._state.step)
+            self._add(0)
+            self._view.status(status(self._state, now))
+        if self._log and isinstance(event, Tick):
+            self._log.follow()
+
+    def _tell(self, emit: Emit) -> None:
+        """What this shell alone knows."""
+        self._feed.add(emit)
+        self._view.emit(emit)
+
+    def _exited(self, worker: WorkerId, code: int | None) -> None:
+        taken, over = self._preemptor.was_taken(worker), self._finish is not None
+        self._events.put_nowait(self._workers.ended(worker, code, taken=taken, over=over))
+
+    def _fail(self, reason: str, message: str) -> None:
+        """Ends the job for a reason that only this shell can see."""
+        if self._finish is None:
+            self._tell(Emit(reason, message, True, final=True))
+            self._finish = Finish(Outcome.FAILED, reason, message)
+
+    # commands
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case Send(worker, message):
+                self._server.send(worker, message)
+            case AddWorkers(number):
+                first = min(number, max(0, wanted_workers(self._spec) - self._asked_for))
+                self._asked_for += number
+                self._add(first)
+                self._replace(number - first)
+            case RemoveWorker(worker):
+                self._workers.remove(worker)
+            case Emit():
+                self._view.emit(command)
+            case Finish():
+                self._finish = self._finish or command
+
+    def _replace(self, number: int) -> None:
+        """Starts so many workers instead of lost ones, or of ones that never came, after the delay that the user asked
+        for.
+        """
+        if not number or self._options.replace_after <= 0:
+            self._add(number)
+        else:
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(self._options.replace_after, self._add, number))
+
+    def _add(self, number: int) -> None:
+        """Starts as many of these workers, and of those that found no room before, as there is room for now."""
+        if self._finish or self._closing:
+            return
+        wanted = self._without_room + number
+        room = self._preemptor.room(self._recorded(self._now()), self._workers.alive)
+        starting = wanted if room is None else min(wanted, max(0, room))
+        self._without_room = wanted - starting
+        for _ in range(starting):
+            try:
+                traces = self._traces if self._options.trace else None
+                self._workers.start(self._preemptor.gate, self._url, self._token, traces)
+            except ForkServerError as error:
+                self._fail("LauncherLost", said_by(error))
+                return
+
+    # disturbance
+
+    def _play(self, now: float) -> None:
+        """Recorded nodes come and go while the job trains, and while it cannot begin for want of them; until then their
+        clock stands still, as workers take their time to start.
+        """
+        if self._recorded_since is not None:
+            return
+        lacks = self._without_room and all(self._is_ready(worker) for worker in self._workers.alive)
+        if self._training_since is None and lacks:
+            text = f"{count(self._without_room, 'worker')} more when the recording has nodes for them"
+            self._tell(Emit("NodesAwaited", text))
+        if self._training_since is not None or lacks:
+            self._recorded_since = now
+
+    def _end_without_nodes(self, now: float) -> None:
+        """The job cannot go on if the recording is over and its last node has gone."""
+        if self._preemptor.leaves_none(self._recorded(now)) and not self._workers.alive:
+            done = f"{self._state.step} of {count(self._spec.training.steps, 'step')} are done"
+            self._fail("RecordingOver", f"the recording of nodes is over, and none is left at its end; {done}")
+
+    def _is_ready(self, worker: WorkerId) -> bool:
+        record = self._state.workers.get(worker)
+        return record is not None and record.ready
+
+    def _recorded(self, now: float) -> float:
+        """Seconds of the recorded nodes."""
+        return 0.0 if self._recorded_since is None else now - self._recorded_since
+
+    def _asked(self, worker: WorkerId, step: int) -> None:
+        """A worker is about to begin a forward or backward of a step in which something is planned, and waits."""
+        now = self._now()
+        self._preemptor.begins(worker, step)
+        self._preempt_due(now, max(step, self._state.step))
+        self._pool.proceed(worker)  # SIGKILL, if it was sent, is faster than this
+
+    def _preempt_due(self, now: float, step: int) -> None:
+        """Takes away the workers that are due. step: the newest that anybody is known to be in."""
+        if self._training_since is None or self._state.phase != "Running":
+            return
+        seconds, recorded, alive = now - self._training_since, self._recorded(now), self._workers.alive
+
+        def shown() -> Status:
+            return status(self._state, now)
+
+        for due in self._preemptor.due(step, self._state.step, seconds, recorded, alive, shown):
+            match due:
+                case Strike():
+                    self._strike(due)
+                case NobodyToTake():
+                    self._tell(Emit("PreemptionSkipped", "there is no worker to take away", True))
+
+    def _strike(self, strike: Strike) -> None:
+        """Kills a worker, or gives it notice."""
+        if strike.notice:
+            self._events.put_nowait(PreemptionNotice(strike.worker, NOTICE_SECONDS))
+            self._workers.kill_after(NOTICE_SECONDS, strike.worker)
+        else:
+            self._tell(Emit("Preempting", f"{strike.worker} is killed without notice{strike.where}", True))
+            self._workers.kill(strike.worker)
+
+    def _request(self, request: UserRequest) -> None:
+        match request:
+            case StopJob():
+                self._interrupt()
+            case TakeWorker() if not self._options.undisturbed:
+                for strike in self._preemptor.take(request.worker, notice=request.notice):
+                    self._strike(strike)
+
+    def _interrupt(self) -> None:
+        """While training: asks for a clean end, before which the state is kept. Again, or else: ends everything now."""
+        assert self._task is not None
+        if self._logging and not self._closing:  # the job is over; only this wait is
+            for worker in self._logging:
+                self._workers.kill(worker)
+            return self._lacking("were not waited for, as you asked")
+        if self._sampling and not self._closing:
+            self._sampling.cancel()
+            return
+        again, self._interrupted = self._interrupted, True  # also if it ends anyway: no second run shall follow
+        if not self._closing and (again or not self._driving):
+            self._closing = True
+            self._task.cancel()
+        elif not self._closing:
+            if self._spec.checkpoint and self._state.phase == "Running":
+                self._tell(Emit("Interrupted", "the state is kept first; a second Ctrl-C ends the job at once"))
+            self._events.put_nowait(Interrupted(keep=True))
+
+    # the end
+
+    async def _sample(self) -> str | None:
+        """What the trained model says, if the job is complete and its task has something to say."""
+        if self._finish is None or self._finish.outcome is not Outcome.COMPLETE:
+            return None
+        try:
+            arguments = {"manifest": self._manifest, "weights_dir": str(self._folder / WEIGHTS)}
+            self._sampling = asyncio.ensure_future(self._pool.call(SAMPLE, arguments))
+            await asyncio.wait([self._sampling])
+            if self._sampling.cancelled():
+                raise ForkServerError("it was not waited for, as you asked")
+            text = self._sampling.result()
+        except ForkServerError as error:
+            self._view.emit(Emit("SampleFailed", said_by(error), True))
+            return None
+        finally:
+            if self._sampling:
+                self._sampling.cancel()
+            self._sampling = None
+        return str(text) if text is not None else None
+
+    async def _close(self) -> None:
+        self._closing = True
+        if self._logging:
+            self._lacking("were not waited for")
+        self._workers.forget_kills()
+        for timer in self._timers:
+            timer.cancel()
+        ending = self._ending
+        try:
+            await ending.wait("while the workers' processes were ended", self._pool.close())
+            await ending.wait("while the workers' connections were closed", self._server.stop())
+        finally:
+            if self._log:
+                ending.do("while the workers' log was shown", self._log.end)
+            ending.do("while the last state was shown", lambda: self._view.status(status(self._state, self._now())))
+            ending.do("while the view was closed", self._view.stop)
+            ending.do("while the history was completed", self._end_history)
+            ending.do("while the output was tidied", lambda: tidy(self._folder))
+            ending.do("while the trace was written", self._write_trace)
+            ending.tell()
+
+    def _end_history(self) -> None:
+        """What the root could not be told any more, and all of it as one file in the output."""
+        if self._state.terms.history:
+            try:
+                end_history(self._state.terms.history, self._feed.rest(), self._steps, self._options.output)
+            except (StorageError, HistoryError) as error:
+                logger.error("the history is not complete: %s", error)
+
+    def _write_trace(self) -> None:
+        """A trace that cannot be written does not spoil the job; it is told on standard error."""
+        if (path := self._options.trace) is not None:
+            try:
+                merge_traces(self._traces, path)
+            except OSError as error:
+                logger.error("--trace %s: %s", path, system_reason(error))
+
+    def _outcome(self) -> Finish:
+        """What the coordinator decided before an interruption stands, unless it was success: not all is done."""
+        if self._interrupted and (self._finish is None or self._finish.outcome is Outcome.COMPLETE):
+            return Finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
+        assert self._finish is not None
+        return self._finish
+
+    def _summary(self, finish: Finish, sample: str | None) -> Summary:
+        failed = finish.outcome in (Outcome.FAILED, Outcome.UNRECOVERABLE)
+        unexplained = failed and (self._workers.crashes or finish.reason in ("WorkerError", "LauncherLost"))
+        seconds, batch = max(0.0, self._ended - self._began), self._spec.training.global_batch_size
+        summary = summarize(self._spec.name, status(self._state, self._now()), finish, batch=batch, seconds=seconds)
+        return replace(
+            summary,
+            output=str(self._folder) if self._options.output else None,
+            sample=sample,
+            crashes=tuple(self._workers.crashes),
+            log_tail=self._pool.tail() or None if unexplained and not self._log else None,
+            log_shown=self._log is not None,
+        )

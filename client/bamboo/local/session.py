@@ -1,0 +1,172 @@
+"""What `bamboo run` does once its flags are understood: one run, perhaps a second one to compare, and what is said."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from bamboo import loop_signals
+from bamboo.local.closing import Closing
+from bamboo.local.fork_server import ForkServerError
+from bamboo.local.output_folder import OutputInUse, only_run_in
+from bamboo.local.runner import RunOptions, run_job
+from bamboo.local.views.metrics_view import MetricsError, MetricsView
+from bamboo.local.views.page_view import PageView
+from bamboo.local.views.summary import Summary, compare, steps_done, to_json, to_text
+from bamboo.preemption.scheduling import Schedule
+from bamboo.terminal.live_view import LiveView
+from bamboo.terminal.view import CombinedView, PlainView, QuietView, RunView
+from bamboo_core.complaints import complain
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from bamboo_core.page.server import PageError
+from bamboo_core.page.standalone import NAME as PAGE
+from bamboo_core.page.standalone import standalone_page
+from bamboo_core.text import count, wrapped
+
+DIFFERENT = (
+    "the task does not do the same twice, with random numbers of Python or numpy, say, or by the clock "
+    "(docs/models.md, The same bits each time); if it does, this is a bug in Bamboo"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What the user wants to see."""
+
+    json: bool = False  # nothing but one JSON object on standard output
+    quiet: bool = False
+    debug: bool = False  # with what the workers print and log, on standard error; then there is no live picture
+    metrics_port: int | None = None
+    page: int | None = None  # the port of the job page, 0 for any; None for no page
+
+
+def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions, *, verify: bool) -> int:
+    """Runs the job, reports on it, and returns the exit code."""
+    try:
+        with only_run_in(options.output):
+            summary = _run(spec, manifest, options, report)
+        check = None
+        if verify and summary.outcome is Outcome.COMPLETE:
+            spec, manifest = undisturbed_job(spec, manifest, summary)
+            if not report.json:
+                _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
+            calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
+            check = _run(spec, manifest, calm, report)
+    except (MetricsError, PageError, OutputInUse) as error:
+        complain(error)
+        return EXIT_USAGE
+    except ForkServerError as error:
+        complain(error)
+        return EXIT_FAILED
+    except OSError as error:
+        complain(error, "while the job was run")
+        return EXIT_FAILED
+    return _conclude(summary, check, json=report.json)
+
+
+def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) -> tuple[JobSpec, dict[str, Any]]:
+    """The job to compare with: on another grid where the bits do not depend on it, without replicas or standby.
+
+    A pipeline less than the manifest says, or if the coordinator chose the grid, than the job `ran` at last; or else a
+    stage less, so that it takes no more memory on a worker than the job with its replicas. A job that had no room for
+    those has none for longer stages either: it is compared on the same grid. It costs nothing and has no date.
+    """
+    topology, chosen = spec.topology, spec.elastic.chooses_grid
+    stages, pipelines = ran.grid if chosen and ran.grid else (topology.stages, topology.pipelines)
+    split = topology.split
+    if spec.training.reproducible and pipelines > 1:
+        pipelines -= 1
+    elif spec.training.reproducible and stages > 1 and not ran.lacks_room:
+        stages, split = stages - 1, None
+    changed = deepcopy(dict(manifest))
+    part = changed["spec"]
+    part["topology"] = {"stages": stages, "pipelines": pipelines, "lookahead": topology.lookahead}
+    if split is not None:
+        part["topology"]["split"] = list(split)
+    part["redundancy"] = {"mode": RedundancyMode.NONE.value}
+    for name in ("elastic", "standby", "checkpoint", "budget"):
+        part.pop(name, None)
+    return parse_manifest(changed), changed
+
+
+def _grid(spec: JobSpec) -> str:
+    topology = spec.topology
+    return f"with {count(topology.stages, 'stage')} and {count(topology.pipelines, 'pipeline')}"
+
+
+def _run(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
+    return loop_signals.run(lambda: _shown(spec, manifest, options, report))
+
+
+async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
+    """The run, its page beside it, and the page's last state kept in the output; the undisturbed run has none."""
+    if options.undisturbed:
+        return await run_job(spec, manifest, options, _view(spec, report, undisturbed=True))
+    page = PageView(spec, port=report.page or 0)
+    async with contextlib.nullcontext("") if report.page is None else page.serving() as url:
+        if url:
+            print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
+        summary = await run_job(spec, manifest, options, CombinedView(page, _view(spec, report, page=url)))
+        page.finish(summary)
+    if options.output is not None:
+        file = options.output / PAGE
+        ending = Closing()
+        ending.do(
+            f"while the page was written, {file}", lambda: file.write_text(standalone_page(page.document()), "utf-8")
+        )
+        ending.tell()
+    return summary
+
+
+def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
+    """Says how it ended. check: the undisturbed run, if there was one."""
+    if check is None:
+        _say(to_json(summary) if json else to_text(summary))
+        return summary.exit_code
+    equal = compare(summary.digests, check.digests) if check.outcome is Outcome.COMPLETE else None
+    if json:
+        _say(to_json(summary, bit_equal=equal))
+    if equal is None:
+        print(f"not compared, the undisturbed run did not complete:\n{to_text(check)}", file=sys.stderr)
+        return check.exit_code
+    if not json:
+        _say(f"  {steps_done(check)} in {check.seconds:.1f} s")
+        _say("bit-equal: " + ("yes" if equal else f"no, the final states differ; {DIFFERENT}"))
+    return EXIT_OK if equal else EXIT_FAILED
+
+
+def _view(spec: JobSpec, report: ReportOptions, *, undisturbed: bool = False, page: str = "") -> RunView:
+    shown: RunView
+    job = spec.name
+    if report.json or report.quiet:
+        shown = QuietView()
+    elif sys.stdout.isatty() and not report.debug and _has_keyboard():
+        if undisturbed:
+            shown = LiveView(f"{job}, undisturbed", Console(), disturb=False)
+        else:
+            shown = LiveView(job, Console(), page=page)
+    else:
+        shown = PlainView(_say)
+    return shown if report.metrics_port is None else CombinedView(MetricsView(spec, report.metrics_port), shown)
+
+
+def _has_keyboard() -> bool:
+    """Whether keys reach this process: not in the background of a shell, nor from a terminal of others."""
+    with contextlib.suppress(OSError):
+        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    return False
+
+
+def _say(text: str) -> None:
+    """A terminal gets lines that end between words."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    print(wrapped(text, width) if width else text, flush=True)

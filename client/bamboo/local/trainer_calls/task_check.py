@@ -1,0 +1,97 @@
+"""Does a job's task load on this machine, and what would its workers need? The trainer says it, in its own process.
+
+This machine need not have the trainer, nor torch: who submits a job to a cluster may have neither. Then nothing is
+checked, and that is said.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo.local.fork_server import ForkServerError
+from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
+from bamboo_core.text import count, size
+
+CHECK: Final = "bamboo_trainer.check:check"
+COUNT: Final = "bamboo_trainer.check:count_layers"
+CHECK_SECONDS: Final = 600.0  # a data set may be large
+COUNT_SECONDS: Final = 120.0
+SHOWN_STAGES = 8
+SHOWN_KINDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What trying a task has come to."""
+
+    problem: str = ""  # why the task cannot be used, in a sentence
+    told: tuple[str, ...] = ()  # what was found, or that nothing was checked
+
+
+def module_folders(manifest: Path) -> tuple[Path, ...]:
+    """The folders where the task's modules are looked for first: beside the manifest, as beside a script, then here."""
+    return (manifest.resolve().parent, Path.cwd())
+
+
+def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
+    """Loads the task, builds its layers without their values and counts what they need. folders: of its modules."""
+    if missing := missing_packages():
+        return Checked(told=(f"not checked: the task, since {missing} is not installed here",))
+    try:
+        answer = ask_trainer(
+            CHECK, {"manifest": manifest}, folders, seconds=CHECK_SECONDS, failed="the task could not be tried"
+        )
+    except ForkServerError as error:
+        return Checked(problem=str(error))
+    if problem := answer.get("problem"):
+        return Checked(problem=str(problem))
+    return Checked(told=(_task(answer), _memory(answer)))
+
+
+def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str:
+    """The number of layers of a task, or why that cannot be told on this machine. folders: of the task's modules."""
+    if missing := missing_packages():
+        return f"{missing} not installed"
+    try:
+        answer = ask_trainer(
+            COUNT, {"manifest": manifest}, folders, seconds=COUNT_SECONDS, failed="the task could not be tried"
+        )
+    except ForkServerError as error:
+        return str(error)
+    return str(answer["problem"]) if "problem" in answer else int(answer["layers"])
+
+
+def _task(answer: dict[str, Any]) -> str:
+    """task: 8 layers, 4.9 M parameters; stages: layers 0-1 (0.9 M), 2-3 (1.6 M)."""
+    stages = answer["stages"]
+    shown = [
+        f"{first if first == last else f'{first}-{last}'} ({_millions(parameters)})"
+        for first, last, parameters in stages[:SHOWN_STAGES]
+    ]
+    of = f"{count(len(stages), 'stage')}, the most that may be chosen" if answer["chosen"] else "the stages"
+    more = f" and {len(stages) - SHOWN_STAGES} more" if len(stages) > SHOWN_STAGES else ""
+    return (
+        f"task: {count(answer['layers'], 'layer')}, {_millions(answer['parameters'])} parameters;"
+        f" layers of {of}: {', '.join(shown)}{more}"
+    )
+
+
+def _memory(answer: dict[str, Any]) -> str:
+    """What torch itself takes is not known here; on a GPU its context and its allocator's cache come on top."""
+    calm, taken = answer["calm"], answer["taken_over"]
+    kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
+    most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)
+    neighbours = answer["neighbours"]
+    stages = "a lost neighbour's stage" if neighbours == 1 else f"the stages of {neighbours} lost neighbours"
+    later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if neighbours else ""
+    worker = "a worker on standby" if calm["stage"] is None else f"the worker of stage {calm['stage']}"
+    worker = f"a device of {worker}" if answer["devices"] > 1 else worker
+    return f"memory: about {size(sum(calm['memory'].values()))} for {worker} ({most}){later}; torch itself comes on top"
+
+
+def _millions(parameters: int) -> str:
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{name}"
+    return str(parameters)

@@ -1,0 +1,80 @@
+"""What the trainer does for a command, in a process of its own, since it needs torch, and this one may not have it."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bamboo import loop_signals, stop_signals
+from bamboo.local.fork_server import ForkServer, ForkServerError
+from bamboo.local.scratch import scratch_folder
+from bamboo_core.complaints import complain
+from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED
+from bamboo_core.text import one_line
+
+NEEDED = ("bamboo_trainer", "torch")
+END_SECONDS = 30.0  # in which the process removes what is half written
+
+
+def missing_packages() -> str:
+    """What the trainer needs and is not installed here, for people; empty if nothing is missing."""
+    return " and ".join(module for module in NEEDED if find_spec(module) is None)
+
+
+def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
+    """`python -m MODULE`; the process's exit code. It prints what it does itself. what: it is for, in words."""
+    if missing := missing_packages():
+        complain(f"{what} needs {missing}, not installed here")
+        return EXIT_FAILED
+    process = None
+    try:
+        with stop_signals.held():  # else one that comes while it is started would leave it behind
+            process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
+        return process.wait()
+    finally:  # a signal to this process
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def ask_trainer(
+    function: str, arguments: dict[str, Any], folders: Sequence[Path], *, seconds: float, failed: str
+) -> dict[str, Any]:
+    """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take.
+
+    Raises ForkServerError, which begins with what has failed and ends with what the process said last; SystemExit if a
+    signal has ended it.
+    """
+    try:
+        return loop_signals.run_until_stopped(lambda: _ask(function, arguments, folders, seconds, failed))
+    except asyncio.CancelledError:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+async def _ask(
+    function: str, arguments: dict[str, Any], folders: Sequence[Path], seconds: float, failed: str
+) -> dict[str, Any]:
+    with scratch_folder() as scratch:
+        pool = ForkServer(
+            lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch, on_wait=complain
+        )
+        await pool.open()
+        try:
+            answer: dict[str, Any] = await pool.call(function, arguments, seconds)
+        except ForkServerError as error:
+            said = one_line(pool.tail(3))
+            raise ForkServerError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
+        finally:
+            await pool.close()
+    return answer

@@ -1,0 +1,90 @@
+"""The workers of a local run: each is started at its place, told to go or killed, and ends in one way or another."""
+
+import asyncio
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bamboo.local.fork_server import ForkServer, exit_detail
+from bamboo.local.places import LocalPlaces
+from bamboo_core.coordinator.events import Event, WorkerLost
+from bamboo_core.names import EXIT_FENCED, EXIT_OK
+from bamboo_core.planning.plan import WorkerId
+
+GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
+
+
+class LocalWorkers:
+    """The worker processes of a local run. pool: opened and closed by whom it belongs to. per_node: workers that are
+    lost together. crashes: those that ended by themselves, and how.
+    """
+
+    def __init__(self, pool: ForkServer, per_node: int) -> None:
+        self._pool, self._places = pool, LocalPlaces(per_node)
+        self._removed: set[WorkerId] = set()
+        self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
+        self._kills: list[tuple[WorkerId, asyncio.TimerHandle]] = []
+        self.crashes: list[str] = []
+
+    @property
+    def alive(self) -> Sequence[WorkerId]:
+        return self._pool.alive
+
+    def start(self, gate: Sequence[int], url: str, token: str, traces: Path | None) -> None:
+        """Starts one more worker. gate: the steps in which it asks before it goes on. traces: the folder for its trace,
+        if it writes one. Raises ForkServerError.
+        """
+        worker, zone = self._places.next()
+        trace = str(traces / f"{worker}.json") if traces else None
+        self._pool.start(worker, gate, url=url, token=token, zone=zone, trace=trace)
+
+    def remove(self, worker: WorkerId) -> None:
+        """Asks a worker to go, and kills it if it has not gone soon."""
+        if worker not in self._removed:
+            self._removed.add(worker)
+            self._signal(worker, signal.SIGTERM)
+            self.kill_after(GRACE_SECONDS, worker)
+
+    def kill(self, worker: WorkerId) -> None:
+        self._signal(worker, signal.SIGKILL)
+
+    def kill_after(self, seconds: float, worker: WorkerId) -> None:
+        """Kills the worker after so many seconds, if it is still there then."""
+        self._kills.append((worker, asyncio.get_running_loop().call_later(seconds, self.kill, worker)))
+
+    def spare(self, worker: WorkerId) -> None:
+        """Does not kill that worker later any more."""
+        for one, timer in self._kills:
+            if one == worker:
+                timer.cancel()
+
+    def forget_kills(self) -> None:
+        """Does not kill anybody later any more."""
+        for _, timer in self._kills:
+            timer.cancel()
+
+    def ended(self, worker: WorkerId, code: int | None, *, taken: bool, over: bool) -> WorkerLost:
+        """What the coordinator hears of it. taken: on purpose, to see what happens. over: the job has ended before.
+
+        One that was told to go may have ended by itself before: a closed link is often heard of first.
+        """
+        where = self._pool.crashed_at(worker)
+        detail = f"{exit_detail(code)} ({where})" if where else exit_detail(code)
+        if code is None or over or (code < 0 and -code in self._sent[worker]):
+            return WorkerLost(worker, detail, removed=worker in self._removed and not taken)
+        if code not in (EXIT_OK, EXIT_FENCED):
+            self.crashes.append(f"{worker} {detail}")
+        return WorkerLost(worker, detail, 128 - code if code < 0 else code)
+
+    def lost_with(self, worker: WorkerId) -> Iterator[WorkerId]:
+        """The living ones on its node."""
+        return self._places.lost_with(worker, self.alive)
+
+    def located(self, event: Event) -> Event:
+        """The event, in which a worker that joins says on which node it is."""
+        return self._places.located(event)
+
+    def _signal(self, worker: WorkerId, number: int) -> None:
+        self._sent[worker].add(number)
+        self._pool.signal(worker, number)

@@ -1,0 +1,61 @@
+"""Preemptions in the middle of a step: whom, and when its time has come. No clock, no I/O.
+
+In the steps that are concerned every worker asks before each forward and backward (`Pool`,
+`bamboo_trainer.worker.launch.strike_gate`), so a worker can be taken away after exactly as many of them as was planned,
+on a machine of any speed.
+"""
+
+from dataclasses import dataclass
+
+from bamboo.preemption.scheduling import Preemption
+from bamboo_core.planning.plan import WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MidStepPreemption:
+    """Take that worker once it has done `after` forwards and backwards of the step, before which so many were
+    committed.
+    """
+
+    worker: WorkerId
+    action: Preemption
+    step: int
+    after: int
+
+    @property
+    def where(self) -> str:
+        return f", in the middle of step {self.step + 1}"
+
+
+class MidStepPreemptions:
+    """Keeps what is planned, and how far the workers are."""
+
+    def __init__(self) -> None:
+        self._planned: list[MidStepPreemption] = []
+        self._begun: dict[WorkerId, tuple[int, int]] = {}  # the step, and how many instructions of it
+
+    @property
+    def targets(self) -> frozenset[WorkerId]:
+        return frozenset(planned.worker for planned in self._planned)
+
+    def add(self, planned: MidStepPreemption) -> None:
+        self._planned.append(planned)
+
+    def begins(self, worker: WorkerId, step: int) -> None:
+        """The worker is about to begin its next forward or backward, which is of that step."""
+        before, count = self._begun.get(worker, (step, 0))
+        self._begun[worker] = (step, count + 1 if before == step else 1)
+
+    def due(self, step: int) -> tuple[MidStepPreemption, ...]:
+        """The preemptions whose moment is reached, or missed because that step, or the worker's share of it, is over;
+        each once.
+
+        step: the job's, which is in progress.
+        """
+        found = tuple(planned for planned in self._planned if step > planned.step or self._reached(planned))
+        self._planned = [planned for planned in self._planned if planned not in found]
+        return found
+
+    def _reached(self, planned: MidStepPreemption) -> bool:
+        step, count = self._begun.get(planned.worker, (-1, 0))
+        return step > planned.step or (step == planned.step and count > planned.after)

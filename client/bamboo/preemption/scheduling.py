@@ -1,0 +1,282 @@
+"""The moments at which workers are taken away on purpose. Pure: text -> schedule, (schedule, step, time) -> what is due
+now.
+
+    none                        nothing happens (the default)
+    random:RATE                 RATE preemptions per minute over the whole job, Poisson
+    at:STEP[:STAGE][:notice]    once, in the middle of that step, the first one being 1 (see bamboo.preemption.mid_step)
+    trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); a removal takes a random worker
+    nodes:FILE[:SPEEDUP]        workers come and go with recorded nodes, from the first one on: never more than nodes
+
+Random choices are functions of the seed and of a running number, so that a run can be repeated.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bamboo.traces.files import parse_trace
+from bamboo_core.complaints import system_reason
+from bamboo_core.coordinator.events import Status, WorkerState
+from bamboo_core.job.spec import JobSpec, fewest_workers
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.traces.trace import Change, Trace, removal_times
+
+NOTICE_SECONDS = 30.0
+TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates."""
+
+    pick: float
+    stage: int | None = None
+    notice: bool = False
+    step: int | None = None  # it comes in the middle of the step before which so many are committed; None: at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtStep:
+    """A preemption in the middle of a step."""
+
+    step: int  # so many are committed before it; a person's number of it is one more
+    stage: int | None = None
+    notice: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRandom:
+    """The `drawn`-th preemption is due at `due_at` seconds of training."""
+
+    per_minute: float
+    due_at: float = 0.0
+    drawn: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimes:
+    seconds: tuple[float, ...]
+
+
+Entry = AtStep | AtRandom | AtTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A number of nodes that there are from that second of the recording on."""
+
+    at: float
+    nodes: int
+    notice: bool  # who has none any more is told before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When workers are taken away."""
+
+    seed: int = 0
+    entries: tuple[Entry, ...] = ()
+    drawn: int = 0  # preemptions handed out so far
+    rooms: tuple[Room, ...] = ()  # in the order of time, the first at 0; empty: there is room for all workers
+
+
+def read_text(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = read_text) -> Schedule:
+    """Raises ValueError naming the flag's text and what was expected."""
+    entries: list[Entry] = []
+    rooms: tuple[Room, ...] = ()
+    for number, text in enumerate(texts):
+        kind, _, rest = text.strip().partition(":")
+        try:
+            match kind:
+                case "none" if not rest:
+                    continue
+                case "random":
+                    entries.append(_next(AtRandom(per_minute=_rate(rest)), f"{seed}:{number}"))
+                case "at":
+                    entries.append(_at_step(rest))
+                case "trace":
+                    entries.append(_trace(rest, read))
+                case "nodes" if rooms:
+                    raise ValueError("nodes: may be given once")
+                case "nodes":
+                    rooms = _rooms(rest, *_recorded(rest, read))
+                case _:
+                    raise ValueError(
+                        "expected none, random:RATE, at:STEP[:STAGE][:notice], trace:FILE[:SPEEDUP] or"
+                        " nodes:FILE[:SPEEDUP]"
+                    )
+        except ValueError as error:
+            raise ValueError(f"--preempt {text}: {error}") from None
+    return Schedule(seed=seed, entries=tuple(entries), rooms=rooms)
+
+
+def check(schedule: Schedule, spec: JobSpec) -> None:
+    """Raises ValueError for what can never happen in that job, on none of the grids that it may come to, and for too
+    few nodes for it to begin.
+    """
+    steps, stages = spec.training.steps, spec.elastic.most_stages(spec.topology)
+    if schedule.rooms:
+        most, fewest = max(room.nodes for room in schedule.rooms), fewest_workers(spec)
+        if most * spec.spread.workers_per_node < fewest:
+            needed = math.ceil(fewest / spec.spread.workers_per_node)
+            why = f"the job begins with no fewer than {fewest} workers"
+            raise ValueError(f"--preempt nodes: expected {needed} nodes at a time, as {why}; the recording has {most}")
+    for entry in schedule.entries:
+        if isinstance(entry, AtStep):
+            if entry.stage is not None and entry.stage >= stages:
+                raise ValueError(f"--preempt at:{entry.step + 1}:{entry.stage}: the job has stages 0 to {stages - 1}")
+            if entry.step >= steps:
+                raise ValueError(f"--preempt at:{entry.step + 1}: the job has steps 1 to {steps}")
+
+
+def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ...], Schedule]:
+    """What is due at that step and after `now` seconds of training, and the schedule that is left."""
+    found: list[Preemption] = []
+    left: list[Entry] = []
+    for number, entry in enumerate(schedule.entries):
+        count, rest = _advance(entry, step, now, f"{schedule.seed}:{number}")
+        for _ in range(count):
+            pick = random.Random(f"{schedule.seed}:pick:{schedule.drawn + len(found)}").random()
+            if isinstance(entry, AtStep):
+                found.append(Preemption(pick=pick, stage=entry.stage, notice=entry.notice, step=entry.step))
+            else:
+                found.append(Preemption(pick=pick))
+        left.append(rest)
+    rest_of_it = replace(schedule, entries=tuple(left), drawn=schedule.drawn + len(found))
+    return tuple(found), rest_of_it
+
+
+def steps_of(schedule: Schedule) -> tuple[int, ...]:
+    """The steps in whose middle something is planned, ascending."""
+    return tuple(sorted({entry.step for entry in schedule.entries if isinstance(entry, AtStep)}))
+
+
+def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:
+    """Who is taken: an owner of the stage, or any worker that has joined; None if there is nobody."""
+    excluded = set(gone)
+    alive = [w for w, state in status.workers if state in TAKEABLE and w not in excluded]
+    if preemption.stage is not None:
+        owners = {row[preemption.stage][0] for row in status.grid if preemption.stage < len(row)}
+        alive = [w for w in alive if w in owners]
+    return alive[int(preemption.pick * len(alive))] if alive else None
+
+
+def _advance(entry: Entry, step: int, now: float, seed: str) -> tuple[int, Entry]:
+    """How often the entry is due, and what is left of it; one that is used up is an empty AtTimes."""
+    match entry:
+        case AtStep():
+            return (1, AtTimes(seconds=())) if step >= entry.step else (0, entry)
+        case AtTimes():
+            left = tuple(t for t in entry.seconds if t > now)
+            return len(entry.seconds) - len(left), AtTimes(seconds=left)
+        case AtRandom():
+            count = 0
+            while entry.due_at <= now:
+                entry, count = _next(entry, seed), count + 1
+            return count, entry
+
+
+def _next(entry: AtRandom, seed: str) -> AtRandom:
+    if not entry.per_minute:
+        return replace(entry, due_at=math.inf)
+    wait = random.Random(f"{seed}:wait:{entry.drawn}").expovariate(entry.per_minute / 60)
+    return replace(entry, due_at=entry.due_at + wait, drawn=entry.drawn + 1)
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{what} must be a number, not {text!r}") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be finite, not {text!r}")
+    return value
+
+
+def _rate(text: str) -> float:
+    rate = _number(text, "RATE (preemptions per minute)")
+    if not 0 <= rate <= 600:
+        raise ValueError(f"RATE (preemptions per minute) must be between 0 and 600, not {text}")
+    return rate
+
+
+def _whole(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{what} must be a whole number from 0 up, not {text!r}")
+    return int(text)
+
+
+def _at_step(text: str) -> AtStep:
+    parts = text.split(":")
+    notice = len(parts) > 1 and parts[-1] == "notice"
+    if notice:
+        parts.pop()
+    if len(parts) > 2:
+        raise ValueError("expected at:STEP[:STAGE][:notice]")
+    stage = _whole(parts[1], "STAGE") if len(parts) == 2 else None
+    step = _whole(parts[0], "STEP")
+    if not step:
+        raise ValueError("STEP must be 1 or more: the first step is step 1")
+    return AtStep(step=step - 1, stage=stage, notice=notice)
+
+
+def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
+    trace, speedup = _recorded(text, read)
+    removed = removal_times(trace)
+    if not removed:
+        raise ValueError(f"{text} contains no removal of a node")
+    return AtTimes(seconds=tuple(seconds / speedup for seconds in removed))
+
+
+def _rooms(text: str, trace: Trace, speedup: float) -> tuple[Room, ...]:
+    """A node that goes with notice has no room for anybody from the notice on. It begins with the first node, as
+    nothing happens before.
+    """
+    if not trace.changes:
+        raise ValueError(f"{text} contains no node that comes or goes, only prices")
+    begin = trace.changes[0].at
+    changes = []
+    for change in trace.changes:
+        notice = change.notice or 0.0 if change.change is Change.REMOVE else 0.0
+        at = max(0.0, change.at - notice - begin) / speedup
+        changes.append((at, 1 if change.change is Change.ADD else -1, notice > 0))
+    found, nodes = [Room(at=0.0, nodes=0, notice=False)], 0
+    for at, difference, notice in sorted(changes):
+        nodes += difference
+        earlier = found[:-1] if found[-1].at == at else found
+        found = [*earlier, Room(at=at, nodes=nodes, notice=notice)]
+    return tuple(found)
+
+
+def room_at(schedule: Schedule, now: float) -> Room | None:
+    """What there is after so many seconds of the recording; None if there is no limit."""
+    return next((room for room in reversed(schedule.rooms) if room.at <= now), None)
+
+
+def leaves_none(schedule: Schedule, now: float) -> bool:
+    """Is the recording over after so many seconds of it, with no node left?"""
+    return bool(schedule.rooms) and schedule.rooms[-1].at <= now and not schedule.rooms[-1].nodes
+
+
+def _recorded(text: str, read: Callable[[str], str]) -> tuple[Trace, float]:
+    """FILE[:SPEEDUP]: what it says, and how many times as fast it is played."""
+    path, speedup = text, 1.0
+    head, _, tail = text.rpartition(":")
+    if head and "/" not in tail and not tail.endswith((".csv", ".jsonl")):
+        path, speedup = head, _number(tail, "SPEEDUP")
+    if not path:
+        raise ValueError("FILE is missing")
+    if speedup <= 0:
+        raise ValueError(f"SPEEDUP must be more than 0, not {speedup:g}")
+    try:
+        recorded = read(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = system_reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"cannot read {path}: {reason}") from None
+    return parse_trace(path, recorded), speedup

@@ -1,0 +1,101 @@
+"""What a model's layers take on a device that nobody has measured: each operation as long as its products or its bytes
+take there, whichever is longer, and no shorter than a launch. Pure.
+
+That is the roofline model, with what programs reach in place of what makers promise. It leaves out what other kernels
+than large products lose, what a cache saves, and copies between host and device.
+"""
+
+from typing import Final
+
+from bamboo.profiles.devices import FP32, Device, DeviceTable, Figure
+from bamboo.profiles.layer_counts import LayerCount, Operation, TaskCounts
+from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo_core.planning.profile import Layer, Machine, ModelProfile, Source, Storage, Times
+
+# An optimizer's step reads the weight, the gradient and what it remembers, and writes all but the gradient.
+READ_AND_WRITTEN: Final = 2
+
+
+def analytic_profile(counts: TaskCounts, table: DeviceTable, name: str) -> ModelProfile:
+    """The profile of counted layers on a device. name: of the device. Raises ProfileError for one that the table does
+    not have.
+    """
+    device = table.named(name)
+    launch = table.launch.seconds
+    layers = tuple(_layer(one, device, launch) for one in counts.layers for _ in range(one.times))
+    link = device.network
+    return ModelProfile(
+        name=f"{counts.name}@{name.lower()}",
+        device=device.device,
+        samples=counts.samples,
+        layers=layers,
+        network=link.network,
+        storage=Storage(write=link.flow, read=link.flow, latency=link.latency),
+        times=Times(start=table.start.seconds, detection=HEARTBEAT_TIMEOUT_SECONDS),
+        machine=Machine(memory=device.memory, host_memory=device.host_memory),
+        task=counts.task,
+        sources=_sources(counts, table, device),
+    )
+
+
+def operation_seconds(operation: Operation, device: Device, launch: float) -> float:
+    """The seconds of all the times that the operation is run."""
+    number, flops, size, times = operation
+    longest = max(flops / _products(device, number).reached, size / device.bandwidth.reached, launch)
+    return times * longest
+
+
+def _products(device: Device, number: str) -> Figure:
+    return device.products.get(number) or device.products[FP32]
+
+
+def _layer(count: LayerCount, device: Device, launch: float) -> Layer:
+    forward, backward = (
+        sum(operation_seconds(one, device, launch) for one in operations)
+        for operations in (count.forward, count.backward)
+    )
+    trained = min(count.parameters, count.gradients)
+    update = READ_AND_WRITTEN * (trained + count.optimizer) + count.gradients if trained else 0
+    return Layer(
+        forward=_rounded(forward),
+        backward=_rounded(backward),
+        update=_rounded(update / device.bandwidth.reached),
+        parameters=count.parameters,
+        optimizer=count.optimizer,
+        gradients=count.gradients,
+        activations=count.activations,
+        boundary=count.boundary,
+        cost=count.cost,
+    )
+
+
+def _sources(counts: TaskCounts, table: DeviceTable, device: Device) -> dict[str, Source]:
+    used = dict.fromkeys(op[0] for layer in counts.layers for op in (*layer.forward, *layer.backward) if op[1])
+    figures = {number: _products(device, number) for number in used}
+    told = "; ".join(
+        f"{number} {one.reached / 1e12:.3g} of {one.peak / 1e12:.3g} TFLOPS ({one.source})"
+        for number, one in figures.items()
+    )
+    memory = device.bandwidth
+    bandwidth = f"memory {memory.reached / 1e9:.0f} of {memory.peak / 1e9:.0f} GB/s ({memory.source})"
+    seconds = (
+        f"computed, not measured: operations counted from the layers, each as long as its products or its bytes take,"
+        f" by figures of {table.date}: {told}; {bandwidth}; no operation shorter than"
+        f" {table.launch.seconds * 1e6:.3g} us ({table.launch.source})"
+    )
+    return {
+        "layers.seconds": Source(text=seconds[:2000], estimated=True),
+        "layers.update": Source(text=f"bytes that an optimizer's step moves, by {bandwidth}"[:2000], estimated=True),
+        "layers.bytes": Source(text=counts.source),
+        "network": Source(text=device.network.source, estimated=True),
+        "storage": Source(text="assumed to be as fast as one connection", estimated=True),
+        "times": Source(
+            text=f"start: {table.start.source}; detection: the heartbeat timeout, as of a machine that vanishes",
+            estimated=True,
+        ),
+        "memory": Source(text="of the device by its data sheet; of the host as of a machine with one such device"),
+    }
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.6g}")

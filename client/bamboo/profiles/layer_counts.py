@@ -1,0 +1,76 @@
+"""What a model's layers have to compute and move, whatever runs them: counted by the trainer, without a GPU.
+
+A JSON file, as a profile; `bamboo.profiles.analytic` says how long that takes on a device. Sizes are bytes.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from bamboo_core.planning.profile import MOST_LAYERS, Bytes, Name, ProfiledTask, ProfileError, Text, Whole
+
+FORMAT: Final = "bamboo-counts"
+VERSION: Final = 1
+MOST_OPERATIONS: Final = 100_000
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+# The format of its products, floating point operations, bytes read and written, and how often it is run.
+Operation = tuple[Name, Number, Number, Whole]
+Operations = Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MOST_OPERATIONS)]
+
+
+class _CountPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of the parts of a file of counts."""
+
+
+class LayerCount(_CountPart, frozen=True, kw_only=True):
+    """One layer, or several equal ones behind each other (times)."""
+
+    # forward, backward: of one microbatch. The rest as in `bamboo_core.planning.profile.Layer`
+    forward: Operations
+    backward: Operations
+    parameters: Bytes
+    optimizer: Bytes
+    gradients: Bytes
+    activations: Bytes
+    boundary: Bytes
+    cost: Annotated[float, msgspec.Meta(ge=0, le=1e24)]
+    times: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)] = 1
+
+
+class TaskCounts(_CountPart, frozen=True, kw_only=True):
+    """What the layers of a task compute and move, as it was counted."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    name: Name
+    samples: Whole  # of a microbatch
+    layers: Annotated[tuple[LayerCount, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
+    task: ProfiledTask
+    source: Text  # who counted, and what
+
+
+_DECODER = msgspec.json.Decoder(TaskCounts, strict=True)
+
+
+def parse_counts(path: str, text: bytes | str) -> TaskCounts:
+    """The counts in a text. path: for messages. Raises ProfileError naming it, and what was expected where."""
+    try:
+        counts = _DECODER.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: no counts of a model's layers: {error}") from None
+    if counts.format != FORMAT or counts.version != VERSION:
+        found = f"{counts.format!r} version {counts.version}"[:60]
+        raise ProfileError(f"{path}: expected format {FORMAT!r} version {VERSION}; found {found}")
+    return counts
+
+
+def folded(layers: tuple[LayerCount, ...]) -> tuple[LayerCount, ...]:
+    """Equal layers behind each other as one, so that a file is short."""
+    found: list[LayerCount] = []
+    for layer in layers:
+        if found and msgspec.structs.replace(found[-1], times=layer.times) == layer:
+            found[-1] = msgspec.structs.replace(layer, times=found[-1].times + layer.times)
+        else:
+            found.append(layer)
+    return tuple(found)

@@ -1,0 +1,227 @@
+"""`submit`, `suspend`, `resume` and `delete`: what changes a job, and what is said of the consequences."""
+
+import asyncio
+import copy
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_view.objects import RemoteJob
+from bamboo.remote.job_view.parsing import job_of
+from bamboo.remote.session import Session, Target, confirm
+from bamboo.remote.watch import WaitTimedOut, until, until_over
+from bamboo_core.job.fields import ManifestError, Problem
+from bamboo_core.job.manifest import parse_source
+from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.yaml_file import read_manifest_source
+from bamboo_core.kube.errors import ApiError, RemoteError, UsageError
+from bamboo_core.names import EXIT_OK
+
+SERVERS = (
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "managedFields",
+    "selfLink",
+    "deletionTimestamp",
+)
+GONE_INTERVAL = 0.5
+
+
+class Invalid(UsageError):
+    """The manifest is wrong; one problem a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """unknown: fields of the pod template that the Kubernetes versions known to us do not have."""
+
+    path: str
+    job: JobSpec
+    document: dict[str, Any]
+    unknown: tuple[Problem, ...]
+
+
+def read(path: str) -> Manifest:
+    """By the rules of `bamboo validate`, but for the unknown fields."""
+    try:
+        source = read_manifest_source(path)
+        job = parse_source(source)
+    except ManifestError as error:
+        raise _invalid(error.problems) from None
+    unknown = tuple(map(source.place, unknown_in_template(job)))
+    return Manifest(source.name, job, copy.deepcopy(source.document), unknown)
+
+
+def _invalid(problems: Sequence[Problem]) -> Invalid:
+    return Invalid("\nbamboo: ".join(map(str, problems)))
+
+
+async def submit(
+    session: Session,
+    manifest: Manifest,
+    *,
+    apply: bool,
+    force: bool,
+    dry_run: bool,
+    watch: bool,
+    wanted_namespace: str | None,
+) -> int:
+    """Makes the job; with apply, or merges it into the one there is. wanted_namespace: what --namespace says."""
+    document = manifest.document
+    namespace, name = _place(session, manifest.path, document, wanted_namespace), document["metadata"]["name"]
+    if manifest.unknown and await session.api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
+        raise _invalid(manifest.unknown)
+    before = await _existing(session, namespace, name)
+    if before is not None and not apply:
+        raise RemoteError(
+            f"job {name} exists in namespace {namespace} ({before.status.state}); --apply merges the manifest into it,"
+            f" bamboo delete {name} removes it"
+        )
+    body = _trimmed(document, namespace)
+    try:
+        after = await session.api.apply_job(namespace, body, force=force, dry_run=dry_run)
+    except ApiError as error:
+        raise _explained(error, name) from None
+    session.say(f"{name} {_done(before, after)} in namespace {namespace}" + (" (dry run)" if dry_run else ""))
+    if dry_run:
+        return EXIT_OK
+    if watch:
+        return await until_over(session, namespace, name)
+    session.say(f"bamboo status {name}{_flag(session, namespace)} --watch shows its progress")
+    return EXIT_OK
+
+
+def _place(session: Session, path: str, document: dict[str, Any], wanted: str | None) -> str:
+    named = document["metadata"].get("namespace")
+    if named and wanted and named != wanted:
+        raise UsageError(f"{path}: metadata.namespace is {named}, but --namespace {wanted} was given")
+    return str(named or session.namespace)
+
+
+async def _existing(session: Session, namespace: str, name: str) -> RemoteJob | None:
+    try:
+        return job_of(await session.api.job(namespace, name))
+    except ApiError as error:
+        if error.reason != "NotFound":
+            raise
+        return None
+
+
+def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Without what belongs to the server, so that what `-o yaml` printed can be submitted again."""
+    metadata = {key: value for key, value in document["metadata"].items() if key not in SERVERS and value is not None}
+    body = {key: value for key, value in document.items() if key != "status"}
+    return {**body, "metadata": {**metadata, "namespace": namespace}}
+
+
+def _done(before: RemoteJob | None, after: dict[str, Any]) -> str:
+    if before is None:
+        return "created"
+    return "changed" if job_of(after).metadata.generation != before.metadata.generation else "unchanged"
+
+
+def _explained(error: ApiError, name: str) -> RemoteError:
+    if error.status == 409:
+        return RemoteError(f"{name}: {error}; --force takes these fields over")
+    return error
+
+
+def _flag(session: Session, namespace: str) -> str:
+    return "" if namespace == session.api.access.namespace else f" -n {namespace}"
+
+
+async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, timeout: float) -> int:
+    job_reader = JobReader(session.api, *session.of(name))
+    job = await job_reader.job()
+    if job.ended:
+        raise RemoteError(f"{job.name} is over ({job.status.state}); it cannot be suspended")
+    if job.spec.suspend:
+        session.say(f"{job.name} is already suspended")
+        return EXIT_OK
+    if lost := phrases.suspending(job):
+        confirm(lost, yes=yes)
+    await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": True}})
+    session.say(f"{job.name} is being suspended: its workers stop and their nodes are released")
+    if wait:
+        await until(session, job_reader, lambda now: now.holds("Suspended"), "was not suspended", timeout)
+        await _until_no_pods(session, job, timeout)
+        session.say(f"{job.name} is suspended, and its workers are gone")
+    return EXIT_OK
+
+
+async def resume(session: Session, name: Target, *, wait: bool, timeout: float) -> int:
+    job_reader = JobReader(session.api, *session.of(name))
+    job = await job_reader.job()
+    if job.ended:
+        raise RemoteError(
+            f"{job.name} is over ({job.status.state}); submit it again under another name, or delete it first"
+        )
+    if job.held_back:
+        raise RemoteError(f"{job.name} cannot be resumed: {job.held_back}")
+    if not job.spec.suspend:
+        session.say(f"{job.name} is not suspended")
+        return EXIT_OK
+    await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": False}})
+    from_step = None if job.spec.checkpoint is None else job.status.checkpoint.last_step
+    start = f"from its checkpoint at step {from_step}" if from_step else "from step 0"
+    session.say(f"{job.name} is resumed {start}")
+    if wait:
+        now = await until(session, job_reader, _trains_or_will_not, "did not start to train", timeout)
+        if now.held_back:
+            raise RemoteError(f"{job.name} does not start to train: {now.held_back}")
+        session.say(f"{now.name} trains: {phrases.counts(now)}")
+    return EXIT_OK
+
+
+def _trains_or_will_not(job: RemoteJob) -> bool:
+    return job.holds("Running") or bool(job.held_back)
+
+
+async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
+    """All are looked up before any is deleted, so that a misspelt name changes nothing."""
+    jobs = [job_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
+    if lost := "; ".join(said for job in jobs if (said := phrases.deleting(job))):
+        confirm(lost, yes=yes)
+    for job in jobs:
+        await session.api.delete_job(job.namespace, job.name, job.uid)
+        session.say(f"{job.name} is deleted" if not wait else f"{job.name} is being deleted")
+    for job in jobs if wait else []:
+        await _until_gone(session, job, timeout)
+        await _until_no_pods(session, job, timeout)
+        session.say(f"{job.name} and its workers are gone")
+    return EXIT_OK
+
+
+async def _until_gone(session: Session, job: RemoteJob, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (now := await session.patiently(lambda: _existing(session, job.namespace, job.name))) is not None:
+        if now.uid != job.uid:
+            return  # another one was made
+        if time.monotonic() > end:
+            raise WaitTimedOut(f"{job.name} was not deleted within {seconds:.0f} s; does it have finalizers?")
+        await asyncio.sleep(GONE_INTERVAL)
+
+
+async def _until_no_pods(session: Session, job: RemoteJob, seconds: float) -> None:
+    """Who may change jobs need not be allowed to look at pods."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            pods = await session.patiently(lambda: session.api.pods(job.namespace, job.name))
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return
+        mine = [p for p in pods if job.uid in json.dumps(p["metadata"].get("ownerReferences") or [])]
+        if not mine:
+            return
+        if time.monotonic() > end:
+            raise WaitTimedOut(f"{phrases.count(len(mine), 'worker')} of {job.name} did not end within {seconds:.0f} s")
+        await asyncio.sleep(GONE_INTERVAL)

@@ -1,0 +1,67 @@
+"""What belongs to a job, gathered from the API server; what the user may not see is left out and named."""
+
+import asyncio
+from collections.abc import Awaitable
+
+from bamboo.remote.job_view.objects import JobEvent, RemoteJob
+from bamboo.remote.job_view.parsing import events_of, job_of, workers_of
+from bamboo.remote.job_view.render import JobSnapshot
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError
+from bamboo_core.kube.request_parts import Object
+
+
+class JobReader:
+    """Looks again and again at one job. A node's zone does not change, so each node is asked for once."""
+
+    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
+        self._api, self.namespace, self.name = api, namespace, name
+        self._nodes: dict[str, Object] = {}
+        self._asked: set[str] = set()
+
+    async def job(self) -> RemoteJob:
+        return job_of(await self._api.job(self.namespace, self.name))
+
+    async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
+        """pod_events: also what is told of the job's pods, which costs a look at all pods' events."""
+        job = await self.job()
+        (pods, no_pods), (of_job, no_events), (of_pods, no_more) = await asyncio.gather(
+            _allowed(self._api.pods(self.namespace, self.name), "workers"),
+            _allowed(self._api.events(self.namespace, "BambooJob", self.name), "events"),
+            _allowed(self._api.events(self.namespace, "Pod") if pod_events else _none(), "pods' events"),
+        )
+        unknown = {str(p["spec"].get("nodeName") or "") for p in pods} - self._asked - {""}
+        self._asked |= unknown
+        self._nodes |= await self._api.nodes(unknown)
+        return JobSnapshot(
+            job=job,
+            workers=workers_of(job, pods, self._nodes),
+            events=tuple(events_of(job, of_job, of_pods, [p["metadata"]["name"] for p in pods])),
+            missing=tuple(problem for problem in (no_pods, no_events, no_more) if problem),
+        )
+
+
+class UnseenEvents:
+    """Which events have not been told yet. One that happens again is told again."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+
+    def of(self, found: tuple[JobEvent, ...]) -> list[JobEvent]:
+        new = [h for h in found if self._told.get(h.uid, 0) < h.count]
+        self._told |= {h.uid: h.count for h in new}
+        return new
+
+
+async def _allowed(asked: Awaitable[list[Object]], what: str) -> tuple[list[Object], str]:
+    """What was asked for, or why the user may not see it."""
+    try:
+        return await asked, ""
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return [], f"{what}: {error}"
+
+
+async def _none() -> list[Object]:
+    return []

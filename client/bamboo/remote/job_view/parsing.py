@@ -1,0 +1,150 @@
+"""A job's facts of what the API server has: its BambooJob, pods, nodes and events, read once, at the edge."""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from bamboo.remote.job_view.objects import JobCondition, JobEvent, Json, RemoteJob, RemoteWorker
+from bamboo_core import names
+from bamboo_core.job.status import ReportedCondition
+from bamboo_core.kube.resources import (
+    BambooJob,
+    ContainerState,
+    Event,
+    Node,
+    Pod,
+    read,
+)
+
+
+def job_of(body: Json) -> RemoteJob:
+    """From a BambooJob. Without a status yet, it is Pending."""
+    job = read(BambooJob, body)
+    return RemoteJob(
+        metadata=job.metadata,
+        spec=job.spec,
+        status=job.status,
+        conditions=tuple(_condition(condition) for condition in job.status.conditions),
+        plan=_plan(job.status.plan),
+    )
+
+
+def workers_of(
+    job: RemoteJob, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None
+) -> tuple[RemoteWorker, ...]:
+    """The job's, in the order of their numbers. nodes: by name, as far as they are known."""
+    mine = (pod for body in pods if _owner(pod := read(Pod, body)) == job.uid)
+    return tuple(sorted((_worker(job, pod, nodes or {}) for pod in mine), key=lambda w: (w.number, w.name)))
+
+
+def events_of(job: RemoteJob, of_job: Iterable[Json], of_pods: Iterable[Json], pods: Iterable[str]) -> list[JobEvent]:
+    """The job's events and those of its pods, also of pods that are gone, oldest first.
+
+    An earlier job of the same name has another uid; of its pods' events nothing tells.
+    """
+    known = set(pods)
+    mine = [event for body in of_job if (event := read(Event, body)).involved_object.uid in ("", job.uid)]
+    for body in of_pods:
+        name = (event := read(Event, body)).involved_object.name
+        if name in known or is_worker_of(job.name, name):
+            mine.append(event)
+    found = [_event(event) for event in mine]
+    created = job.metadata.creation_timestamp
+    return sorted((e for e in found if created is None or e.at >= created), key=lambda e: (e.at, e.order))
+
+
+def is_worker_of(job: str, pod: str) -> bool:
+    """By its name: that is how the operator names a job's pods."""
+    number = re.search(r"-w([0-9]{1,9})$", pod)
+    return number is not None and names.worker_name(job, int(number[1])) == pod
+
+
+def _condition(condition: ReportedCondition) -> JobCondition:
+    return JobCondition(
+        kind=condition.type,
+        holds=condition.status == "True",
+        reason=condition.reason,
+        message=condition.message,
+        since=condition.last_transition_time,
+    )
+
+
+def _plan(text: str) -> tuple[tuple[str, ...], ...]:
+    """The rows of owners; none if there is no plan, or it is of a form that only a newer version knows."""
+    try:
+        return msgspec.json.decode(text, type=_WrittenPlan).pipelines
+    except msgspec.DecodeError:
+        return ()
+
+
+class _WrittenPlan(msgspec.Struct):
+    pipelines: tuple[tuple[str, ...], ...]
+
+
+def _owner(pod: Pod) -> str | None:
+    return next((o.uid for o in pod.metadata.owner_references if o.controller and o.kind == names.KIND), None)
+
+
+def _worker(job: RemoteJob, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
+    name, labels, node = pod.metadata.name, pod.metadata.labels, pod.spec.node_name
+    state, detail = _state(job, pod)
+    grace = pod.spec.termination_grace_period_seconds
+    number = labels.get(names.LABEL_WORKER_INDEX, "")
+    zone = read(Node, nodes[node]).metadata.labels.get(job.spec.spread.topology_key, "") if node in nodes else ""
+    return RemoteWorker(
+        name=name,
+        uid=pod.metadata.uid,
+        number=int(number) if number.isdecimal() else 0,
+        state=state,
+        detail=detail,
+        cells=job.cells(name),
+        node=node,
+        zone=zone,
+        capacity=labels.get(names.LABEL_CAPACITY_TYPE, ""),
+        pool=labels.get(names.LABEL_NODE_POOL, ""),
+        created=pod.metadata.creation_timestamp,
+        grace_seconds=names.GRACE_SECONDS if grace is None else grace,
+    )
+
+
+def _state(job: RemoteJob, pod: Pod) -> tuple[str, str]:
+    status, name = pod.status, pod.metadata.name
+    trainer = next((c.state for c in status.container_statuses if c.name == names.TRAINER_CONTAINER), ContainerState())
+    if ended := trainer.terminated:
+        code = ended.exit_code
+        return ("ended", "") if code == 0 else ("failed", f"{ended.reason or 'Error'}, exit code {code}")
+    if status.phase in ("Succeeded", "Failed"):
+        return "ended" if status.phase == "Succeeded" else "failed", status.reason
+    if pod.metadata.deletion_timestamp:
+        return "leaving", "its pod is being deleted"
+    if trainer.running is not None:
+        return ("training" if job.cells(name) else "standby" if job.plan else "waiting"), ""
+    for condition in status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return "pending", condition.message or condition.reason
+    if not pod.spec.node_name:
+        return "pending", ""
+    told = [text for text in (trainer.waiting.reason, trainer.waiting.message) if text]
+    return "starting", ": ".join(told if told != ["ContainerCreating"] else [])
+
+
+def _event(event: Event) -> JobEvent:
+    times = (
+        event.last_timestamp,
+        event.series.last_observed_time,
+        event.event_time,
+        event.metadata.creation_timestamp,
+    )
+    version = event.metadata.resource_version
+    return JobEvent(
+        uid=event.metadata.uid,
+        at=next((time for time in times if time), datetime.fromtimestamp(0, UTC)),
+        order=int(version) if version.isdecimal() else 0,
+        about=event.involved_object.name,
+        reason=event.reason,
+        message=" ".join(event.message.split()),
+        warning=event.type == "Warning",
+        count=event.series.count or event.count or 1,
+    )

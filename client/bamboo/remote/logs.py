@@ -1,0 +1,177 @@
+"""`logs`: what workers print, each line with its worker's name; also of workers that come later."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_view.objects import RemoteWorker
+from bamboo.remote.session import Session, Target
+from bamboo.remote.victims import named
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError
+from bamboo_core.names import EXIT_OK, TRAINER_CONTAINER
+from bamboo_core.text import printable
+
+COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI, by the worker's number
+LOOK_SECONDS = 2.0  # between two looks for workers that are new
+MANY_TAIL = 20  # lines of each of several workers, unless asked otherwise
+AT_ONCE = 64  # logs that are read at the same time
+
+
+async def logs(
+    session: Session,
+    name: Target,
+    wanted: Sequence[str],
+    *,
+    follow: bool,
+    since: int | None,
+    tail: int | None,
+    previous: bool,
+    prefix: bool,
+) -> int:
+    """wanted: workers; all if none is named. previous: only workers that have ended. tail: -1 is everything."""
+    job_reader = JobReader(session.api, *session.of(name))
+    snapshot = await job_reader.snapshot()
+    if snapshot.missing and not snapshot.workers:
+        raise RemoteError(snapshot.missing[0].removeprefix("workers: "))
+    chosen = [named(snapshot.job, snapshot.workers, w) for w in wanted] or list(snapshot.workers)
+    chosen = [w for w in chosen if not previous or not w.alive]
+    if not chosen:
+        raise RemoteError(_nothing(snapshot.job.name, previous))
+    several = len(chosen) > 1 or (follow and not wanted)
+    lines = tail if tail is not None else MANY_TAIL if several else None
+    query = {"container": TRAINER_CONTAINER}
+    query |= {"sinceSeconds": str(since)} if since is not None else {}
+    query |= {"tailLines": str(lines)} if lines is not None and lines >= 0 else {}
+    printer = Printer(width=max(len(snapshot.job.short(w.name)) for w in chosen) if several and prefix else 0)
+    reader = LogReader(session, job_reader, query, printer)
+    if follow and not previous:
+        await reader.follow(chosen, newcomers=not wanted)
+    else:
+        await reader.once([w for w in chosen if w.has_log], chosen)
+    return EXIT_OK
+
+
+def _nothing(job: str, previous: bool) -> str:
+    if previous:
+        return f"{job} has no workers that have ended and are kept; a failed worker's pod is kept for a while"
+    return f"{job} has no workers now"
+
+
+class Printer:
+    """width: of the names before the lines; 0: no names. Colours and control characters depend on the terminal."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._terminal = width, sys.stdout.isatty()
+
+    def line(self, name: str, number: int, text: str) -> None:
+        text = printable(text, colours=True) if self._terminal else text
+        if self._width:
+            before = f"{name:{self._width}} | "
+            if self._terminal:
+                before = f"\x1b[{COLOURS[number % len(COLOURS)]}m{before}\x1b[0m"
+            text = before + text
+        print(text, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PresentWorkers:
+    """The workers that there are now, by uid. over: the job is."""
+
+    workers: dict[str, RemoteWorker]
+    over: bool
+
+
+class LogReader:
+    def __init__(self, session: Session, job_reader: JobReader, query: dict[str, str], printer: Printer) -> None:
+        self._session, self._job_reader, self._query, self._printer = session, job_reader, query, printer
+        self._ended_at: dict[str, datetime] = {}  # when a log that was followed ended, by the worker's uid
+
+    async def once(self, workers: Sequence[RemoteWorker], asked: Sequence[RemoteWorker]) -> None:
+        """One worker after the other. Those that print nothing because they wait are named."""
+        for worker in asked:
+            if worker not in workers:
+                self._tell(worker, f"has not started: {worker.detail or worker.state}")
+        for worker in workers:
+            await self._read(worker, self._query)
+
+    async def follow(self, workers: Sequence[RemoteWorker], *, newcomers: bool) -> None:
+        """Until all of them have ended; with newcomers until the job is over. A log that breaks off is taken up."""
+        known, waiting = {w.uid for w in workers}, list(workers)
+        reading: dict[asyncio.Task[None], RemoteWorker] = {}
+        try:
+            while True:
+                for worker in [w for w in waiting if w.has_log][: AT_ONCE - len(reading)]:
+                    waiting.remove(worker)
+                    reading[asyncio.create_task(self._read(worker, self._following(worker)))] = worker
+                ended = await self._some_end(reading)
+                there = await self._look()
+                if there is None:
+                    return
+                waiting = [there.workers[w.uid] for w in waiting if w.uid in there.workers]
+                broken = [now for w in ended if (now := there.workers.get(w.uid)) and now.alive]
+                waiting += [w for w in broken if w.state != "leaving"]
+                if newcomers:
+                    waiting += [w for uid, w in there.workers.items() if uid not in known]
+                    known |= there.workers.keys()
+                to_come = any(w.alive or w.has_log for w in waiting) or (newcomers and not there.over)
+                if not reading and not to_come:
+                    return
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+
+    def _following(self, worker: RemoteWorker) -> dict[str, str]:
+        """What is asked for: what was wanted at first, later on what is new."""
+        at = self._ended_at.get(worker.uid)
+        if at is None:
+            return {**self._query, "follow": "true"}
+        return {"container": TRAINER_CONTAINER, "follow": "true", "sinceTime": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+    async def _some_end(self, reading: "dict[asyncio.Task[None], RemoteWorker]") -> list[RemoteWorker]:
+        """Waits for a while; whose logs have ended meanwhile."""
+        began = time.monotonic()
+        done: set[asyncio.Task[None]] = set()
+        if reading:
+            done, _ = await asyncio.wait(reading, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # raises what ended it
+            self._ended_at[reading[task].uid] = datetime.now(UTC)
+        ended = [reading.pop(task) for task in done]
+        await asyncio.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
+        return ended
+
+    async def _look(self) -> "PresentWorkers | None":
+        """None if the job was deleted."""
+        try:
+            snapshot = await self._session.patiently(self._job_reader.snapshot)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+        return PresentWorkers({w.uid: w for w in snapshot.workers}, snapshot.job.ended is not None)
+
+    async def _read(self, worker: RemoteWorker, query: dict[str, str]) -> None:
+        namespace, name = self._job_reader.namespace, self._job_reader.name
+        short = worker.name.removeprefix(f"{name}-")
+        try:
+            async with contextlib.aclosing(self._session.api.log(namespace, worker.name, query)) as lines:
+                async for line in lines:
+                    self._printer.line(short, worker.number, line)
+        except ApiError as error:
+            if error.status not in (400, 404, 500, 502, 503):
+                raise
+            self._tell(worker, f"its log cannot be read: {error}")
+        except ClusterUnreachable as error:
+            if query.get("follow"):
+                self._tell(worker, f"its log ended early: {error}")
+            else:
+                raise
+
+    def _tell(self, worker: RemoteWorker, what: str) -> None:
+        print(f"bamboo: {worker.name} {printable(what)}", file=sys.stderr, flush=True)

@@ -1,0 +1,168 @@
+"""`page`: the job's page in a browser, through a tunnel to the operator, with a token that shows who looks."""
+
+import asyncio
+import contextlib
+import html
+import tempfile
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bamboo.remote.job_view.parsing import job_of
+from bamboo.remote.session import Session, Target
+from bamboo_core.complaints import system_reason
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_core.kube.port_forward import PortForward
+from bamboo_core.kube.request_parts import Object, pods_path
+from bamboo_core.names import PAGE_AUDIENCE, WEB_PORT
+
+OPERATOR = "app.kubernetes.io/name=bamboo-operator"
+PORT_NAME = "web"
+TOKEN_SECONDS = 3600
+LIFE = 0.8  # of a token, after which there is a new one
+WARNING = (
+    "the token in this URL is {account}'s: for an hour, whoever has it can look at every job that this account may"
+    " get, from this machine and from inside the cluster; Ctrl-C ends the tunnel"
+)
+
+READ_SECONDS = 60.0  # for the browser to start and read the file
+
+LEADING = """\
+<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>Bamboo</title>
+<a href="{url}">The job's page</a>
+"""
+
+
+async def page(
+    session: Session, name: Target, *, operator_namespace: str | None, account: str, port: int, open_browser: bool
+) -> int:
+    """Serves until it is interrupted; the URL is printed, and again whenever the token in it is renewed."""
+    job = job_of(await session.api.job(*session.of(name)))
+    pod = await _operator(session.api, operator_namespace, job.namespace)
+    namespace = operator_namespace or pod["metadata"]["namespace"]
+    tunnel = PortForward(session.api, pod["metadata"]["namespace"], pod["metadata"]["name"], web_port(pod))
+    outer = await tunnel.open(port)
+    opening: asyncio.Task[None] | None = None
+    try:
+        while True:
+            token, seconds = await _token(session.api, namespace, account)
+            url = f"http://127.0.0.1:{outer}/jobs/{job.namespace}/{job.name}/#token={token}"
+            print(url, flush=True)
+            session.say(WARNING.format(account=f"{namespace}/{account}"))
+            if open_browser and opening is None:
+                opening = asyncio.create_task(_open(session, url))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds * LIFE):
+                    await tunnel.broken()
+                    raise RemoteError("the tunnel to the operator is broken; has it been restarted?")
+    finally:
+        if opening is not None:
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await opening
+        await tunnel.close()
+
+
+async def _open(session: Session, url: str) -> None:
+    try:
+        shown = await show(url)
+    except OSError as error:
+        session.say(f"the browser was not opened: {system_reason(error)}; the URL above can be pasted into it")
+        return
+    if not shown:
+        session.say("no browser was found; the URL above can be pasted into one")
+
+
+async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
+    """The running pod of the operator, in that namespace if one is given, that looks after the other one's jobs."""
+    place = pods_path(namespace) if namespace else "/api/v1/pods"
+    try:
+        pods = await api.listed(place, {"labelSelector": OPERATOR})
+    except ApiError as error:
+        if error.status != 403 or namespace:
+            raise
+        raise RemoteError(f"{error}; --operator-namespace says where the operator is") from None
+    running = [pod for pod in pods if _is_running(pod)]
+    if not running:
+        where = f"in namespace {namespace}" if namespace else "in the cluster"
+        raise RemoteError(f"no running bamboo-operator was found {where} (label {OPERATOR})")
+    found = operator_for(running, watching)
+    if found is None and not namespace:
+        places = ", ".join(sorted({pod["metadata"]["namespace"] for pod in running}))
+        raise RemoteError(
+            f"several operators are running (in {places}), and it is not clear which one manages namespace"
+            f" {watching}; --operator-namespace names it"
+        )
+    return found or running[0]
+
+
+def operator_for(pods: Sequence[Object], namespace: str) -> Object | None:
+    """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
+    A single one is it in any case: how it was told may be another way than by its arguments."""
+    if len(pods) == 1:
+        return pods[0]
+    told = [(pod, watched(pod)) for pod in pods]
+    by_name = [pod for pod, names in told if namespace in names]
+    found = by_name or [pod for pod, names in told if not names]
+    return found[0] if len(found) == 1 else None
+
+
+def watched(pod: Mapping[str, Any]) -> set[str]:
+    """The namespaces that an operator's pod was told to watch; none if all."""
+    names = set()
+    for container in pod["spec"]["containers"]:
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        names |= {word.partition("=")[2] for word in words if word.startswith("--namespace=")}
+        names |= {name for word, name in pairwise(words) if word == "--namespace"}
+    return names
+
+
+def _is_running(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+
+
+def web_port(pod: Mapping[str, Any]) -> int:
+    """The container's port of that name; the usual one if none has it."""
+    ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
+    return next((int(port["containerPort"]) for port in ports if port.get("name") == PORT_NAME), WEB_PORT)
+
+
+async def _token(api: KubeApi, namespace: str, account: str) -> tuple[str, float]:
+    """A token that is good for the job pages and for nothing else, and the seconds of its life."""
+    try:
+        status = await api.token(namespace, account, PAGE_AUDIENCE, TOKEN_SECONDS)
+    except ApiError as error:
+        if error.status == 404:
+            raise RemoteError(
+                f"there is no ServiceAccount {account} in namespace {namespace}; --service-account names another one"
+            ) from None
+        raise
+    return str(status["token"]), float(TOKEN_SECONDS)
+
+
+# The browser gets the secret URL in a file, not as an argument: every user of this machine can read those.
+
+
+async def show(url: str, seconds: float = READ_SECONDS) -> bool:
+    """False if there is no browser; else when the file that leads to the URL is gone again."""
+    with leading_to(url) as path:
+        if not await asyncio.to_thread(webbrowser.open, path.as_uri()):
+            return False
+        await asyncio.sleep(seconds)
+    return True
+
+
+@contextlib.contextmanager
+def leading_to(url: str) -> Iterator[Path]:
+    """A page that leads there, which nobody else can read, for as long as the context lasts."""
+    with tempfile.NamedTemporaryFile("w", prefix="bamboo-", suffix=".html") as file:  # with mode 0600
+        file.write(LEADING.format(url=html.escape(url)))
+        file.flush()
+        yield Path(file.name)

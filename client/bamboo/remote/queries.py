@@ -1,0 +1,159 @@
+"""`list`, `status`, `top` and `events`: what there is, once or again and again."""
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import yaml
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from bamboo.remote.job_view import phrases, render
+from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
+from bamboo.remote.job_view.objects import RemoteJob
+from bamboo.remote.job_view.parsing import job_of
+from bamboo.remote.job_view.render import JobSnapshot
+from bamboo.remote.session import Session, Target, on_a_terminal
+from bamboo.remote.watch import Draw, LiveScreen, pause, until_over
+from bamboo.terminal.output_format import OutputFormat
+from bamboo_core.kube.errors import UsageError
+from bamboo_core.names import EXIT_OK, GROUP, KIND
+
+ENDLESS = 1 << 30  # lines
+
+
+def print_objects(found: list[dict[str, Any]], form: OutputFormat, *, single: bool) -> None:
+    """For programs: as the API server has them, without its bookkeeping of fields."""
+    for body in found:
+        body.get("metadata", {}).pop("managedFields", None)
+    if form is OutputFormat.NAME:
+        for body in found:
+            print(f"{KIND.lower()}.{GROUP}/{body['metadata']['name']}")
+        return
+    whole = found[0] if single else {"apiVersion": "v1", "kind": "List", "items": found}
+    if form is OutputFormat.JSON:
+        print(json.dumps(whole, indent=2))
+    else:
+        yaml.safe_dump(whole, sys.stdout, sort_keys=False)
+
+
+async def jobs(session: Session, names: list[Target], *, everywhere: bool, form: OutputFormat) -> int:
+    found = await _found(session, names, everywhere)
+    if form not in (OutputFormat.TEXT, OutputFormat.WIDE):
+        print_objects(found, form, single=len(names) == 1)
+        return EXIT_OK
+    if not found:
+        session.say("no jobs" if everywhere else f"no jobs in namespace {session.namespace}")
+        return EXIT_OK
+    wide = form is OutputFormat.WIDE
+    session.console.print(render.jobs(_sorted(found), datetime.now(UTC), wide=wide, namespaces=everywhere))
+    return EXIT_OK
+
+
+async def _found(session: Session, names: list[Target], everywhere: bool) -> list[dict[str, Any]]:
+    if names:
+        return list(await asyncio.gather(*(session.api.job(*session.of(name)) for name in names)))
+    return await session.api.jobs(None if everywhere else session.namespace)
+
+
+def _sorted(found: list[dict[str, Any]]) -> list[RemoteJob]:
+    return sorted((job_of(body) for body in found), key=lambda job: (job.namespace, job.name))
+
+
+async def status(session: Session, name: Target, *, form: OutputFormat, watch: bool, interval: float) -> int:
+    if watch:
+        if form is not OutputFormat.TEXT:
+            raise UsageError(f"--output {form}: cannot be watched; leave out one of --output and --watch")
+        return await until_over(session, *session.of(name), interval=interval)
+    if form not in (OutputFormat.TEXT, OutputFormat.WIDE):
+        print_objects([await session.api.job(*session.of(name))], form, single=True)
+        return EXIT_OK
+    snapshot = await JobReader(session.api, *session.of(name)).snapshot()
+    session.console.print(render.status(snapshot, datetime.now(UTC), session.console.width))
+    return EXIT_OK
+
+
+async def top(session: Session, name: Target | None, *, everywhere: bool, once: bool, interval: float) -> int:
+    """Jobs, or one job's workers; again and again on a terminal."""
+    job_reader = JobReader(session.api, *session.of(name)) if name else None
+    quit = asyncio.Event()
+
+    async def picture() -> Draw:
+        if job_reader is not None:
+            return partial(_of_job, await job_reader.snapshot())
+        found = _sorted(await session.api.jobs(None if everywhere else session.namespace))
+        return partial(_of_jobs, found, everywhere)
+
+    if once or not on_a_terminal():
+        session.console.print((await picture())(session.console.width, ENDLESS, ""))
+        return EXIT_OK
+    with LiveScreen(session.console, quit) as screen:
+        while not quit.is_set():
+            screen.draw(await session.patiently(picture), "q leaves")
+            await pause(quit, interval)
+    return EXIT_OK
+
+
+def _of_job(snapshot: JobSnapshot, width: int, height: int, keys: str) -> RenderableType:
+    now, head = datetime.now(UTC), render.head(snapshot, datetime.now(UTC))
+    listed, _ = render.workers_within(snapshot, now, width, height - len(head) - 3)
+    return Group(*head, "", *(listed or [Text("no workers", style="dim")]), *_keys(keys))
+
+
+def _of_jobs(found: list[RemoteJob], everywhere: bool, width: int, height: int, keys: str) -> RenderableType:
+    """Those that are not over come first; what does not fit below is cut."""
+    now = datetime.now(UTC)
+    shown = sorted(found, key=lambda job: job.ended is not None)[: max(1, height - 4)]
+    running = sum(job.holds("Running") for job in found)
+    head = Text(f"{phrases.count(len(found), 'job')}, {running} running, {now:%H:%M:%S} UTC", style="bold")
+    table = render.jobs(shown, now, wide=width >= 130, namespaces=everywhere)
+    return Group(head, "", table, *_keys(keys))
+
+
+def _keys(keys: str) -> list[RenderableType]:
+    return [Text(keys, style="dim italic")] if keys else []
+
+
+async def events(session: Session, name: Target, *, form: OutputFormat, follow: bool, interval: float) -> int:
+    """The job's and its pods', oldest first."""
+    if follow and form is not OutputFormat.TEXT:
+        raise UsageError(f"--output {form}: cannot be followed; leave out one of --output and --follow")
+    job_reader, unseen = JobReader(session.api, *session.of(name)), UnseenEvents()
+    while True:
+        snapshot = await session.patiently(lambda: job_reader.snapshot(pod_events=True))
+        if form in (OutputFormat.JSON, OutputFormat.YAML):
+            _print_events(snapshot, form)
+            return EXIT_OK
+        if snapshot.missing and not follow:
+            session.console.print(*(Text(f"not shown: {what}", style="dim") for what in snapshot.missing), sep="\n")
+        told = unseen.of(snapshot.events)
+        for line in render.events(told, datetime.now(UTC), snapshot.job, times=follow or form is OutputFormat.WIDE):
+            session.console.print(line, soft_wrap=True)
+        if not follow:
+            if not snapshot.events:
+                session.say("no events: they are kept for an hour by most clusters")
+            return EXIT_OK
+        if snapshot.job.ended:
+            return EXIT_OK
+        await asyncio.sleep(interval)
+
+
+def _print_events(snapshot: JobSnapshot, form: OutputFormat) -> None:
+    found = [
+        {
+            "time": one.at.astimezone(UTC).isoformat(),
+            "about": one.about,
+            "warning": one.warning,
+            "reason": one.reason,
+            "message": one.message,
+            "count": one.count,
+        }
+        for one in snapshot.events
+    ]
+    if form is OutputFormat.JSON:
+        print(json.dumps(found, indent=2))
+    else:
+        yaml.safe_dump(found, sys.stdout, sort_keys=False)

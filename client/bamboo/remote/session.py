@@ -1,0 +1,159 @@
+"""One command's life: the way to the cluster, the user's questions and answers, Ctrl-C, and what ends it."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from bamboo import loop_signals
+from bamboo_core.complaints import complain, said_by
+from bamboo_core.job.fields import ManifestError
+from bamboo_core.job.yaml_file import load_document
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
+from bamboo_core.kube.kubeconfig import Access
+from bamboo_core.kube.kubeconfig import load as load_access
+from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from bamboo_core.text import printable
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 60.0  # a command that watches outlasts an API server that is away for that long
+PIPE_WIDTH = 400  # where there is no terminal, nothing is cut to a width
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojobs.bamboo.dev/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A job by the name that was given, and in the namespace if one was."""
+
+    name: str
+    namespace: str | None = None
+
+
+class Session:
+    """namespace: the one that the command is about."""
+
+    def __init__(self, api: KubeApi, namespace: str, *, quiet: bool = False) -> None:
+        self.api, self.namespace, self.quiet = api, namespace, quiet
+        self.console = console()
+
+    def of(self, target: Target) -> tuple[str, str]:
+        """Namespace and name of a job."""
+        return target.namespace or self.namespace, target.name
+
+    def say(self, text: str) -> None:
+        """What a person wants to know; not with --quiet."""
+        if not self.quiet:
+            print(text, flush=True)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Again and again while the cluster is away, for a while."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await call()
+            except (ClusterUnreachable, ApiError) as error:
+                if (isinstance(error, ApiError) and not error.may_pass) or time.monotonic() > end:
+                    raise
+                await asyncio.sleep(2.0)
+
+
+Command = Callable[[Session], Coroutine[Any, Any, int]]
+
+
+def run(
+    command: Command, *, namespace: str | None, context: str | None, kubeconfig: str | None, quiet: bool = False
+) -> int:
+    """The command on the cluster that the flags and the kubeconfig name; its exit code. Errors are said."""
+    try:
+        access = load_access(kubeconfig, context)
+        namespace = namespace or access.namespace
+        if not NAME.fullmatch(namespace):
+            raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
+        return loop_signals.run_until_stopped(lambda: _run(access, namespace, command, quiet))
+    except RemoteError as error:
+        complain(printable(said_by(error)))
+        return error.code
+    except BrokenPipeError:  # such as: bamboo logs JOB | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return EXIT_INTERRUPTED
+
+
+async def _run(access: Access, namespace: str, command: Command, quiet: bool) -> int:
+    async with KubeApi(access) as api:
+        return await command(Session(api, namespace, quiet=quiet))
+
+
+def target(given: str) -> Target:
+    """From a name, TYPE/NAME as kubectl prints it, or a manifest's file."""
+    if given.endswith((".yaml", ".yml", ".json")) or Path(given).is_file():
+        try:
+            metadata = load_document(given).get("metadata")
+        except ManifestError as error:
+            raise UsageError(str(error)) from None
+        metadata = metadata if isinstance(metadata, dict) else {}
+        name, namespace = metadata.get("name"), metadata.get("namespace")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise UsageError(f"{given}: metadata.name: expected the name of a job")
+        return Target(name=name, namespace=namespace if isinstance(namespace, str) else None)
+    name = next((given.removeprefix(kind) for kind in KINDS if given.startswith(kind)), given)
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{given}: expected the name of a job or the file of a manifest")
+    return Target(name=name)
+
+
+def console() -> Console:
+    """Standard output: as wide as the terminal; a pipe gets everything."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return Console(highlight=False)
+    return Console(highlight=False, width=PIPE_WIDTH)
+
+
+def on_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def confirm(consequence: str, *, yes: bool) -> None:
+    """Asks on a terminal, else wants --yes. Raises a RemoteError if the answer is no."""
+    if yes:
+        return
+    if not on_a_terminal():
+        raise UsageError(f"{consequence}; pass --yes to do it anyway")
+    with _interruptible():
+        try:
+            answer = input(f"{consequence}. Continue? [y/N] ")
+        except EOFError:
+            answer = ""
+        except KeyboardInterrupt:
+            print()
+            raise
+    if answer.strip().lower() not in ("y", "yes"):
+        raise Declined("nothing was done")
+
+
+class Declined(RemoteError):
+    """The user has thought better of it."""
+
+    code = EXIT_FAILED
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C is otherwise taken by the loop, which does not run while a person thinks."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

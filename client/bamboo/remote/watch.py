@@ -1,0 +1,183 @@
+"""Follows a job until it is over: live on a terminal, else as lines."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
+from bamboo.remote.job_view.objects import RemoteJob
+from bamboo.remote.job_view.render import JobSnapshot, events, live
+from bamboo.remote.session import Session, on_a_terminal
+from bamboo.terminal.live_view import Keyboard
+from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_core.names import EXIT_FAILED, EXIT_OK
+
+INTERVAL_SECONDS = 2.0
+FINAL_EVENTS_SECONDS = 1.0  # the operator posts a job's last events after its last status
+KEYS = "q quits; the job continues"
+Draw = Callable[[int, int, str], RenderableType]  # for a width, a height, and what the keys do
+
+
+class JobDeleted(RemoteError):
+    """The job was deleted while it was watched."""
+
+    code = EXIT_FAILED
+
+
+class Screen(Protocol):
+    def __enter__(self) -> "Screen": ...
+    def __exit__(self, *_: object) -> None: ...
+    def show(self, snapshot: JobSnapshot) -> None: ...
+
+
+class LiveScreen:
+    """A picture that changes; the last one stays. quit: set when q is pressed."""
+
+    def __init__(self, console: Console, quit: asyncio.Event) -> None:
+        self._console, self._quit = console, quit
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._keyboard = Keyboard(self._key)
+        self._picture: Draw = lambda width, height, keys: Text("looking ...", style="dim")
+
+    def __enter__(self) -> "LiveScreen":
+        self._keyboard.open()
+        self._live.start()
+        self.draw(self._picture)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.draw(self._picture, keys="")
+        self._live.stop()
+        self._keyboard.close()
+
+    def show(self, snapshot: JobSnapshot) -> None:
+        self.draw(lambda width, height, keys: live(snapshot, datetime.now(UTC), width, height, keys))
+
+    def draw(self, picture: Draw, keys: str = KEYS) -> None:
+        self._picture, size = picture, self._console.size
+        self._live.update(picture(size.width, size.height - 1, keys), refresh=True)
+
+    def _key(self, key: str) -> None:
+        if key == "q":
+            self._quit.set()
+
+
+class LineScreen:
+    """Lines for logs and pipes: each event, each change of state, and the progress when it is written anew."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._unseen, self._told = say, UnseenEvents(), ""
+
+    def __enter__(self) -> "LineScreen":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, snapshot: JobSnapshot) -> None:
+        now = datetime.now(UTC)
+        for line in events(self._unseen.of(snapshot.events), now, snapshot.job, times=True):
+            self._say(str(line))
+        told = f"{snapshot.job.status.state}, {phrases.progress(snapshot.job)}"
+        if told != self._told:
+            self._told = told
+            self._say(told)
+
+
+def screen(session: Session, quit: asyncio.Event) -> Screen:
+    if on_a_terminal() and not session.quiet:
+        return LiveScreen(session.console, quit)
+    return LineScreen(session.say)
+
+
+async def until_over(session: Session, namespace: str, name: str, interval: float = INTERVAL_SECONDS) -> int:
+    """Shows the job until it is over; its outcome as an exit code. Leaving by a key is no failure."""
+    job_reader, quit = JobReader(session.api, namespace, name), asyncio.Event()
+    uid, snapshot = None, None
+    with screen(session, quit) as shown:
+        while not quit.is_set():
+            first = snapshot is None
+            snapshot = await session.patiently(partial(_snapshot, job_reader, uid))
+            uid = snapshot.job.uid
+            shown.show(snapshot)
+            if snapshot.job.ended:
+                if not first:
+                    await _final_events(job_reader, uid, shown, quit)
+                break
+            await pause(quit, interval)
+    if snapshot is None:
+        return EXIT_OK
+    code = snapshot.job.exit_code
+    if code is None:
+        session.say(f"the job continues; bamboo status {name} --watch shows it again")
+        return EXIT_OK
+    if not isinstance(shown, LiveScreen):
+        session.say(phrases.outcome(snapshot.job))
+    return code
+
+
+async def _final_events(job_reader: JobReader, uid: str, shown: Screen, quit: asyncio.Event) -> None:
+    """The events that came after the end; without them, if the cluster or the job has gone meanwhile."""
+    await pause(quit, FINAL_EVENTS_SECONDS)
+    with suppress(RemoteError):
+        shown.show(await _snapshot(job_reader, uid))
+
+
+async def _snapshot(job_reader: JobReader, uid: str | None) -> JobSnapshot:
+    """A job of the same name that was made in the meantime is another job."""
+    try:
+        snapshot = await job_reader.snapshot()
+    except ApiError as error:
+        if uid is None or error.status != 404:
+            raise
+        raise JobDeleted(f"job {job_reader.name} was deleted") from None
+    if uid is not None and snapshot.job.uid != uid:
+        raise JobDeleted(f"job {job_reader.name} was deleted, and another one of that name was created")
+    return snapshot
+
+
+async def pause(quit: asyncio.Event, seconds: float) -> None:
+    """Shorter if the user wants to leave."""
+    try:
+        async with asyncio.timeout(seconds):
+            await quit.wait()
+    except TimeoutError:
+        pass
+
+
+class WaitTimedOut(RemoteError):
+    """What was waited for did not come in time."""
+
+
+async def until(
+    session: Session,
+    job_reader: JobReader,
+    met: Callable[[RemoteJob], bool],
+    what: str,
+    seconds: float,
+    interval: float = 0.5,
+) -> RemoteJob:
+    """Waits for the job to be so. Raises WaitTimedOut, which says how it is instead; JobDeleted if it is deleted."""
+    end, uid = time.monotonic() + seconds, None
+    while True:
+        job = await session.patiently(job_reader.job)
+        if uid is not None and job.uid != uid:
+            raise JobDeleted(f"job {job_reader.name} was deleted, and another one of that name was created")
+        uid = job.uid
+        if met(job):
+            return job
+        if time.monotonic() > end:
+            why = phrases.why_waiting(job)
+            raise WaitTimedOut(
+                f"{job.name} {what} within {seconds:.0f} s; it is {job.status.state}" + (f": {why}" if why else "")
+            )
+        await asyncio.sleep(interval)

@@ -1,0 +1,135 @@
+"""Which worker holds which state in a simulated job, and how long it takes to bring one somewhere. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple
+
+from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer
+from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.planning.profile import ModelProfile
+
+MEGABYTE = 1_000_000
+
+
+class StateOnItsWay(NamedTuple):
+    """A stage's state that is being copied to a worker."""
+
+    at: float  # when the worker has the stage's state
+    worker: WorkerId
+    stage: int
+    transfer: Transfer
+
+
+class HeldStates:
+    """Stages that workers hold at the newest version, states on their way, and layers of a checkpoint in memory."""
+
+    def __init__(self, profile: ModelProfile, transfer_mbps: int, flows: int) -> None:
+        """transfer_mbps, flows: of a state that is sent, and connections of a link, as the job's manifest has them."""
+        self._profile, self._limit, self._flows = profile, transfer_mbps * MEGABYTE, flows
+        self._held: dict[WorkerId, set[int]] = {}
+        self._coming: dict[tuple[WorkerId, int], float] = {}  # when the state is there
+
+    def _link(self, size: int) -> float:
+        return self._profile.network.link(size, self._flows)
+
+    def begin(self, plan: Plan) -> None:
+        """Everybody has what the plan says."""
+        self._coming.clear()
+        self._held = {w: set() for w in plan.worker_ids()}
+        for cell in plan.cells():
+            for worker in plan.at(cell).holders:
+                self._held[worker].add(plan.state_of(cell))
+
+    def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
+        """Forget what nobody is to hold any more; the states that begin to travel now.
+
+        An owner sends one state after the other.
+        """
+        wanted: dict[WorkerId, set[int]] = {}
+        busy: defaultdict[WorkerId, float] = defaultdict(float)
+        begun: list[StateOnItsWay] = []
+        for cell in plan.cells():
+            assignment = plan.at(cell)
+            for worker in assignment.holders:
+                wanted.setdefault(worker, set()).add(plan.state_of(cell))
+        self._held = {w: self._held.get(w, set()) & stages for w, stages in wanted.items()}
+        self._coming = {
+            (w, s): at for (w, s), at in self._coming.items() if s in wanted.get(w, set()) and w in plan.worker_ids()
+        }
+        for cell in plan.cells():
+            assignment, number = plan.at(cell), plan.state_of(cell)
+            self._held[assignment.owner].add(number)
+            for worker in assignment.replicas:
+                if number in self._held[worker] or (worker, number) in self._coming:
+                    continue
+                size = self.state_bytes(plan.state_layers[number])
+                busy[assignment.owner] += size / min(self._link(size), self._limit)
+                at = now + busy[assignment.owner] + self._profile.network.latency
+                self._coming[worker, number] = at
+                transfer = Transfer(TrafficKind.STATES, assignment.owner, worker, size)
+                begun.append(StateOnItsWay(at, worker, number, transfer))
+        return begun
+
+    def arrived(self, worker: WorkerId, stage: int, at: float) -> bool:
+        """Is a state that was to be there at that time still wanted?"""
+        if self._coming.get((worker, stage)) != at:
+            return False
+        del self._coming[worker, stage]
+        self._held.setdefault(worker, set()).add(stage)
+        return True
+
+    def lose(self, worker: WorkerId) -> None:
+        self._held.pop(worker, None)
+        self._coming = {key: at for key, at in self._coming.items() if key[0] != worker}
+
+    def has(self, worker: WorkerId, stage: int) -> bool:
+        return stage in self._held.get(worker, set())
+
+    def of(self, worker: WorkerId) -> set[int]:
+        return self._held.get(worker, set())
+
+    def state_bytes(self, layers: tuple[int, int]) -> int:
+        """The bytes of a range of layers, with what the optimizer remembers."""
+        return self.bytes_of(range(*layers))
+
+    def bytes_of(self, layers: Iterable[int]) -> int:
+        return sum(self._profile.layers[i].parameters + self._profile.layers[i].optimizer for i in layers)
+
+    def beginning(
+        self, plan: Plan, copies: Mapping[WorkerId, Set[int]] | None = None
+    ) -> tuple[dict[WorkerId, float], list[Transfer]]:
+        """Seconds until each worker has begun with the state that a plan of a new origin names; and what is sent.
+
+        copies: the layers that workers have of that state, which may be more than the plan says, as it names a few
+        sources only. What is in its memory costs nothing, what others have comes over the network, and the rest from
+        the store.
+        """
+        workers = sorted(plan.worker_ids())
+        if plan.restore is None:
+            return dict.fromkeys(workers, 0.0), []
+        transfers: list[Transfer] = []
+        network, storage = self._profile.network, self._profile.storage
+        receives: defaultdict[WorkerId, float] = defaultdict(float)  # seconds
+        sent: Counter[WorkerId] = Counter()
+        read: Counter[WorkerId] = Counter()
+        for worker in workers:
+            mine = {plan.state_of(cell) for cell in plan.cells() if worker in plan.at(cell).holders}
+            for layer in (i for number in sorted(mine) for i in range(*plan.state_layers[number])):
+                size, holders = self.bytes_of([layer]), plan.sources[layer] if plan.sources else ()
+                if worker in holders or (copies and layer in copies.get(worker, ())):
+                    continue
+                if holders:
+                    source = min(holders, key=lambda holder: (sent[holder], holder))
+                    sent[source] += size
+                    receives[worker] += size / self._link(size)
+                    transfers.append(Transfer(TrafficKind.STATES, source, worker, size))
+                else:
+                    read[worker] += size
+                    transfers.append(Transfer(TrafficKind.CHECKPOINTS, None, worker, size))
+        slowest = max(sent.values(), default=0) / network.machine
+        times = {
+            worker: max(receives[worker], slowest if receives[worker] else 0.0)
+            + (read[worker] / storage.read + 2 * storage.latency if read[worker] else 0.0)
+            for worker in workers
+        }
+        return times, transfers

@@ -1,0 +1,223 @@
+"""What a simulated job came to: what is noted while it runs, its figures, and how they went over time. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from bamboo.simulation.job.zone_traffic import ZoneTraffic
+from bamboo_core.prices.zone_traffic import GB, ZONE_TRAFFIC_PRICE, traffic_usd
+
+BINS = 200  # of a series
+HOUR = 3600.0
+
+
+Span = tuple[float, float, float]  # from, until, how much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFigures:
+    """The figures of one run. Rates are means over the time since the job was submitted."""
+
+    preemptions: int  # workers that were taken away, with or without notice
+    takeovers: int  # cells that moved in the middle of a step, or with notice
+    restores: int  # times that the job went back to a checkpoint
+    fatal: int  # times that a stage was lost with all its copies
+    repeated: int  # steps that it did again
+    pause: float  # seconds, the mean by which a step was longer in which an owner was lost
+    nodes: float  # that were paid for
+    throughput: float  # samples a second, each counted once
+    # usd_per_hour, usd: of nodes and traffic, nan if a price is not known
+    usd_per_hour: float
+    usd: float
+    zone_gb_per_hour: float  # what crosses zones
+    zone_usd_per_hour: float  # of usd_per_hour, for what crosses zones
+    value: float  # samples a second for each USD an hour
+    # the time that the steps would have taken on the whole grid without any disturbance, over the time since training
+    # began
+    goodput: float
+    # trained, redone: hours of steps that count, without such pauses, and of those that had been done before
+    trained: float
+    redone: float
+    waited: float  # hours without a grid
+    begun: float  # hours until training began
+    hours: float  # until the last step, or until the time was up
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The course of a run, in bins of equal length: each value is a mean over its bin; counts, and seconds of
+    pauses, are sums up to its end.
+    """
+
+    hours: tuple[float, ...]  # at the end of each bin
+    nodes: tuple[float, ...]
+    throughput: tuple[float, ...]
+    usd_per_hour: tuple[float, ...]
+    value: tuple[float, ...]
+    goodput: tuple[float, ...]
+    preemptions: tuple[int, ...]
+    takeovers: tuple[int, ...]
+    restores: tuple[int, ...]
+    pauses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """The result of a simulated run of a job."""
+
+    figures: JobFigures
+    series: Series
+    outcome: str  # how the job ended, or "cut": the time was up
+    message: str
+    steps: tuple[Span, ...] = ()  # (from, until, how many new ones), in seconds since the job was submitted
+
+
+SO_FAR = ("preemptions", "takeovers", "restores", "pauses")
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """What happens in a run, in seconds since the job was submitted."""
+
+    samples: int
+    usual: float = 0.0  # seconds of an undisturbed one on the whole grid
+    paid_usd: float = 0.0  # for nodes, so far
+    begun: float | None = None
+    steps: list[Span] = field(default_factory=list)  # (from, until, how many new ones)
+    # nodes, usd: spans of a number, and of USD an hour
+    nodes: list[Span] = field(default_factory=list)
+    usd: list[Span] = field(default_factory=list)
+    priced: bool = True
+    zone_price: float = ZONE_TRAFFIC_PRICE  # USD for each GB of them and each way
+    crossed: list[Span] = field(default_factory=list)  # of bytes between zones
+    traffic: ZoneTraffic = field(default_factory=ZoneTraffic)  # all bytes by their kind
+    moments: dict[str, list[float]] = field(default_factory=dict)
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    stopped: list[Span] = field(default_factory=list)
+    redone: float = 0.0  # seconds of steps that had been done before
+    repeated: int = 0
+    fatal: int = 0
+    _since: float = 0.0
+
+    def note(self, what: str, at: float, count: int = 1) -> None:
+        self.moments.setdefault(what, []).extend([at] * count)
+
+    def paid(self, now: float, nodes: int, usd_per_hour: float | None) -> None:
+        """Records that so many nodes have been paid for since this was called last. usd_per_hour: of all of them; None
+        if a price is not known.
+        """
+        if now > self._since:
+            self.nodes.append((self._since, now, nodes * (now - self._since)))
+            if usd_per_hour is None:
+                self.priced = False
+            else:
+                self.usd.append((self._since, now, usd_per_hour * (now - self._since) / HOUR))
+                self.paid_usd += self.usd[-1][2]
+            self._since = now
+
+    def sent(self, since: float, until: float, traffic: ZoneTraffic) -> None:
+        """Records what was sent from one time to another, evenly."""
+        self.traffic += traffic
+        if traffic.billed:
+            self.crossed.append((since, until, traffic.billed))
+
+    def figures(self, end: float) -> JobFigures:
+        trained = sum(count for _, _, count in self.steps)
+        crossed = sum(size for _, _, size in self.crossed)
+        across = traffic_usd(crossed, self.zone_price)
+        usd = sum(paid for _, _, paid in self.usd) + across if self.priced else float("nan")
+        hours, seconds = end / HOUR, max(end, 1e-9)
+        rate, throughput = usd / seconds * HOUR, trained * self.samples / seconds
+        since = end - (self.begun if self.begun is not None else end)
+        counts = Counter({what: len(times) for what, times in self.moments.items()})
+        return JobFigures(
+            preemptions=counts["preemptions"],
+            takeovers=counts["takeovers"],
+            restores=counts["restores"],
+            fatal=self.fatal,
+            repeated=self.repeated,
+            pause=sum(s for _, s in self.pauses) / len(self.pauses) if self.pauses else 0.0,
+            nodes=sum(n for _, _, n in self.nodes) / seconds,
+            throughput=throughput,
+            usd_per_hour=rate,
+            usd=usd,
+            zone_gb_per_hour=crossed / GB / seconds * HOUR,
+            zone_usd_per_hour=across / seconds * HOUR,
+            value=throughput / rate if rate else float("nan"),
+            goodput=trained * self.usual / since if since > 0 else 0.0,
+            trained=self._trained / HOUR,
+            redone=self.redone / HOUR,
+            waited=sum(s for _, _, s in self.stopped) / HOUR,
+            begun=(self.begun if self.begun is not None else end) / HOUR,
+            hours=hours,
+            steps=round(trained),
+        )
+
+    @property
+    def _trained(self) -> float:
+        """The seconds of steps that count."""
+        whole = sum(until - since for since, until, _ in self.steps) - self.redone
+        return max(0.0, whole - sum(seconds for _, seconds in self.pauses))
+
+    def stepped(self, since: float, until: float, steps: int, new: int) -> None:
+        """Records that so many steps were done in that time, of which the last `new` had not been done before."""
+        self.steps.append((since, until, max(0, new)))
+        self.redone += (until - since) * (steps - max(0, new)) / steps
+
+    def series(self, end: float) -> Series:
+        width = max(end, 1e-9) / BINS
+        edges = [width * (i + 1) for i in range(BINS)]
+        throughput = [self.samples * n / width for n in _binned(self.steps, width)]
+        billed = [*self.usd, *((a, b, traffic_usd(size, self.zone_price)) for a, b, size in self.crossed)]
+        usd = [paid / width * HOUR if self.priced else float("nan") for paid in _binned(billed, width)]
+        return Series(
+            hours=tuple(edge / HOUR for edge in edges),
+            nodes=tuple(n / width for n in _binned(self.nodes, width)),
+            throughput=tuple(throughput),
+            usd_per_hour=tuple(usd),
+            value=tuple(t / u if u else float("nan") for t, u in zip(throughput, usd, strict=True)),
+            goodput=tuple(t / self.samples * self.usual for t in throughput),
+            preemptions=_counted(self.moments.get("preemptions", []), edges),
+            takeovers=_counted(self.moments.get("takeovers", []), edges),
+            restores=_counted(self.moments.get("restores", []), edges),
+            pauses=tuple(accumulate(_binned([(at, at, seconds) for at, seconds in self.pauses], width))),
+        )
+
+
+def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
+    """The hours and the means of a value over the runs that last that long, at the ends of the bins of the longest run.
+
+    What is counted up to a moment is over all runs: it stays what it was when a run ended.
+    """
+    longest = max(runs, key=lambda series: series.hours[-1])
+    values = []
+    for hour in longest.hours:
+        there = [series for series in runs if name in SO_FAR or series.hours[-1] >= hour * (1 - 1e-9)]
+        found = [getattr(s, name)[min(len(s.hours) - 1, int(hour / s.hours[-1] * len(s.hours) - 1e-6))] for s in there]
+        values.append(sum(found) / len(found))
+    return list(longest.hours), values
+
+
+def _binned(spans: Sequence[Span], width: float) -> list[float]:
+    """What belongs to each bin, if it is spread evenly over its span."""
+    found = [0.0] * BINS
+    for begin, end, amount in spans:
+        first, last = min(int(begin / width), BINS - 1), min(int(end / width), BINS - 1)
+        if first == last or end <= begin:
+            found[first] += amount
+            continue
+        for i in range(first, last + 1):
+            upto = end if i == last else (i + 1) * width
+            found[i] += amount * (upto - max(begin, i * width)) / (end - begin)
+    return found
+
+
+def _counted(times: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
+    ordered, counts, place = sorted(times), [], 0
+    for edge in edges:
+        while place < len(ordered) and ordered[place] <= edge * (1 + 1e-12):
+            place += 1
+        counts.append(place)
+    return tuple(counts)

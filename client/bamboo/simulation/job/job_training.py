@@ -1,0 +1,423 @@
+"""The workers' part of a simulated job: steps, plans, states and checkpoints in virtual time.
+
+It does what the engine does as far as that takes time: a plan takes effect at once or with a commit, a step in which an
+owner is lost is completed by its heirs, and a state is copied before somebody counts as its holder.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from bamboo.simulation.job.held_states import HeldStates
+from bamboo.simulation.job.job_record import JobRecord
+from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
+from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffic, by_zone, step_traffic
+from bamboo_core.checkpoint.manifest import CheckpointPart
+from bamboo_core.control import protocol
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.gradient_groups import final_share
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.profile import ModelProfile
+from bamboo_core.planning.shares import kept_share, share
+from bamboo_core.planning.splits.moving import needed
+from bamboo_core.planning.splits.stage_times import StageTimes
+from bamboo_core.planning.steps.step_times import LostWorkers, StepModel
+
+LEARNING_STEPS: Final = 16  # on a new grid, of which the coordinator is told one by one, with what stages take
+MEASURED_MICROBATCHES: Final = 64
+COPY_RATE: Final = 5e9  # bytes a second from a device to pageable host memory, for the copies of a cut
+Tell = Callable[[WorkerId, protocol.Message], None]
+
+
+class SimulatedTraining:
+    """The training of a simulated job, step by step. tell: says something to the coordinator in a worker's name. most:
+    how many steps may be done before it wants to be told.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        model: StepModel,
+        profile: ModelProfile,
+        spec: JobSpec,
+        record: JobRecord,
+        *,
+        tell: Tell,
+        most: Callable[[], int],
+    ) -> None:
+        self._clock, self._model, self._spec, self._record = clock, model, spec, record
+        self._profile = profile
+        self._tell, self._most = tell, most
+        self._held = self._no_states()
+        self.step, self._furthest = 0, 0
+        self.plan: Plan | None = None  # the newest that has arrived, unless it waits for its boundary
+        self._pending: Plan | None = None
+        self._begun: Plan | None = None  # with which the step in progress began; None: no step is in progress
+        self._since = 0.0  # when it began
+        self._seconds = 0.0  # that it takes undisturbed
+        self._timer: Timer | None = None
+        self._generation = 0
+        self._gone: dict[WorkerId, float] = {}  # and when they were lost
+        self._left: dict[WorkerId, float] = {}  # lost in the step in progress, or moved away from
+        self._idle_since: float | None = 0.0
+        self._wish: protocol.TakeCheckpoint | None = None
+        self._carried: tuple[int, CheckpointId] | None = None
+        self._kept: list[CheckpointId] = []
+        self._cut_state: CheckpointId | None = None  # the newest cut, and the layers that workers have of it
+        self._copies: dict[WorkerId, frozenset[int]] = {}
+        self._checkpoints = 0
+        self._timed: tuple[object, int] = None, 0  # the grid whose steps are told one by one, since which step
+        self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
+
+    def _no_states(self) -> HeldStates:
+        spec = self._spec
+        return HeldStates(self._profile, spec.redundancy.transfer_mbps, spec.topology.flows_per_link)
+
+    # plans
+
+    def plan_arrived(self, plan: Plan) -> None:
+        """Takes in a plan that has arrived at all workers that it names; each plan counts once."""
+        newest = self._pending or self.plan
+        if newest is not None and plan.epoch <= newest.epoch:
+            return
+        if self.plan is None or plan.origin != self.plan.origin:
+            self._begin_anew(plan)
+        elif plan.boundary and self._begun is not None:
+            self._pending = plan
+        else:
+            self._switch(plan)
+
+    def _begin_anew(self, plan: Plan) -> None:
+        """Everybody gets the state that the plan names; training goes on when all owners have it."""
+        self._stop()
+        self.plan, self._pending, self._carried, self._wish = plan, None, None, None
+        if not plan.moved or self._cut_state != plan.restore:
+            self._cut_state, self._copies = None, {}
+        times, transfers = self._held.beginning(plan, self._copies)
+        self._send(plan, transfers)
+        self._held = self._no_states()
+        owners = [plan.at(cell).owner for cell in plan.cells()]
+        for worker, seconds in times.items():
+            self._clock.after(seconds, partial(self._applied, worker, plan))
+        self._clock.after(max(times[worker] for worker in owners), partial(self._started, plan))
+
+    def _started(self, plan: Plan) -> None:
+        """Begins the plan's training: all owners have the state with which the plan begins."""
+        current = self.plan
+        if current is None or current.origin != plan.origin:
+            return
+        self._held.begin(current)
+        self.step, self._generation = plan.first_step, current.target.generation
+        if plan.restore is not None and not plan.moved and self._keeps_copies:
+            for worker in sorted(plan.worker_ids() - self._gone.keys()):
+                held = protocol.CopiesHeld(checkpoint=plan.restore, layers=tuple(sorted(kept_share(plan, worker))))
+                self._tell(worker, held)
+        self._say_synced(current)
+        if not self._record.begun:
+            self._record.begun = self._clock.now
+        self._waited()
+        self._begin()
+
+    def end(self) -> None:
+        """The run is over, in whatever state it is."""
+        if self._begun is not None and self._timer is None and self._idle_since is None:
+            self._idle_since = min([self._clock.now, *self._left.values()])  # nobody is left to tell those who wait
+        self._waited()
+
+    def _waited(self) -> None:
+        """Records that no grid has stood until now, if none has."""
+        if self._idle_since is not None:
+            self._record.stopped.append((self._idle_since, self._clock.now, self._clock.now - self._idle_since))
+            self._idle_since = None
+
+    def _applied(self, worker: WorkerId, plan: Plan) -> None:
+        if worker not in self._gone:
+            if plan.moved and plan.restore == self._cut_state:
+                self._copies[worker] = self._copies.get(worker, frozenset()) | needed(plan, worker)
+            self._tell(worker, protocol.PlanApplied(epoch=plan.epoch))
+
+    def _say_synced(self, plan: Plan) -> None:
+        for cell in plan.cells():
+            for replica in plan.at(cell).replicas:
+                if self._held.has(replica, plan.state_of(cell)) and plan.at(cell).owner not in self._gone:
+                    self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
+
+    def _switch(self, plan: Plan) -> None:
+        """Follows a plan at once: whoever runs cells from now on repeats what was done of them in this step."""
+        before, now = self.plan, self._clock.now
+        assert before is not None
+        self._pending = None
+        self._follow(plan)
+        if self._begun is None:
+            return
+        for cell in self._cells(self._begun):
+            owner = self._begun.at(cell).owner
+            if plan.at(cell).owner != owner:
+                self._left.setdefault(owner, self._gone.get(owner, now))
+        moved = any(plan.at(cell).owner != before.at(cell).owner for cell in self._cells(plan))
+        if any(plan.at(cell).owner in self._gone for cell in self._cells(plan)) or not (moved or self._timer is None):
+            return
+        self._complete_elsewhere(plan, before)
+
+    def _complete_elsewhere(self, plan: Plan, before: Plan) -> None:
+        assert self._begun is not None
+        now, since = self._clock.now, self._since
+        layout = next(one for one in self._begun.layouts if one.generation == self._generation)
+        gone = {w: max(0.0, at - since) for w, at in self._left.items() if w in self._gone}
+        lost = LostWorkers(at=gone, planned=now - since)
+        seconds, repeating = self._model.disturbed(self._begun, plan, layout, lost)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._record.pauses.append((now, max(0.0, seconds - self._seconds)))
+        over = min(now + repeating, since + seconds)
+        self._clock.at(over, partial(self._say_taken_over, plan, before, over - now))  # before the step's commit
+        self._timer = self._clock.at(since + seconds, partial(self._committed, 1))
+
+    def _follow(self, plan: Plan) -> None:
+        """Roles change; states travel to those who are to have them."""
+        self.plan = plan
+        moving = self._held.follow(plan, self._clock.now)
+        self._send(plan, [state.transfer for state in moving])
+        for at, worker, stage, _ in moving:
+            self._clock.at(at, partial(self._state_arrived, worker, stage, at))
+        for worker in sorted(plan.worker_ids()):
+            self._applied(worker, plan)
+        self._say_synced(plan)
+
+    def _state_arrived(self, worker: WorkerId, stage: int, at: float) -> None:
+        plan = self.plan
+        if plan is None or not self._held.arrived(worker, stage, at):
+            return
+        for cell in plan.cells():
+            roles, ours = plan.at(cell), plan.state_of(cell) == stage
+            if ours and worker in roles.replicas and roles.owner not in self._gone:
+                self._tell(roles.owner, protocol.ReplicaSynced(cell=cell, replica=worker))
+
+    def _say_taken_over(self, plan: Plan, before: Plan, seconds: float) -> None:
+        for cell in plan.cells():
+            if cell.pipeline >= len(before.pipelines) or plan.at(cell).owner == before.at(cell).owner:
+                continue
+            if plan.at(cell).owner not in self._gone:
+                taken = protocol.TakenOver(
+                    epoch=plan.epoch,
+                    cell=cell,
+                    step=self.step,
+                    reform_ms=0.0,
+                    recompute_ms=1000 * seconds,
+                    forwards=0,
+                    backwards=0,
+                    reused=0,
+                )
+                self._tell(plan.at(cell).owner, taken)
+
+    # steps
+
+    @property
+    def _current_plan(self) -> Plan:
+        """The plan in force; there is one whenever a step runs."""
+        assert self.plan is not None
+        return self.plan
+
+    def _cells(self, plan: Plan) -> list[Cell]:
+        """The cells that are run in the layout in force."""
+        pipelines = next((one.pipelines for one in plan.layouts if one.generation == self._generation), 0)
+        return [cell for cell in plan.cells() if cell.pipeline < pipelines]
+
+    def _begin(self) -> None:
+        plan = self._current_plan
+        if any(plan.at(cell).owner in self._gone for cell in self._cells(plan)):
+            self._begun, self._since, self._timer, self._left = plan, self._clock.now, None, {}
+            return
+        layout = next(one for one in plan.layouts if one.generation == self._generation)
+        self._seconds = self._model.seconds(plan, layout)
+        self._begun, self._since, self._left = plan, self._clock.now, {}
+        until = max(0.0, self._clock.next - self._clock.now)
+        alone = self._wish is not None or self._pending is not None or self._is_new(plan)
+        steps = 1 if alone else int(min(until / self._seconds, self._most()))
+        steps = max(1, min(steps, self._spec.training.steps - self.step))
+        self._timer = self._clock.after(steps * self._seconds, partial(self._committed, steps))
+
+    def _committed(self, steps: int) -> None:
+        """Takes in that so many steps are done; the coordinator hears of the last one, as if the other messages were
+        lost.
+        """
+        plan, now = self._current_plan, self._clock.now
+        self._record.sent(self._since, now, self._step_traffic(plan) * steps)
+        new = self.step + steps - max(self._furthest, self.step)
+        self._record.stepped(self._since, now, steps, new)
+        self.step += steps
+        self._furthest = max(self._furthest, self.step)
+        checkpoint, hold = self._carry(plan)
+        ran, root, took = self._generation, plan.at(ROOT).owner, (now - self._since) / steps
+        self._begun, self._timer = None, None
+        if self._pending is not None:
+            self._cross_boundary(plan, self._pending)
+        if self._is_new(plan):
+            self._say_times(plan)
+        committed = protocol.StepCommitted(
+            step=self.step - 1,
+            generation=ran,
+            loss=1.0,
+            gradient_norm=1.0,
+            microbatches=self._spec.training.microbatches,
+            seconds=took,
+            checkpoint=checkpoint,
+        )
+        self._tell(root, committed)
+        if self.step >= self._spec.training.steps:
+            plan = self._current_plan
+            for cell in self._cells(plan):
+                self._tell(plan.at(cell).owner, protocol.CellFinished(cell=cell, digest="0" * 16))
+        elif hold and checkpoint is not None:
+            self._cut(plan, checkpoint[1])
+        else:
+            self._begin()
+
+    def _is_new(self, plan: Plan) -> bool:
+        """Has the coordinator to be told of each step, as it learns what steps take on this grid?"""
+        if not self._spec.elastic.chooses_grid:
+            return False
+        ran = plan.stages, plan.target.pipelines, plan.target.schedule
+        if self._timed[0] != ran:
+            self._timed = ran, self.step
+        return self.step < self._timed[1] + LEARNING_STEPS
+
+    def _say_times(self, plan: Plan) -> None:
+        """What owners measure of their stages."""
+        stages = self._model.stages(plan.stages)
+        for cell in self._cells(plan):
+            times = StageTimes(
+                layers=plan.stages[cell.stage],
+                forward=stages.forward[cell.stage],
+                backward=stages.backward[cell.stage],
+                each=tuple(layer.forward for layer in self._profile.layers[slice(*plan.stages[cell.stage])]),
+                microbatches=MEASURED_MICROBATCHES,
+            )
+            self._answer(plan.at(cell).owner, protocol.Heartbeat(step=self.step, times=(times,)))
+
+    def _step_traffic(self, plan: Plan) -> ZoneTraffic:
+        """The traffic of one step in the layout in force; remembered, since most steps have the plan of the one
+        before.
+        """
+        key = plan.epoch, self._generation
+        if self._counted[0] != key:
+            layout = next(one for one in plan.layouts if one.generation == self._generation)
+            final = final_share(self._spec.training)
+            self._counted = key, step_traffic(plan, layout, self._profile, final=final)
+        return self._counted[1]
+
+    def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
+        """Records transfers of this moment, between the zones that the plan says."""
+        zones = {peer.worker: peer.zone for peer in plan.workers}
+        self._record.sent(self._clock.now, self._clock.now, by_zone(transfers, zones))
+
+    def _cross_boundary(self, before: Plan, plan: Plan) -> None:
+        self._pending = None
+        self._generation = plan.target.generation
+        self._follow(plan)
+        self._say_taken_over(plan, before, 0.0)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._begun = None
+        if self._idle_since is None:
+            self._idle_since = min([self._clock.now, *self._left.values()])
+
+    def lost(self, worker: WorkerId) -> None:
+        """Takes in that a worker is gone; the others will be told later."""
+        now = self._clock.now
+        self._gone[worker] = now
+        self._held.lose(worker)
+        plans = [plan for plan in (self._begun, self.plan) if plan is not None]
+        owned = any(plan.at(cell).owner == worker for plan in plans for cell in self._cells(plan))
+        if self._begun is None or not owned:
+            return
+        self._left.setdefault(worker, now)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # checkpoints and cuts
+
+    @property
+    def _keeps_copies(self) -> bool:
+        return self._spec.checkpoint is not None and self._spec.checkpoint.keep_in_memory
+
+    def wished(self, worker: WorkerId, wish: protocol.TakeCheckpoint) -> None:
+        if self._carried is not None and self._carried[0] == wish.number:
+            self._tell(worker, protocol.CheckpointBegun(number=wish.number, checkpoint=self._carried[1]))
+        else:
+            self._wish = wish if wish.at <= self._spec.training.steps else None
+
+    def _carry(self, plan: Plan) -> tuple[tuple[int, CheckpointId] | None, bool]:
+        """Does this commit carry a wish? And does nobody begin another step after it?"""
+        wish = self._wish
+        if wish is None or self.step < wish.at:
+            return None, False
+        self._wish, self._checkpoints = None, self._checkpoints + 1
+        checkpoint = CheckpointId(step=self.step, id=f"{self._checkpoints:x}")
+        self._carried = wish.number, checkpoint
+        if not wish.hold:
+            self._clock.after(0.0, partial(self._write, plan, wish.writers, checkpoint))
+        return self._carried, wish.hold
+
+    def _write(self, plan: Plan, writers: tuple[tuple[WorkerId, ...], ...], checkpoint: CheckpointId) -> None:
+        """Each writer its layers, one after the other, while training goes on."""
+        layers: dict[WorkerId, list[int]] = {}
+        for stage, mine in enumerate(writers):
+            for worker in mine:
+                layers.setdefault(worker, []).extend(share(mine, worker, plan.state_layers[stage]))
+        storage = self._profile.storage
+        for worker, shares in layers.items():
+            if worker in self._gone:
+                continue
+            if self._keeps_copies:
+                self._tell(worker, protocol.CopiesHeld(checkpoint=checkpoint, layers=tuple(sorted(shares))))
+            self._send(plan, [Transfer(TrafficKind.CHECKPOINTS, worker, None, self._held.bytes_of(shares))])
+            seconds = self._held.bytes_of(shares) / storage.write + storage.latency
+            self._clock.after(seconds, partial(self._written, worker, shares, checkpoint))
+
+    def _written(self, worker: WorkerId, layers: list[int], checkpoint: CheckpointId) -> None:
+        if worker in self._gone:
+            return
+        parts = tuple(
+            CheckpointPart(
+                layer=layer, file=f"layer-{layer}", bytes=max(1, self._held.bytes_of([layer])), sha256="0" * 64
+            )
+            for layer in layers
+        )
+        self._tell(worker, protocol.PartsWritten(checkpoint=checkpoint, parts=parts))
+
+    def commit_checkpoint(self, worker: WorkerId, checkpoint: CheckpointId) -> None:
+        self._clock.after(self._profile.storage.latency, partial(self._exists, worker, checkpoint))
+
+    def _exists(self, worker: WorkerId, checkpoint: CheckpointId) -> None:
+        if worker not in self._gone:
+            self._kept.append(checkpoint)
+            self._tell(worker, protocol.CheckpointCommitted(checkpoint=checkpoint))
+            self._tell(worker, protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True))
+
+    def find_checkpoint(self, worker: WorkerId, question: protocol.FindCheckpoint) -> None:
+        sound = [one for one in self._kept if one not in question.bad]
+        found = protocol.CheckpointFound(number=question.number, checkpoint=max(sound, default=None))
+        self._clock.after(2 * self._profile.storage.latency, partial(self._answer, worker, found))
+
+    def _answer(self, worker: WorkerId, message: protocol.Message) -> None:
+        if worker not in self._gone:
+            self._tell(worker, message)
+
+    def report(self, worker: WorkerId) -> None:
+        held = dict.fromkeys(sorted(self._held.of(worker)), self.step)
+        self._answer(worker, protocol.Report(committed=self.step - 1, held=held))
+
+    def _cut(self, plan: Plan, cut: CheckpointId) -> None:
+        """Cuts the training: nobody begins another step, and all copy what they hold."""
+        self._idle_since = self._clock.now
+        self._cut_state, self._copies = cut, {}
+        for worker in sorted(plan.worker_ids() - self._gone.keys()):
+            layers = tuple(i for s in sorted(self._held.of(worker)) for i in range(*plan.state_layers[s]))
+            self._copies[worker] = frozenset(layers)
+            held = protocol.StateHeld(checkpoint=cut, layers=layers)
+            if layers:
+                self._clock.after(self._held.bytes_of(layers) / COPY_RATE, partial(self._answer, worker, held))

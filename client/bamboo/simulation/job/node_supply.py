@@ -1,0 +1,210 @@
+"""Which nodes a simulated job has, and what they cost: spot nodes come and go as a trace says, on-demand ones stay.
+
+No clock of its own: the run says when what happens.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import cache, partial
+from statistics import median
+
+from bamboo.simulation.job.job_zones import named_zones, zone_allowed
+from bamboo_core.job.placement_spec import Capacity, NodePool, SpreadPolicy, next_prices, pool_price
+from bamboo_core.job.spec import JobSpec, pod_spread, wanted_pipelines, wanted_workers
+from bamboo_core.planning.profile import Prices
+from bamboo_core.traces.trace import PriceChange, Trace, price_series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedNode:
+    name: str
+    zone: str = ""
+    pool: NodePool | None = None  # on demand, of that pool; None: a spot node
+    group: int = 0  # of those that are to be in the same zone
+
+
+def _money(price: float | None) -> Decimal | None:
+    return None if price is None else Decimal(repr(price))
+
+
+class NodeSupply:
+    """The nodes that a simulated job gets. price: USD an hour of a spot node, whatever trace, pools and profile say.
+
+    Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule; zones
+    that `worker.template` names). With several workers on a node, one that has room comes first.
+    """
+
+    def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
+        self._trace, self._prices, self._price = trace, prices, price
+        self._spread, self._room, pools = pod_spread(spec), spec.spread.workers_per_node, spec.node_pools
+        zones = dict.fromkeys(change.zone for change in trace.changes)
+        self._may_be_in = cache(partial(zone_allowed, spec))
+        self._zones = tuple(zone for zone in zones if self._may_be_in(zone)) or named_zones(spec) or ("",)
+        count, wanted = wanted_pipelines(spec), wanted_workers(spec)
+        self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
+        spot = [pool for pool in pools if pool.capacity is Capacity.SPOT]
+        self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
+        limits = [pool.max_workers for pool in spot]
+        self._most = 0 if pools and not spot else None if not spot or None in limits else sum(n or 0 for n in limits)
+        self._node_price = spec.spread.node_price
+        self._pool_price = self._node_price(pool_price(spot, Capacity.SPOT))
+        self._there: dict[str, SimulatedNode] = {}
+        self._used: dict[str, SimulatedNode] = {}
+        self._workers: Counter[str] = Counter()  # of each node
+        self._made = 0
+        self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
+
+    def came(self, name: str, zone: str) -> None:
+        """A node, which is of no use where the job may not be."""
+        if self._may_be_in(zone):
+            self._there[name] = SimulatedNode(name=name, zone=zone)
+
+    def noticed(self, name: str) -> None:
+        """Notes that a node will be taken away: nobody begins to use it any more."""
+        self._there.pop(name, None)
+
+    def went(self, name: str) -> bool:
+        """Taken away. Was it used?"""
+        used = name in self._used
+        self._there.pop(name, None)
+        self._used.pop(name, None)
+        self._workers.pop(name, None)
+        return used
+
+    def take(self) -> SimulatedNode | None:
+        """A spot node that has room for one more worker, the one that has been there longest; None if there is none."""
+        if self._most is not None and self._on_spot() >= self._most:
+            return None
+        begun: dict[int, SimulatedNode] = {}
+        if self._room > 1:
+            used = self._used.values()
+            begun = {node.group: node for node in used if node.name in self._there and self._has_room(node)}
+        free = [node for node in self._there.values() if node.name not in self._used]
+        for group in self._groups():
+            zones = self._allowed(group, Counter(node.zone for node in free))
+            unused = (node for zone in zones for node in free if zone in (None, node.zone))
+            found = begun.get(group) or next(unused, None)
+            if found is not None:
+                return self._use(replace(found, group=group))
+        return None
+
+    def _on_spot(self) -> int:
+        return sum(self._workers[name] for name, node in self._used.items() if node.pool is None)
+
+    def _has_room(self, node: SimulatedNode) -> bool:
+        return self._workers[node.name] < self._room
+
+    def _use(self, node: SimulatedNode) -> SimulatedNode:
+        self._used[node.name] = node
+        self._workers[node.name] += 1
+        return node
+
+    def _groups(self) -> Iterable[int]:
+        """The groups that lack nodes, the smallest first."""
+        if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
+            return (0,)
+        sizes: Counter[int] = Counter()
+        for node in self._used.values():
+            sizes[node.group] += self._workers[node.name]
+        groups = sorted(range(len(self._most_of_group)), key=lambda group: sizes[group])
+        return [group for group in groups if sizes[group] < self._most_of_group[group]] or groups[:1]
+
+    def _allowed(self, group: int, free: Counter[str]) -> Collection[str | None]:
+        """The zones in which the group's next node may be, the best first; None stands for any. free: nodes, by
+        zone.
+        """
+        if self._spread is SpreadPolicy.NONE:
+            return (None,)
+        used = Counter(node.zone for node in self._used.values())
+        if self._spread is SpreadPolicy.INTERLEAVE:
+            return sorted(free, key=lambda zone: used[zone])
+        if mine := {node.zone for node in self._used.values() if node.group == group}:
+            return sorted(mine)
+        return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
+
+    def take_on_demand(self, waited: float) -> SimulatedNode | None:
+        """A node of the first on-demand pool whose turn it is after so many seconds, and that is not full; None if
+        there is none.
+        """
+        for pool in self.fallbacks:
+            mine = [node for node in self._used.values() if node.pool == pool]
+            used = sum(self._workers[node.name] for node in mine)
+            if waited >= pool.after_seconds and (pool.max_workers is None or used < pool.max_workers):
+                group = next(iter(self._groups()), 0)
+                if begun := next((node for node in mine if node.group == group and self._has_room(node)), None):
+                    return self._use(begun)
+                self._made += 1
+                zone = next(iter(self._allowed(group, Counter(self._zones)))) or self._zones[0]
+                return self._use(SimulatedNode(name=f"{pool.name}-{self._made}", zone=zone, pool=pool, group=group))
+        return None
+
+    def release(self, name: str) -> None:
+        """A worker has left it. If it was the last one, it is not used any more; a spot node may be taken again as long
+        as it is there.
+        """
+        self._workers[name] -= 1
+        if self._workers[name] <= 0:
+            del self._workers[name]
+            self._used.pop(name, None)
+
+    @property
+    def used(self) -> int:
+        return len(self._used)
+
+    def usd_per_hour(self, now: float) -> float | None:
+        """The USD per hour of all nodes that are used; None if the price of one is not known."""
+        total, known = 0.0, dict[tuple[int, str], float | None]()
+        for node in self._used.values():
+            kind = id(node.pool), node.zone
+            if kind not in known:
+                known[kind] = self._price_of(node, now)
+            price = known[kind]
+            if price is None:
+                return None
+            total += price
+        return total
+
+    def worker_prices(self, now: float) -> dict[str, float]:
+        """USD an hour of each worker, by the node that it is on; not of nodes whose price is not known."""
+        prices = {name: self._price_of(node, now) for name, node in self._used.items()}
+        return {name: price / self._room for name, price in prices.items() if price is not None}
+
+    def next_prices(self, now: float) -> tuple[tuple[float, int], ...]:
+        """USD an hour of more workers, in the order in which they would come, and how many at each price."""
+        counts = Counter[str]()
+        for node in self._used.values():
+            counts[node.pool.name if node.pool else ""] += self._workers[node.name]
+        spot = NodePool(name="", max_workers=self._most, price_per_hour=_money(self._next_spot_price(now)))
+        on_demand = (
+            replace(pool, price_per_hour=_money(self._price_of(SimulatedNode(name="", zone="", pool=pool), now)))
+            for pool in self.fallbacks
+        )
+        priced = next_prices((spot, *on_demand), counts)
+        return tuple((price / self._room, count) for price, count in priced)
+
+    def _next_spot_price(self, now: float) -> float | None:
+        """USD an hour of one more spot node: where nodes are there, else in the middle of all zones."""
+        zones = [node.zone for name, node in self._there.items() if name not in self._used] or list(self._zones)
+        prices = [self._price_of(SimulatedNode(name="", zone=zone), now) for zone in dict.fromkeys(zones)]
+        known = [price for price in prices if price is not None]
+        return median(known) if known else None
+
+    def _price_of(self, node: SimulatedNode, now: float) -> float | None:
+        if node.pool is not None:
+            known = self._prices.on_demand if self._prices else None
+            said = self._node_price(node.pool.price_per_hour)
+            return said if said is not None else known
+        if self._price is not None:
+            return self._price
+        if node.zone not in self._series:
+            series = price_series(self._trace, node.zone)
+            self._series[node.zone] = tuple(price.at for price in series), series
+        times, series = self._series[node.zone]
+        if series:
+            return series[max(0, bisect_right(times, now) - 1)].usd_per_hour
+        if self._pool_price is not None:
+            return self._pool_price
+        return self._prices.spot if self._prices else None

@@ -1,0 +1,180 @@
+"""One answer to "how should this job run": a machine, a grid and its protection; and what it means in a manifest. Pure.
+
+What a step trains stays as the user has said: the global batch, and so microbatch x microbatches, is never changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo.simulation.job.job_zones import NODE_TERMS, node_terms
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.placement_spec import Capacity, SpreadPolicy
+from bamboo_core.job.spec import MOST_STAGES, USUAL_STEPS, CheckpointSpec, JobSpec, RedundancyMode
+
+Path = tuple[str | int, ...]
+Edits = Mapping[Path, Any]  # values by their places in the manifest
+# What may differ between candidates of one grid.
+PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread", "zones")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One answer to "how should this job run"."""
+
+    machine: str  # its name in the price file
+    stages: int
+    pipelines: int
+    micro_batch: int
+    mode: RedundancyMode
+    replicas: int
+    standby: int
+    fewest: int  # pipelines with which it begins, and down to which it shrinks
+    every_steps: int | None  # from one checkpoint to the next; None without checkpoints
+    on_demand: int | None  # workers on nodes on demand; None: pools are as the job has them
+    spread: SpreadPolicy
+    # those that the manifest is to name, one with SingleZone, and one for each pipeline with ZonePerPipeline; (): none
+    zones: tuple[str, ...] = ()
+
+    def __lt__(self, other: "Candidate") -> bool:
+        """Whether this one comes first: by the fields in their order; None comes before any value."""
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[Any, ...]:
+        values = (getattr(self, name) for name in Candidate.__slots__)
+        return tuple((value is not None, 0 if value is None else value) for value in values)
+
+    @property
+    def workers(self) -> int:
+        """The number of workers, those on standby included."""
+        return self.stages * self.pipelines + self.standby
+
+    @property
+    def together(self) -> int:
+        """Workers that are to be in one zone, if the policy says that some are."""
+        return -(-self.workers // (self.pipelines if self.spread is SpreadPolicy.ZONE_PER_PIPELINE else 1))
+
+    @property
+    def grid(self) -> tuple[str, int, int, int]:
+        return self.machine, self.stages, self.pipelines, self.micro_batch
+
+
+def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
+    return Candidate(
+        machine=machine,
+        stages=spec.topology.stages,
+        pipelines=spec.topology.pipelines,
+        micro_batch=spec.training.micro_batch_size,
+        mode=spec.redundancy.mode,
+        replicas=spec.redundancy.replicas,
+        standby=spec.standby.workers,
+        fewest=spec.elastic.min_pipelines,
+        every_steps=_interval(spec.checkpoint) if spec.checkpoint else None,
+        on_demand=None,
+        spread=spec.spread.policy,
+    )
+
+
+def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> dict[Path, Any]:
+    """What of the job's manifest is to be changed: nothing that has the candidate's value already.
+
+    Bounds of `elastic` that the manifest has and the grid does not keep follow it: the planner's is the largest that is
+    wanted, and how far it may shrink is the user's to say.
+    """
+    chosen = spec.topology.chooses_stages
+    wanted: dict[Path, tuple[Any, Any]] = {
+        ("topology", "stages"): (candidate.stages, None if chosen else spec.topology.stages),
+        ("topology", "pipelines"): (candidate.pipelines, spec.topology.pipelines),
+        ("training", "microBatchSize"): (candidate.micro_batch, spec.training.micro_batch_size),
+        ("redundancy", "mode"): (candidate.mode.value, spec.redundancy.mode.value),
+        ("redundancy", "replicas"): (candidate.replicas, spec.redundancy.replicas),
+        ("standby", "workers"): (candidate.standby, spec.standby.workers),
+        ("spread", "policy"): (candidate.spread.value, spec.spread.policy.value),
+    }
+    if len(candidate.zones) == 1:
+        wanted["worker", "template", "spec", "nodeSelector", spec.spread.topology_key] = candidate.zones[0], None
+    elif candidate.zones:
+        wanted["worker", "template", "spec", *NODE_TERMS] = _within(candidate.zones, spec), None
+    if candidate.every_steps is not None and spec.checkpoint is not None:
+        wanted["checkpoint", "everySteps"] = candidate.every_steps, _interval(spec.checkpoint)
+    said, elastic = (document["spec"].get("elastic") or {}), spec.elastic
+    if said.get("maxPipelines") is not None:
+        wanted["elastic", "maxPipelines"] = candidate.pipelines, elastic.max_pipelines
+    # Without a bound of its own a manifest with a fixed grid means all pipelines.
+    bounded = elastic.chooses_grid or said.get("minPipelines") is not None
+    bound = elastic.min_pipelines if bounded else candidate.pipelines
+    wanted["elastic", "minPipelines"] = candidate.fewest, bound
+    cells = candidate.stages * candidate.pipelines
+    if chosen:  # it still is, from this grid on, and with as many workers as that has
+        wanted["elastic", "objective"] = elastic.objective.value, said.get("objective")
+        wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
+        most = max(elastic.max_stages or min(cells, MOST_STAGES), candidate.stages)
+        wanted["elastic", "maxStages"] = most, elastic.max_stages
+    else:
+        if elastic.max_workers is not None:
+            wanted["elastic", "maxWorkers"] = cells, elastic.max_workers
+        if elastic.max_stages is not None:
+            wanted["elastic", "maxStages"] = max(elastic.max_stages, candidate.stages), elastic.max_stages
+    wanted["elastic", "minStages"] = min(elastic.min_stages, candidate.stages), elastic.min_stages
+    found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
+    return found | _pools(candidate, spec)
+
+
+def _within(zones: Sequence[str], spec: JobSpec) -> list[dict[str, Any]]:
+    """The terms of a node affinity, of which one has to hold: those that the job has, each in these zones alone."""
+    expression = {"key": spec.spread.topology_key, "operator": "In", "values": list(zones)}
+    terms = node_terms(spec) or ({},)
+    return [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), expression]} for term in terms]
+
+
+def has_pools_for_a_share(spec: JobSpec) -> bool:
+    """One pool of each capacity, so that it is plain which limits make a share."""
+    kinds = sorted(pool.capacity.value for pool in spec.node_pools)
+    return kinds == [Capacity.ON_DEMAND.value, Capacity.SPOT.value]
+
+
+def _pools(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
+    """Limits of both pools; workers on demand are there from the beginning."""
+    if candidate.on_demand is None:
+        return {}
+    found: dict[Path, Any] = {}
+    for number, pool in enumerate(spec.node_pools):
+        place: Path = ("spec", "nodePools", number)
+        spot = pool.capacity is Capacity.SPOT
+        limit = candidate.workers - candidate.on_demand if spot else candidate.on_demand
+        if pool.max_workers != limit:
+            found[*place, "maxWorkers"] = limit
+        if not spot and pool.after_seconds:
+            found[*place, "afterSeconds"] = 0
+    return found
+
+
+def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
+    """The manifest with these values; objects that are missing are made."""
+    found = deepcopy(dict(document))
+    for path, value in changes.items():
+        inner: Any = found
+        for step in path[:-1]:
+            if isinstance(inner, dict) and inner.get(step) is None:
+                inner[step] = {}
+            inner = inner[step]
+        inner[path[-1]] = value
+    return found
+
+
+def job_of(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> tuple[JobSpec, dict[str, Any]] | None:
+    """The job as the candidate has it, with its manifest; None if the manifest's rules do not allow it."""
+    made = edited(document, edits(candidate, spec, document))
+    try:
+        return parse_manifest(made), made
+    except ManifestError:
+        return None
+
+
+def _interval(checkpoint: CheckpointSpec) -> int:
+    """The steps between checkpoints. Where the manifest leaves them to the coordinator other intervals are compared
+    with the longest that it takes.
+    """
+    return checkpoint.every_steps or USUAL_STEPS

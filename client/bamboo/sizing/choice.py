@@ -1,0 +1,253 @@
+"""Which candidate of a front is recommended, and why, in words that name figures. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bamboo.sizing.calm import Calm
+from bamboo.sizing.candidate import Candidate
+from bamboo.sizing.pareto import best_product
+from bamboo.sizing.trials import Assessment
+from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
+from bamboo.sizing.world import HOUR, World
+from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.prices.zone_traffic import traffic_usd
+from bamboo_core.text import count
+
+SHOWN_ZONES = 4
+HUNDRED = 100  # runs, from which on a share of them may be claimed
+ONE_EACH = SpreadSpec()  # a worker on each node
+PLACES = {
+    SpreadPolicy.INTERLEAVE: "neighbours in different zones",
+    SpreadPolicy.ZONE_PER_PIPELINE: "each pipeline in one zone",
+    SpreadPolicy.SINGLE_ZONE: "all in one zone",
+    SpreadPolicy.NONE: "in whatever zones",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the user can spend: USD of the whole job, hours, and USD an hour on average; None: no bound."""
+
+    budget: float | None = None
+    deadline: float | None = None
+    per_hour: float | None = None
+
+    def kept_by(self, one: Assessment) -> bool:
+        """Whether an option keeps the bounds, with a margin for the spread of the runs: in 95 of 100, as far as those
+        that were simulated tell.
+        """
+        within = self.budget is None or one.sure("usd") <= self.budget
+        within = within and (self.per_hour is None or one.usd <= self.per_hour * one.hours)
+        return within and (self.deadline is None or one.sure("hours") <= self.deadline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """What would be instead of the recommended option. Deviations: None for what was not simulated several times."""
+
+    label: str
+    hours: float
+    usd: float
+    traffic_usd: float
+    hours_deviation: float | None = None
+    usd_deviation: float | None = None
+
+
+def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
+    """Within a budget the fastest, before a deadline the cheapest; with neither, where time x cost is least.
+
+    None if none keeps the bounds.
+    """
+    kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
+    if not kept:
+        return None
+    if bounds.deadline is not None:
+        return min(kept, key=lambda one: (one.usd, one.hours))
+    if bounds.budget is not None:
+        return min(kept, key=lambda one: (one.hours, one.usd))
+    return best_product(kept, lambda one: one.point)
+
+
+def in_words(one: Candidate, several_zones: bool = True) -> str:
+    """The candidate for a person, in one line; of zones nothing if there is only one."""
+    grid = f"{count(one.stages, 'stage')} x {count(one.pipelines, 'pipeline')}"
+    parts = [grid, f"microbatches of {one.micro_batch}"]
+    if one.workers == 1:
+        return ", ".join([*parts, _place(one)] if several_zones and one.zones else parts)
+    if one.mode is RedundancyMode.NONE:
+        parts.append("no replicas")
+    else:
+        parts.append(f"{one.mode.value}, {count(one.replicas, 'replica')}")
+    if one.standby:
+        parts.append(f"{one.standby} on standby")
+    if one.on_demand is not None:
+        parts.append(f"{one.on_demand} of {one.workers} on demand")
+    return ", ".join([*parts, _place(one)] if several_zones else parts)
+
+
+def _place(one: Candidate) -> str:
+    if len(one.zones) > 1:
+        return f"a pipeline in each of the zones {', '.join(one.zones)}"
+    return f"all in zone {one.zones[0]}" if one.zones else PLACES[one.spread]
+
+
+def zones_named(world: World, one: Candidate) -> str:
+    """What it means that the manifest names zones, and what the others cost; "" if it names none."""
+    if not one.zones:
+        return ""
+    others = [zone for zone in world.zones_for(one.machine, one.together) if zone not in one.zones][:SHOWN_ZONES]
+    usd = {zone: f"{world.spot_usd(one.machine, zone):.3g}" for zone in (*one.zones, *others)}
+    prices = ", ".join(f"{zone} {usd[zone]}" for zone in others)
+    wanted, supplies = world.spec.spread.nodes(one.together), world.market.supplies
+    have = {zone: f"{supplies[zone].mean(wanted):.1f} of {wanted} nodes" for zone in one.zones if zone in supplies}
+    if len(one.zones) == 1:
+        zone = one.zones[0]
+        has = f", and there are {have[zone]} on average" if have else ""
+        return (
+            f" A node in zone {zone} costs {usd[zone]} USD an hour (in {prices}){has}; the manifest names that zone for"
+            " its pods (nodeSelector), so while it has no nodes the job waits for it."
+        )
+    there = ", ".join(f"{have[zone]} in {zone}" for zone in have)
+    return (
+        f" A node costs {', '.join(f'{usd[zone]} USD an hour in {zone}' for zone in one.zones)} (in {prices})"
+        f"{f', and on average there are {there}' if there else ''}; the manifest names these zones for its pods"
+        " (nodeAffinity), so while one of them has no nodes its pipeline waits for it."
+    )
+
+
+def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> Alternative | None:
+    """What the cheapest grid would take on demand, where nothing is lost, that is not slower; None without a price."""
+    found = []
+    for one, undisturbed in calm:
+        price, start = world.on_demand_usd(one.machine), world.machines[one.machine].profile.times.start
+        if price is None:
+            continue
+        hours = (start + world.steps * undisturbed.seconds) / HOUR
+        traffic = world.steps * traffic_usd(undisturbed.between_zones, world.traffic_price)
+        nodes = world.spec.spread.nodes(one.stages * one.pipelines)
+        found.append((nodes * price * hours + traffic, hours, nodes, one, traffic))
+    fast = [entry for entry in found if entry[1] <= chosen.hours] or sorted(found, key=lambda entry: entry[1])[:1]
+    if not fast or not chosen.usd:
+        return None
+    usd, hours, nodes, one, traffic = min(fast)
+    label = f"on demand, {count(nodes, 'node')} of {one.machine}"
+    return Alternative(label=label, hours=hours, usd=usd, traffic_usd=traffic)
+
+
+def comparisons(chosen: Assessment, simulated: Sequence[Assessment]) -> list[Alternative]:
+    """The chosen option beside those that differ from it in one field and were simulated: what that choice is worth.
+
+    A single worker has no neighbour to be apart from, and nobody who keeps its state.
+    """
+    asked = ("zones", "standby") if chosen.candidate.workers == 1 else ("spread", "zones", "mode", "standby")
+    pairs = [(one, name) for name in asked for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
+    return [_comparison(one, _value(one.candidate, name)) for one, name in pairs]
+
+
+def _comparison(one: Assessment, label: str) -> Alternative:
+    several = len(one.outcomes) > 1
+    return Alternative(
+        label=label,
+        hours=one.hours,
+        usd=one.usd,
+        traffic_usd=one.mean("traffic_usd"),
+        hours_deviation=one.deviation("hours") if several else None,
+        usd_deviation=one.deviation("usd") if several else None,
+    )
+
+
+def reasons(
+    chosen: Assessment, bounds: Bounds, *, several_zones: bool = True, spread: SpreadSpec = ONE_EACH
+) -> tuple[str, ...]:
+    """Sentences: what is recommended, by which rule, and from how many runs; one more if it is a job for one node.
+
+    several_zones: whether where nodes are is worth a word. spread: of the job, which says how many workers a node has.
+    """
+    said = (_what(chosen, several_zones, spread), _rule(chosen, bounds), _sure(chosen), _alone(chosen, spread))
+    return tuple(part for part in said if part)
+
+
+def amount(one: Assessment, name: str, unit: ReadableUnit) -> str:
+    """Mean and, of several runs, deviation, without the unit's name; a dash for what has no end."""
+    return unit.number(one.mean(name), one.deviation(name) if len(one.outcomes) > 1 else None)
+
+
+def odds(runs: int) -> str:
+    """How sure a bound is: a share of runs is claimed only if there were so many."""
+    if runs >= HUNDRED:
+        return "in 95 of 100 runs"
+    return "in the one run" if runs == 1 else f"by {runs} runs (mean and 1.645 deviations)"
+
+
+def _said(one: Assessment, name: str) -> str:
+    unit = time_unit((one.hours,)) if name == "hours" else money_unit((one.usd,))
+    return f"{amount(one, name, unit)} {unit.name}"
+
+
+def _what(chosen: Assessment, several_zones: bool, spread: SpreadSpec) -> str:
+    one = chosen.candidate
+    verb = "is" if spread.nodes(one.workers) == 1 else "are"
+    nodes = f"{_nodes(one, spread)} of {one.machine} ({in_words(one, several_zones)})"
+    return f"Recommended {verb} {nodes}: the job takes {_said(chosen, 'hours')} and costs {_said(chosen, 'usd')}."
+
+
+def _rule(chosen: Assessment, bounds: Bounds) -> str:
+    hours, usd, sure = chosen.sure("hours"), chosen.sure("usd"), odds(len(chosen.outcomes))
+    time, money = time_unit((hours,)).say(hours), money_unit((usd,)).say(usd)
+    if bounds.deadline is not None:
+        more = f" and costs at most {money_unit((bounds.budget,)).say(bounds.budget)}" if bounds.budget else ""
+        end = time_unit((bounds.deadline,)).say(bounds.deadline)
+        return f"It is the cheapest that ends within {end}{more} {sure}: at most {time} and {money}."
+    if bounds.budget is not None:
+        most = money_unit((bounds.budget,)).say(bounds.budget)
+        return f"It is the fastest that costs at most {most} {sure}: at most {money}."
+    return "Nothing else has a smaller product of time and cost; --deadline and --budget choose otherwise."
+
+
+def _alone(chosen: Assessment, spread: SpreadSpec) -> str:
+    """What a job on a single node should know: nobody is there to take over."""
+    one = chosen.candidate
+    if spread.nodes(one.workers) > 1:
+        return ""
+    back = "its newest checkpoint" if one.every_steps is not None else "its beginning, since it keeps no checkpoints"
+    return f"This is a job for one node: no other one has a copy of its state, so a loss takes it back to {back}."
+
+
+def _nodes(one: Candidate, spread: SpreadSpec) -> str:
+    return count(spread.nodes(one.workers), "node")
+
+
+def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:
+    ignored = {name, {"mode": "replicas", "spread": "zones"}.get(name, name)}
+    same = (field for field in Candidate.__slots__ if field not in ignored)
+    return getattr(one, name) != getattr(other, name) and all(getattr(one, f) == getattr(other, f) for f in same)
+
+
+def _value(one: Candidate, name: str) -> str:
+    if name in ("spread", "zones"):
+        return _place(one)
+    if name == "standby":
+        return f"{one.standby or 'none'} on standby"
+    return f"mode {one.mode.value}"
+
+
+def _sure(chosen: Assessment) -> str:
+    """What the runs say, and what so few of them cannot say."""
+    runs, losses, fatal = len(chosen.outcomes), int(chosen.total("preemptions")), int(chosen.total("fatal"))
+    simulated = chosen.mean("simulated")
+    said = f"That is from {count(runs, 'run')} of {time_unit((simulated,)).say(simulated)} on average"
+    if simulated < 0.999 * chosen.hours:
+        said += f", the rest of {time_unit((chosen.hours,)).say(chosen.hours)} in proportion"
+    if not losses:
+        return f"{said}, in which no node was lost."
+    if fatal:
+        return f"{said}, with {count(losses, 'lost node')}; {count(fatal, 'time')} all copies of a stage were lost."
+    few = 3 / losses  # the rule of three
+    if few >= 1:
+        return f"{said}, with {count(losses, 'lost node')}: too few to say how often all copies of a stage are lost."
+    return (
+        f"{said}, with {count(losses, 'lost node')}; never were all copies of a stage lost, so that happens in less"
+        f" than {100 * few:.1f} of 100 losses, with 95 % confidence."
+    )

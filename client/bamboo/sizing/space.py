@@ -1,0 +1,201 @@
+"""Which candidates there are: grids, and the ways to protect one. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bamboo.sizing.candidate import PROTECTION, Candidate, has_pools_for_a_share
+from bamboo.sizing.world import World
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import MOST_REPLICAS, MOST_STAGES, JobSpec, RedundancyMode
+from bamboo_core.planning.grid import make_layout
+
+SHARES: Final = (0.25, 0.5)  # of workers, on demand
+INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
+MOST_ZONES: Final = 4  # of a recording, in each of which a job of a single zone is tried, or a first pipeline
+MOST_PIPELINES: Final = 1024
+MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
+# From the one that protects most to the one that needs least memory; EagerBackward needs as much as EagerForward.
+SMALLER_MODES: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.LAZY_FORWARD, RedundancyMode.NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What candidates may have."""
+
+    nodes: int  # at most at once, one for each worker
+    # stages, pipelines, micro_batches, standby: only these; (): all that make sense
+    stages: tuple[int, ...] = ()
+    pipelines: tuple[int, ...] = ()
+    micro_batches: tuple[int, ...] = ()
+    standby: tuple[int, ...] = ()
+
+
+def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
+    """The candidates on all machines and grids in all ways to place them, with what else protects `like`: of its
+    standbys as many as there are nodes left for. What crosses zones may cost more than all nodes, so that no grid can
+    be judged without that. Of the numbers of pipelines whose largest share of a step is the same only the least: more
+    are not faster.
+
+    What crosses zones may cost more than all nodes, so that no grid can be judged without that.
+    Of the numbers of pipelines whose largest share of a step is the same only the least: more are not faster.
+    Where the coordinator chooses the grid, those within the job's bounds, unless `limits` names others.
+    """
+    bounds = grid_bounds(world.spec, world.document)
+    for name, machine in world.machines.items():
+        layers = len(machine.profile.layers)
+        for micro_batch in _micro_batches(world.spec, machine.profile.samples, limits):
+            training = replace(world.spec.training, micro_batch_size=micro_batch)
+            for stages in _stages(world.spec, layers // world.spec.worker.devices, limits, bounds):
+                for pipelines in _pipelines(training.microbatches, training.groups, limits, stages, bounds):
+                    standby = min(like.standby, limits.nodes - stages * pipelines)
+                    if standby >= min(limits.standby, default=0):
+                        one = replace(
+                            like,
+                            machine=name,
+                            stages=stages,
+                            pipelines=pipelines,
+                            micro_batch=micro_batch,
+                            standby=standby,
+                            fewest=_fewest(world.spec, pipelines),
+                        )
+                        yield from (_placed(world, one, spread) for spread in _spreads(world, one))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridBounds:
+    min_stages: int = 1
+    max_stages: int = MOST_STAGES
+    min_pipelines: int = 1
+    max_pipelines: int = MOST_PIPELINES
+
+
+def grid_bounds(spec: JobSpec, document: Mapping[str, Any]) -> GridBounds:
+    """The bounds of a manifest whose grid the coordinator chooses; a fixed grid is the one that the option replaces.
+
+    Pipelines are at most so many only if the manifest says so; else that follows from its workers, of which an option
+    may have more.
+    """
+    elastic = spec.elastic
+    if not elastic.chooses_grid:
+        return GridBounds()
+    said = (document["spec"].get("elastic") or {}).get("maxPipelines") is not None
+    return GridBounds(
+        min_stages=elastic.min_stages,
+        max_stages=elastic.max_stages or MOST_STAGES,
+        min_pipelines=elastic.min_pipelines,
+        max_pipelines=elastic.max_pipelines if said else MOST_PIPELINES,
+    )
+
+
+def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
+    """The candidate with one thing changed that protects it, or what that costs."""
+    for mode in RedundancyMode:
+        if mode is not RedundancyMode.NONE or one.pipelines > 1:
+            yield replace(one, mode=mode, replicas=1 if mode is RedundancyMode.NONE else one.replicas)
+    if one.mode is not RedundancyMode.NONE:
+        for replicas in range(1, min(MOST_REPLICAS, max(1, one.stages - 1)) + 1):
+            yield replace(one, replicas=replicas)
+    cells = one.stages * one.pipelines
+    for standby in limits.standby or sorted({0, 1, 2, -(-cells // 16), -(-cells // 8)}):
+        if cells + standby <= limits.nodes:
+            yield _within_shares(replace(one, standby=standby))
+    for spread in _spreads(world, one):
+        yield _placed(world, one, spread)
+    if one.zones and world.market.supplies:
+        ordered, size = world.zones_for(one.machine, one.together), len(one.zones)
+        for first in range(min(MOST_ZONES, len(ordered) - size + 1)):
+            yield replace(one, zones=tuple(ordered[first : first + size]))
+    for fewest in () if world.spec.elastic.chooses_grid else sorted({1, one.pipelines}):
+        yield replace(one, fewest=fewest)
+    if one.every_steps is not None:
+        for every in _intervals(one.every_steps):
+            yield replace(one, every_steps=every)
+    if has_pools_for_a_share(world.spec):
+        for share in SHARES:
+            if 0 < (count := round(share * one.workers)) < one.workers:
+                yield replace(one, on_demand=count)
+
+
+def smaller(one: Candidate) -> Iterator[Candidate]:
+    """The candidate, then the same with less and less that takes memory: other modes, then fewer replicas."""
+    modes = dict.fromkeys((one.mode, *SMALLER_MODES))
+    kept = [replace(one, mode=mode) for mode in modes if mode is not RedundancyMode.NONE]
+    found = [*kept, *(replace(other, replicas=1) for other in kept), replace(one, mode=RedundancyMode.NONE, replicas=1)]
+    yield from dict.fromkeys(found if one.mode is not RedundancyMode.NONE else [one])
+
+
+def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
+    """The base with what each of the others changes of it; the later ones win."""
+    found = base
+    for other in changed:
+        for name in PROTECTION:
+            if getattr(other, name) != getattr(base, name):
+                found = replace(found, **{name: getattr(other, name)})
+    alike = [one.zones for one in (base, *changed) if one.spread is found.spread]
+    zones = next((zones for zones in reversed(alike) if zones != base.zones), alike[0])
+    return _within_shares(replace(found, zones=zones))
+
+
+def _placed(world: World, one: Candidate, spread: SpreadPolicy) -> Candidate:
+    """The candidate with that policy; in the zones that suit it best, or where it has been."""
+    if spread is one.spread and (one.zones or not spread.packs):
+        return one
+    there = replace(one, spread=spread, zones=())
+    if not spread.packs:
+        return there
+    zones = world.zones_for(one.machine, there.together)
+    wanted = 1 if spread is SpreadPolicy.SINGLE_ZONE else one.pipelines
+    return replace(there, zones=tuple(zones[:wanted]) if wanted < len(zones) else ())
+
+
+def _spreads(world: World, one: Candidate) -> Sequence[SpreadPolicy]:
+    """The policies to choose from. With one pipeline a zone for each is one zone; None is only for schedulers that know
+    better.
+    """
+    if len(world.market.zones) < 2:
+        return (one.spread,)
+    known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)
+    return known if one.pipelines > 1 else known[:2]
+
+
+def _fewest(spec: JobSpec, pipelines: int) -> int:
+    """The pipelines with which a job begins: all of them, unless the job says that it may shrink, or chooses its grid;
+    then as far as it says.
+    """
+    shrinks = spec.elastic.chooses_grid or spec.elastic.min_pipelines < spec.topology.pipelines
+    return min(spec.elastic.min_pipelines, pipelines) if shrinks else pipelines
+
+
+def _within_shares(one: Candidate) -> Candidate:
+    return replace(one, on_demand=None) if (one.on_demand or 0) >= one.workers else one
+
+
+def _intervals(every: int) -> list[int]:
+    return sorted({max(1, round(every * factor)) for factor in INTERVALS})
+
+
+def _micro_batches(spec: JobSpec, measured: int, limits: Limits) -> list[int]:
+    batch = spec.training.global_batch_size
+    wanted = limits.micro_batches or {
+        int(factor * size) for size in (measured, spec.training.micro_batch_size) for factor in MICROBATCHES
+    }
+    return sorted(size for size in wanted if size > 0 and batch % size == 0)
+
+
+def _stages(spec: JobSpec, layers: int, limits: Limits, bounds: GridBounds) -> Sequence[int]:
+    if spec.topology.split is not None:
+        return (len(spec.topology.split),)
+    wanted = limits.stages or range(bounds.min_stages, min(layers, bounds.max_stages) + 1)
+    return [stages for stages in wanted if stages <= min(layers, limits.nodes, MOST_STAGES)]
+
+
+def _pipelines(microbatches: int, groups: int | None, limits: Limits, stages: int, bounds: GridBounds) -> list[int]:
+    most = min(limits.nodes // stages, groups or microbatches, MOST_PIPELINES)
+    if limits.pipelines:
+        return [count for count in limits.pipelines if count <= most]
+    least: dict[int, int] = {}
+    for count in range(bounds.min_pipelines, min(most, bounds.max_pipelines) + 1):
+        largest = max(map(len, make_layout(0, microbatches, count, groups).split))
+        least.setdefault(largest, count)
+    return sorted(least.values())

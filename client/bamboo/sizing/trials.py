@@ -1,0 +1,168 @@
+"""Candidates simulated, and what the whole job comes to by that: runs are cut early, and the rest is in proportion."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.job_record import JobResult
+from bamboo.simulation.job.job_run import CUT, model_of, simulate_job
+from bamboo.simulation.processes import in_processes
+from bamboo.sizing.candidate import Candidate
+from bamboo.sizing.pareto import Point
+from bamboo.sizing.world import HOUR, OTHER_SEED, TRIES, World
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.planning.steps.step_times import StepModel
+
+LEAST_LATE_STEPS = 20.0  # after the nodes have settled, so that they count instead of the whole run
+SURE = 1.645  # standard deviations above the mean of a normal distribution, for 95 of 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateTrial:
+    """One candidate, to be simulated with these seeds, for so many seconds each."""
+
+    candidate: Candidate
+    seeds: tuple[int, ...]
+    seconds: float
+    short: bool = False  # a run that has not begun to train by its end says nothing; another seed is taken in its place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutcome:
+    """The outcome of one run."""
+
+    # hours, usd: of the whole job, infinite if it does not come to its end
+    hours: float
+    usd: float
+    traffic_usd: float  # that is for traffic between zones
+    nodes: float
+    preemptions: int
+    takeovers: int
+    restores: int
+    fatal: int
+    goodput: float
+    throughput: float
+    simulated: float  # hours
+    failed: str = ""  # why the job ended early, "" if it did not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A candidate, and its runs so far."""
+
+    candidate: Candidate
+    outcomes: tuple[TrialOutcome, ...]
+
+    @property
+    def hours(self) -> float:
+        return statistics.fmean(outcome.hours for outcome in self.outcomes)
+
+    @property
+    def usd(self) -> float:
+        return statistics.fmean(outcome.usd for outcome in self.outcomes)
+
+    @property
+    def point(self) -> Point:
+        return self.hours, self.usd
+
+    def deviation(self, name: str) -> float:
+        """The standard deviation of a figure, as an estimate for other runs like these; 0 for a single one."""
+        values = [float(getattr(outcome, name)) for outcome in self.outcomes]
+        if len(values) < 2 or not all(map(math.isfinite, values)):
+            return 0.0
+        return statistics.stdev(values)
+
+    def sure(self, name: str) -> float:
+        """What is not exceeded in 95 of 100 runs, if they are spread as a normal distribution."""
+        return float(getattr(self, name)) + SURE * self.deviation(name)
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(float(getattr(outcome, name)) for outcome in self.outcomes)
+
+    def total(self, name: str) -> float:
+        return float(sum(getattr(outcome, name) for outcome in self.outcomes))
+
+
+def simulate_trials(
+    world: World, trials: Sequence[CandidateTrial], jobs: int, done: Callable[[int], None]
+) -> list[Assessment | None]:
+    """The assessment of each trial, in their order; None for one that the manifest's rules do not allow.
+
+    done: told how many more runs are ready. Raises SimulationError if one cannot be simulated.
+    """
+    found: list[Assessment | None] = []
+    for assessment, trial in zip(in_processes(partial(simulate_trial, world), trials, jobs), trials, strict=True):
+        found.append(assessment)
+        done(len(trial.seeds))
+    return found
+
+
+def simulate_trial(world: World, trial: CandidateTrial) -> Assessment | None:
+    """The assessment of a trial, with one model for all seeds, since the step times of one run are of use to
+    the next.
+    """
+    first = world.run(trial.candidate, trial.seeds[0], trial.seconds)
+    if first is None:
+        return None
+    model = model_of(first)
+    outcomes = tuple(_outcome(world, trial, model, seed) for seed in trial.seeds)
+    if all(math.isnan(outcome.usd) for outcome in outcomes):
+        raise SimulationError(f"no price is known for {trial.candidate.machine}; say it in a file for --prices")
+    return Assessment(candidate=trial.candidate, outcomes=outcomes)
+
+
+def _outcome(world: World, trial: CandidateTrial, model: StepModel, seed: int) -> TrialOutcome:
+    for number in range(seed, seed + TRIES * OTHER_SEED, OTHER_SEED):
+        run = world.run(trial.candidate, number, trial.seconds)
+        assert run is not None
+        result = simulate_job(run, model=model)
+        if result.figures.steps or not trial.short:
+            break
+    ended = "" if result.outcome in (CUT[0], "Complete") else result.message
+    return outcome_of(result, ended, world.spec.training, world.market.settled_hours)
+
+
+def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
+    """The outcome of a simulated run. training: with the steps of the whole job. settled: hours after which nodes no
+    longer depend on how the run began. What was not simulated is taken in proportion to what was after that time, if
+    the run went on so long and trained then; else to all since training began.
+    """
+    figures = result.figures
+    if ended or not figures.steps:
+        hours = usd = math.inf
+        traffic = 0.0
+    else:
+        rest = training.steps - figures.steps
+        pace = _pace(result, settled, training.global_batch_size)
+        hours = figures.hours + rest * pace[0]
+        usd = figures.usd + rest * pace[1]
+        traffic = figures.zone_usd_per_hour * figures.hours * training.steps / figures.steps
+    return TrialOutcome(
+        hours=hours,
+        usd=usd,
+        traffic_usd=traffic,
+        nodes=figures.nodes,
+        preemptions=figures.preemptions,
+        takeovers=figures.takeovers,
+        restores=figures.restores,
+        fatal=figures.fatal,
+        goodput=figures.goodput,
+        throughput=figures.throughput,
+        simulated=figures.hours,
+        failed=ended,
+    )
+
+
+def _pace(result: JobResult, settled: float, batch: int) -> tuple[float, float]:
+    """Hours and USD of a step of a run that has trained."""
+    figures, series = result.figures, result.series
+    width = series.hours[0]
+    late = [i for i, end in enumerate(series.hours) if settled and end - width >= settled]
+    steps = sum(series.throughput[i] for i in late) * width * HOUR / batch
+    if steps >= LEAST_LATE_STEPS:
+        return len(late) * width / steps, sum(series.usd_per_hour[i] for i in late) * width / steps
+    hours = figures.hours - figures.begun
+    return hours / figures.steps, figures.usd * hours / figures.hours / figures.steps

@@ -1,0 +1,56 @@
+"""A history as a person reads it, a line for each record."""
+
+import json
+from datetime import datetime
+
+from bamboo_core.history.records import BEGINNING, EvaluationRecord, EventRecord, Record, StepRecord, to_line
+from bamboo_core.text import printable
+
+
+def line(record: Record) -> str:
+    match record:
+        case StepRecord():
+            return _step(record)
+        case EvaluationRecord():
+            return printable(f"{_clock(record.time)}  after step {record.step}, {_evaluated(record)}")
+        case EventRecord():
+            return printable(f"{_clock(record.time)}  {record.reason}: {record.message}")
+    return f"{_clock(record.time)}  steps {record.first} to {record.last} are missing: {record.message}"
+
+
+def _step(record: StepRecord) -> str:
+    parts = [f"step {record.step}", f"loss {_number(record.loss)}", f"gradient norm {_number(record.gradient_norm)}"]
+    if record.learning_rate is not None:
+        parts.append(f"rate {record.learning_rate:.3g}")
+    if record.seconds is not None:
+        parts.append(f"{record.seconds:.3f} s")
+    if record.tokens_per_second is not None:
+        parts.append(f"{record.tokens_per_second:.0f} tokens/s")
+    elif record.samples_per_second is not None:
+        parts.append(f"{record.samples_per_second:.1f} samples/s")
+    parts += [f"{name} {_number(value)}" for name, value in sorted(record.metrics.items())]
+    parts += ["skipped"] if record.skipped else []
+    parts += [f"attempt {record.attempt}"] if record.attempt > 1 else []
+    return printable(f"{_clock(record.time)}  {', '.join(parts)}")
+
+
+def _evaluated(record: EvaluationRecord) -> str:
+    said = ", ".join(f"evaluation {name} {_number(value)}" for name, value in sorted(record.metrics.items()))
+    return f"{said}, attempt {record.attempt}" if record.attempt > 1 else said
+
+
+def first_json_line() -> str:
+    """The first line, which says of which version the others are."""
+    return BEGINNING.decode().rstrip("\n")
+
+
+def json_line(record: Record) -> str:
+    return to_line(record).decode().rstrip("\n")
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else json.dumps(float(f"{value:.6g}"))
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,125 @@
+"""What a person sees while a job runs: nothing, lines, or (bamboo.terminal.live_view) a picture with keys."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from bamboo_core.coordinator.events import Emit, Status
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.text import duration
+
+PLAIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TakeWorker:
+    """The user wants that worker taken away."""
+
+    worker: WorkerId
+    notice: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """The user wants the job stopped."""
+
+
+UserRequest = TakeWorker | StopJob
+
+
+class RunView(Protocol):
+    def start(self, request: Callable[[UserRequest], None]) -> None: ...
+    def status(self, status: Status) -> None: ...
+    def emit(self, emit: Emit) -> None: ...
+    def stop(self) -> None: ...
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def start(self, request: Callable[[UserRequest], None]) -> None:
+        pass
+
+    def status(self, status: Status) -> None:
+        pass
+
+    def emit(self, emit: Emit) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class CombinedView:
+    """Several views at once."""
+
+    def __init__(self, *views: RunView) -> None:
+        self._views = views
+
+    def start(self, request: Callable[[UserRequest], None]) -> None:
+        for view in self._views:
+            view.start(request)
+
+    def status(self, status: Status) -> None:
+        for view in self._views:
+            view.status(status)
+
+    def emit(self, emit: Emit) -> None:
+        for view in self._views:
+            view.emit(emit)
+
+    def stop(self) -> None:
+        for view in self._views:
+            view.stop()
+
+
+class PlainView:
+    """Lines for logs and pipes: every event, and the progress at most every two seconds. Each begins with the time.
+
+    How the job ended is for the summary to say.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        stamp: Callable[[], str] = lambda: time.strftime("%Y-%m-%d %H:%M:%S"),
+    ) -> None:
+        self._say = write
+        self._clock, self._stamp = clock, stamp
+        self._shown: tuple[float, int] = (-math.inf, 0)
+
+    def start(self, request: Callable[[UserRequest], None]) -> None:
+        self._write("starting workers")
+
+    def _write(self, text: str) -> None:
+        self._say(f"{self._stamp()} {text}")
+
+    def status(self, status: Status) -> None:
+        at, step = self._shown
+        if status.step != step and self._clock() - at >= PLAIN_SECONDS:
+            self._shown = (self._clock(), status.step)
+            self._write(progress(status))
+
+    def emit(self, emit: Emit) -> None:
+        if not emit.final:
+            self._write(f"{'! ' if emit.warning else ''}{emit.reason}: {emit.message}")
+
+    def stop(self) -> None:
+        pass
+
+
+def progress(status: Status) -> str:
+    """One line: step, loss, speed, time left."""
+    parts = [f"step {status.step}/{status.steps or '?'}", *["stopped early"] * bool(status.stopped_early)]
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.samples_per_second is not None:
+        parts.append(f"{status.samples_per_second:.1f} samples/s")
+    if status.eta_seconds is not None:
+        parts.append(f"ETA {duration(status.eta_seconds)}")
+    if status.preemptions:
+        parts.append(f"preemptions {status.preemptions}, takeovers {len(status.takeovers)}")
+    return ", ".join(parts)

@@ -1,0 +1,131 @@
+"""Made-up traces: pure functions of a seed. Zones, nodes and prices are named and drawn in a fixed order."""
+
+import math
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bamboo_core.traces.trace import Change, NodeChange, NodeTraceError, PriceChange, Trace, make_trace
+
+HOUR = 3600.0
+PRICE_STEP = 300.0  # seconds between two prices that move
+MOST_DRAWS = 5_000_000  # nodes times hours
+
+
+class Pattern(StrEnum):
+    """How nodes are taken away.
+
+    hourly: each node by itself, with one probability in every hour. zones: many nodes of a zone at the same instant,
+    with the same mean rate. diurnal: each by itself, more often at one time of the day than at the opposite one.
+    """
+
+    HOURLY = "hourly"
+    ZONES = "zones"
+    DIURNAL = "diurnal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What to generate."""
+
+    pattern: Pattern = Pattern.HOURLY
+    nodes: int = 16  # wanted; as many are there at the beginning
+    hours: float = 24.0
+    removal: float = 0.1  # probability that a node is taken away within an hour
+    addition: float = 0.5  # probability that a missing node is replaced within an hour
+    zones: tuple[str, ...] = ("zone-a",)
+    notice: float | None = None  # seconds, None for none
+    batch: float = 0.5  # with `zones` the share of a zone's nodes that goes at once
+    peak_hour: float = 14.0  # with `diurnal`, 0 to 24
+    price: float | None = None  # USD an hour, None for none
+    volatility: float = 0.0  # its standard deviation within a day, as a share of it
+
+
+def generate(wanted: Generation, seed: int) -> Trace:
+    """A made-up recording, which is the same for the same arguments on every machine. Raises NodeTraceError for what
+    cannot be generated.
+    """
+    _check(wanted)
+    rng = random.Random(seed)
+    changes: list[NodeChange] = []
+    for number, zone in enumerate(wanted.zones):
+        share = len(range(number, wanted.nodes, len(wanted.zones)))
+        changes += _zone(wanted, zone, share, rng)
+    prices = [price for zone in wanted.zones for price in _prices(wanted, zone, random.Random(f"{seed}:{zone}"))]
+    source = f"generated: {wanted.pattern.value}, seed {seed}"
+    return make_trace(changes, prices, duration=wanted.hours * HOUR, source=source)
+
+
+def _check(wanted: Generation) -> None:
+    for name, value, low, high in (
+        ("nodes", wanted.nodes, 1, 100_000),
+        ("hours", wanted.hours, 0.01, 87_600),
+        ("removal", wanted.removal, 0, 1),
+        ("addition", wanted.addition, 0, 1),
+        ("batch", wanted.batch, 0.01, 1),
+        ("peak-hour", wanted.peak_hour, 0, 24),
+        ("volatility", wanted.volatility, 0, 1),
+    ):
+        if not low <= value <= high:
+            raise NodeTraceError(f"--{name} must be from {low} to {high}, not {value:g}")
+    if not wanted.zones or len(set(wanted.zones)) != len(wanted.zones) or not all(wanted.zones):
+        raise NodeTraceError("--zones must name at least one zone, and each once")
+    if wanted.nodes * wanted.hours > MOST_DRAWS:
+        raise NodeTraceError(
+            f"--nodes times --hours must be at most {MOST_DRAWS}, not {wanted.nodes * wanted.hours:.0f}"
+        )
+
+
+def _zone(wanted: Generation, zone: str, nodes: int, rng: random.Random) -> list[NodeChange]:
+    """Hour by hour: who goes and when, then who comes and when. A node is taken away in a later hour than it came."""
+    there = [f"{zone}-{number}" for number in range(1, nodes + 1)]
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node in there]
+    named, end = nodes, wanted.hours * HOUR
+    for hour in range(math.ceil(wanted.hours)):
+        begin = hour * HOUR
+        gone = [(begin + offset, node) for offset, node in _removals(wanted, there, hour, rng)]
+        missing = nodes - len(there)
+        moments = [begin + rng.random() * HOUR for _ in range(missing) if rng.random() < wanted.addition]
+        gone = [(at, node) for at, node in gone if at <= end]
+        taken = {node for _, node in gone}
+        there = [node for node in there if node not in taken]
+        for at, node in gone:
+            changes.append(NodeChange(at=at, change=Change.REMOVE, node=node, zone=zone, notice=wanted.notice))
+        for at in sorted(moment for moment in moments if moment <= end):
+            named += 1
+            there.append(f"{zone}-{named}")
+            changes.append(NodeChange(at=at, change=Change.ADD, node=there[-1], zone=zone))
+    return changes
+
+
+def _removals(wanted: Generation, there: list[str], hour: int, rng: random.Random) -> list[tuple[float, str]]:
+    """(seconds within the hour, node)"""
+    if wanted.pattern is Pattern.ZONES:
+        size = math.ceil(wanted.batch * len(there))
+        if not there or rng.random() >= wanted.removal * len(there) / size:
+            return []
+        at = rng.random() * HOUR
+        return [(at, node) for node in rng.sample(there, size)]
+    probability = wanted.removal
+    if wanted.pattern is Pattern.DIURNAL:
+        swing = math.cos((hour + 0.5 - wanted.peak_hour) / 24 * math.tau)
+        probability = min(1.0, wanted.removal * (1 + swing))
+    chosen = [node for node in there if rng.random() < probability]
+    return [(rng.random() * HOUR, node) for node in chosen]
+
+
+def _prices(wanted: Generation, zone: str, rng: random.Random) -> list[PriceChange]:
+    """A walk that returns to its mean within about a day; one price if it does not move."""
+    if wanted.price is None:
+        return []
+    found = [PriceChange(at=0.0, zone=zone, usd_per_hour=wanted.price)]
+    if not wanted.volatility:
+        return found
+    pull = PRICE_STEP / (24 * HOUR)
+    away = 0.0
+    for number in range(1, int(wanted.hours * HOUR / PRICE_STEP) + 1):
+        away += -pull * away + wanted.volatility * math.sqrt(2 * pull) * rng.gauss(0, 1)
+        price = round(wanted.price * math.exp(away), 4)
+        if price != found[-1].usd_per_hour:
+            found.append(PriceChange(at=number * PRICE_STEP, zone=zone, usd_per_hour=price))
+    return found

@@ -1,0 +1,69 @@
+"""A trace seen from a moment inside it, and from its beginning again when it is over. Pure."""
+
+from bisect import bisect_left
+
+from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
+
+MOST_ROUNDS = 1000
+
+
+def window(trace: Trace, start: float, seconds: float) -> Trace:
+    """The recording of so many seconds from a start between 0 and the trace's duration on; nodes that are there then
+    come at once.
+
+    When the trace is over, the nodes of its beginning follow those of its end. Nothing happens in an empty trace.
+    """
+    if not trace.changes or trace.duration <= 0:
+        return make_trace(duration=seconds, source=trace.source)
+    there: dict[str, str] = {}
+    for change in trace.changes[: bisect_left(trace.changes, start, key=lambda change: change.at)]:
+        _follow(there, change)
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=node, zone=zone) for node, zone in there.items()]
+    begun = -start
+    for _ in range(MOST_ROUNDS):
+        for change in trace.changes:
+            at = begun + change.at
+            if at > seconds:
+                break
+            if at < 0 or (change.change is Change.ADD) == (change.node in there):
+                continue  # before the window; or it stayed from the end of the trace to its beginning
+            _follow(there, change)
+            changes.append(_moved(change, at))
+        begun += trace.duration
+        if begun >= seconds:
+            break
+        stay = {c.node for c in trace.changes if c.at == 0 and c.change is Change.ADD}
+        for node in [node for node in there if node not in stay]:
+            changes.append(NodeChange(at=begun, change=Change.REMOVE, node=node, zone=there.pop(node)))
+    return make_trace(changes, _prices(trace, start, seconds), duration=seconds, source=trace.source)
+
+
+def _follow(there: dict[str, str], change: NodeChange) -> None:
+    if change.change is Change.ADD:
+        there[change.node] = change.zone
+    else:
+        there.pop(change.node, None)
+
+
+def _moved(change: NodeChange, at: float) -> NodeChange:
+    notice = None if change.notice is None else min(change.notice, at)
+    return NodeChange(at=at, change=change.change, node=change.node, zone=change.zone, notice=notice)
+
+
+def _prices(trace: Trace, start: float, seconds: float) -> list[PriceChange]:
+    """The prices in force at the start, and all that come later, again and again."""
+    found: list[PriceChange] = []
+    latest: dict[str, PriceChange] = {}
+    for price in trace.prices:
+        if price.at <= start or price.zone not in latest:
+            latest[price.zone] = price
+    found += [_priced(price, 0.0) for price in latest.values()]
+    begun = -start
+    while begun < seconds and trace.duration > 0:
+        found += [_priced(p, begun + p.at) for p in trace.prices if 0 < begun + p.at <= seconds]
+        begun += trace.duration
+    return found
+
+
+def _priced(price: PriceChange, at: float) -> PriceChange:
+    return PriceChange(at=at, zone=price.zone, usd_per_hour=price.usd_per_hour, on_demand=price.on_demand)

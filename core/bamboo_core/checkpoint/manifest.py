@@ -1,0 +1,138 @@
+"""A checkpoint's manifest: what belongs to it, and what it is a state of. It is written last, and makes the checkpoint.
+
+The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so that a torn or changed one is
+found. No byte of it is trusted.
+"""
+
+import hashlib
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from bamboo_core.checkpoint.data_record import DataRecord
+from bamboo_core.checkpoint.errors import CheckpointDamaged
+from bamboo_core.checkpoint.layout import ID_PATTERN, LARGEST_STEP, MOST_LAYERS, Attempt, part_name
+
+FORMAT: Final = 1
+MOST_BYTES: Final = 32 << 20  # of a manifest; 100,000 layers take less
+LARGEST_PART: Final = 1 << 44
+
+_Step = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
+_Text = Annotated[str, msgspec.Meta(max_length=253)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of one layer."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0, lt=MOST_LAYERS)]
+    file: _Text
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_PART)]
+    sha256: Sha256
+
+
+class DataPosition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the training had come: optimizer steps that were applied, and samples they consumed."""
+
+    step: _Step
+    samples: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The versions of the code that wrote a checkpoint. Bit-equality is promised within one minor version of torch."""
+
+    bamboo: _Text
+    torch: _Text
+    python: _Text
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The manifest of a checkpoint, which makes it complete."""
+
+    job: _Text
+    step: _Step  # optimizer steps that the state has seen
+    attempt: Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
+    layers: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
+    data: DataPosition
+    seed: int
+    # of all that the numbers depend on, whatever the grid
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
+    versions: Versions
+    created: Annotated[datetime, msgspec.Meta(tz=True)]
+    # the job that wrote it (`resume.owner_of`); empty if that is not known
+    owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,64}$")] = ""
+    # that of the state, as evaluated; the one with the largest is the best. None: it is not to be compared
+    score: float | None = None
+    # what it was trained with; None if that is not known, as in those of earlier versions
+    of_data: DataRecord | None = None
+
+    @property
+    def place(self) -> Attempt:
+        """The attempt that the manifest describes, which names its folder."""
+        return Attempt(self.step, self.attempt)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.layers)
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: int
+    sha256: Sha256
+    manifest: msgspec.Raw
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """All that is known of a file of any format."""
+
+    format: int
+
+
+_FORMAT_DECODER: Final = msgspec.json.Decoder(_Format)
+_ENVELOPE_DECODER: Final = msgspec.json.Decoder(_Envelope)
+_DECODER: Final = msgspec.json.Decoder(CheckpointManifest)
+
+
+def encode(manifest: CheckpointManifest) -> bytes:
+    """The file's bytes. ValueError if they could not be read back, such as for a layer that is missing."""
+    inner = msgspec.json.encode(manifest)
+    digest = hashlib.sha256(inner).hexdigest()
+    data = msgspec.json.encode(_Envelope(format=FORMAT, sha256=digest, manifest=msgspec.Raw(inner)))
+    try:
+        assert decode(data) == manifest
+    except CheckpointDamaged as error:
+        raise ValueError(f"no such manifest can be written: {error}") from None
+    return data
+
+
+def decode(data: bytes) -> CheckpointManifest:
+    """Raises CheckpointDamaged; the text says what is wrong, without the file's name."""
+    if len(data) > MOST_BYTES:
+        raise CheckpointDamaged(f"the manifest has more than {MOST_BYTES >> 20} MiB")
+    try:
+        form = _FORMAT_DECODER.decode(data).format
+        if form > FORMAT:
+            raise CheckpointDamaged(f"the manifest has format {form}, and this version of Bamboo reads {FORMAT}")
+        envelope = _ENVELOPE_DECODER.decode(data)
+        if hashlib.sha256(bytes(envelope.manifest)).hexdigest() != envelope.sha256:
+            raise CheckpointDamaged("the manifest was changed: its checksum is another one")
+        manifest = _DECODER.decode(envelope.manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointDamaged(f"the manifest cannot be read ({error})") from None
+    if problem := _problem(manifest, form):
+        raise CheckpointDamaged(f"the manifest {problem}")
+    return manifest
+
+
+def _problem(manifest: CheckpointManifest, form: int) -> str:
+    if form != FORMAT:
+        return f"has format {form}, which never was"
+    for number, part in enumerate(manifest.layers):
+        if part.layer != number:
+            return f"names layer {part.layer} where layer {number} belongs"
+        if part.file != part_name(number):
+            return f"gives layer {number} a foreign file"
+    if manifest.data.step != manifest.step:
+        return f"is of step {manifest.step}, but its data are of step {manifest.data.step}"
+    return ""

@@ -1,0 +1,66 @@
+"""The choice of the checkpoint from which a job goes on. Pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from bamboo_core.checkpoint.found import Found, FoundState, newest_first
+from bamboo_core.checkpoint.layout import Attempt
+from bamboo_core.checkpoint.manifest import CheckpointManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The checkpoint from which a job goes on."""
+
+    manifest: CheckpointManifest | None  # None if there is none to go on from
+    passed: tuple[tuple[Attempt, str], ...] = ()  # newer ones that were not taken, and why, newest first
+
+
+def owner_of(secret: str) -> str:
+    """What a job's checkpoints say of whose they are: the same for all its coordinators and workers, and for no other
+    job. The job's secret, by which they know each other, cannot be found out from it.
+    """
+    return sha256(f"owner of checkpoints {secret}".encode()).hexdigest()[:32]
+
+
+def choose(
+    found: Iterable[Found],
+    digest: str,
+    *,
+    layers: int | None = None,
+    steps: int | None = None,
+    bad: Collection[Attempt] = (),
+    owner: str | None = None,
+) -> Choice:
+    """The newest one of this job that is complete.
+
+    digest: of what the job's numbers depend on. layers: of the job's model, if it is known. steps: the most that it may
+    have seen. bad: those that turned out to be damaged when they were read. owner: not a word of those that another job
+    has written; None: whoever has. An unfinished one newer than the choice is
+    passed over without a word: nobody was ever told that it exists.
+    """
+    passed: list[tuple[Attempt, str]] = []
+    for one in sorted(found, key=newest_first):
+        if one.state is FoundState.UNFINISHED or (owner is not None and one.manifest and one.manifest.owner != owner):
+            continue
+        reason = _unfit(one, digest, layers, bad)
+        if not reason and steps is not None and one.attempt.step > steps:
+            reason = f"it is of step {one.attempt.step}, and the job ends after {steps}"
+        if not reason:
+            return Choice(manifest=one.manifest, passed=tuple(passed))
+        passed.append((one.attempt, reason))
+    return Choice(manifest=None, passed=tuple(passed))
+
+
+def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[Attempt]) -> str:
+    """Why it cannot be used, or nothing."""
+    if one.manifest is None or one.state is not FoundState.COMPLETE:
+        return one.reason
+    if one.attempt in bad:
+        return "a file of it is damaged, or what it was made of was wrong"
+    if one.manifest.digest != digest:
+        return f"it is of another training (job {one.manifest.job}): its task or its training section differs"
+    if layers is not None and len(one.manifest.layers) != layers:
+        return f"it has {len(one.manifest.layers)} layers, and the task has {layers}"
+    return ""

@@ -1,0 +1,230 @@
+"""A folder of checkpoints, at a path or a URL: written, committed, listed, read and removed.
+
+What raises StorageError says in one sentence which file it is about and why. Nothing here decides: see `resume` and
+`retention`.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from bamboo_core.checkpoint import manifest as manifests
+from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointExists
+from bamboo_core.checkpoint.found import Found, FoundState, newest_first
+from bamboo_core.checkpoint.layout import MANIFEST, Attempt, attempt_of, new_attempt, part_name
+from bamboo_core.checkpoint.manifest import CheckpointManifest, CheckpointPart
+from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
+from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.storage.files import Buffer, FileEntry, Files, total
+from bamboo_core.storage.local_files import LocalFiles
+from bamboo_core.storage.url import parse_url
+
+COMMITS: Final = 3  # times that a manifest is written that the store does not keep
+_HASHED: Final = 8 << 20  # bytes; between two pieces an interrupt is seen
+_PROBE: Final = b"probe"
+
+
+class CheckpointStore:
+    """May be used by several threads at once; made after a fork, not before it, as its client has a thread of its own.
+
+    url: a path, or a URL of `url.PROTOCOLS`; StorageError if it cannot be one, or a package for it is missing.
+    Nothing is asked of the store yet. files: where they are, instead of there.
+    """
+
+    def __init__(self, url: str, limits: StoreLimits | None = None, files: Files | None = None) -> None:
+        try:
+            parsed = parse_url(url)
+        except ValueError as error:
+            raise StorageError(str(error)) from None
+        self.shown = parsed.shown
+        self._calls = BoundedCalls(limits or StoreLimits())
+        if files is not None:
+            self._files = files
+        elif parsed.protocol == "file":
+            self._files = LocalFiles(parsed.path)
+        else:
+            from bamboo_core.storage.object_store import open_store  # clients of object stores take time to import
+
+            open_it = partial(open_store, parsed)
+            self._files = self._calls.call(f"cannot open {self.shown}", open_it)
+
+    def probe(self) -> None:
+        """May this process write, read and remove files here? StorageError if not, rather than hours later."""
+        attempt = new_attempt(0)
+        path = f"{attempt.folder}/{_PROBE.decode()}"
+        self._write(f"cannot write to {self.shown}", lambda: self._files.write(path, [_PROBE]))
+        try:
+            if self._read(path, 0, len(_PROBE) + 1) != _PROBE:
+                raise StoreUnavailable(f"{self.shown} does not return what was written to it")
+        finally:
+            self._delete(attempt.folder)
+
+    def write_part(self, attempt: Attempt, layer: int, chunks: Sequence[Buffer]) -> CheckpointPart:
+        """Durable when it returns. chunks: the file's bytes, one after the other; they must not change meanwhile.
+
+        Returns what the manifest has to say of it. Raises StoreUnavailable.
+        """
+        path, size = attempt.part(layer), total(chunks)
+        digest = hashlib.sha256()
+        for chunk in chunks:
+            view = memoryview(chunk).cast("B")
+            for start in range(0, view.nbytes, _HASHED):
+                digest.update(view[start : start + _HASHED])
+        self._write(f"cannot write {self._shown(path)}", lambda: self._files.write(path, chunks), size)
+        return CheckpointPart(layer=layer, file=part_name(layer), bytes=size, sha256=digest.hexdigest())
+
+    def commit(self, manifest: CheckpointManifest) -> None:
+        """Makes it a checkpoint. Raises CheckpointDamaged, with nothing committed, if a file of it is not there as it
+        was written; CheckpointExists if the attempt was committed with another manifest; StoreUnavailable.
+
+        After StoreUnavailable it may be committed or not: `list` tells. Doing it twice is the same as once.
+        """
+        attempt, data = manifest.place, manifests.encode(manifest)
+        if problem := _missing_part(manifest, self._entries(attempt.folder)):
+            raise CheckpointDamaged(f"{self._shown(attempt.folder)} cannot be committed: {problem}")
+        for _ in range(COMMITS):
+            with contextlib.suppress(FileExistsError):  # by an earlier try whose answer was lost, or by somebody else
+                what = f"cannot write {self._shown(attempt.manifest)}"
+                self._write(what, lambda: self._files.create(attempt.manifest, data), len(data))
+            there = self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1)
+            if there == data:
+                return
+            if _is_sound(there):
+                raise CheckpointExists(f"{self._shown(attempt.manifest)} is there, with other contents")
+            self._delete(attempt.manifest)  # it is torn, and a checkpoint for nobody
+        raise StoreUnavailable(f"{self._shown(attempt.manifest)} does not stay as it is written")
+
+    def list(self) -> tuple[Found, ...]:
+        """The attempts in the store, newest first; empty if the folder does not exist yet. What is not ours is not
+        looked at. Raises StoreUnavailable if the folder itself cannot be listed.
+
+        Raises StoreUnavailable if the folder itself cannot be listed.
+        """
+        entries = self._entries("")
+        folders = [entry for entry in entries if entry.size is None and attempt_of(entry.name) is not None]
+        if not folders:
+            return ()
+        found = at_once(self._look, folders)
+        return tuple(sorted((one for one in found if one is not None), key=newest_first))
+
+    def read_part(self, manifest: CheckpointManifest, layer: int) -> bytes:
+        """The file of a layer. CheckpointDamaged if it is missing or not what was written; StoreUnavailable."""
+        part = manifest.layers[layer]
+        path = manifest.place.part(layer)
+        data = self._read(path, 0, part.bytes + 1)
+        if len(data) != part.bytes:
+            there = f"more than {part.bytes}" if len(data) > part.bytes else f"{len(data)}"
+            raise CheckpointDamaged(f"{self._shown(path)} has {there} bytes, expected {part.bytes}")
+        if hashlib.sha256(data).hexdigest() != part.sha256:
+            raise CheckpointDamaged(f"{self._shown(path)} has other contents than were written (its sha256 differs)")
+        return data
+
+    def read_start(self, manifest: CheckpointManifest, layer: int, size: int) -> bytes:
+        """The first bytes of a layer's file, which are not checked: nothing may depend on them alone."""
+        return self._read(manifest.place.part(layer), 0, min(size, manifest.layers[layer].bytes))
+
+    def verify(self, manifest: CheckpointManifest) -> Iterator[tuple[CheckpointPart, str]]:
+        """Reads each file; the problem with it, or nothing. Raises StoreUnavailable."""
+        for part in manifest.layers:
+            try:
+                self.read_part(manifest, part.layer)
+            except CheckpointDamaged as error:
+                yield part, str(error)
+            else:
+                yield part, ""
+
+    def delete(self, attempt: Attempt) -> None:
+        """First its manifest, so that it is no checkpoint any more whatever happens then. Raises StoreUnavailable."""
+        self._delete(attempt.manifest)
+        self._delete(attempt.folder)
+
+    def delete_unfinished(self, attempt: Attempt) -> None:
+        """What was written of an attempt that is given up; if it is complete it stays. Raises StoreUnavailable."""
+        if not any(entry.name == MANIFEST for entry in self._entries(attempt.folder)):
+            self._delete(attempt.folder)
+
+    def _look(self, folder: FileEntry) -> Found | None:
+        """What is in an attempt's folder; None if it has just gone."""
+        attempt = attempt_of(folder.name)
+        assert attempt is not None
+        try:
+            entries = self._entries(attempt.folder)
+        except StoreUnavailable as error:
+            return Found(attempt=attempt, state=FoundState.UNREADABLE, reason=str(error))
+        files = [entry for entry in entries if entry.size is not None]
+        found = partial(
+            Found,
+            attempt=attempt,
+            bytes=sum(entry.size or 0 for entry in files),
+            modified=max((entry.modified for entry in files if entry.modified is not None), default=folder.modified),
+        )
+        if not files and folder.modified is None:
+            return None  # a folder of an object store is only what is in it
+        if not any(entry.name == MANIFEST for entry in files):
+            return found(state=FoundState.UNFINISHED, reason="it was never committed")
+        try:
+            manifest = self._manifest(attempt)
+        except CheckpointDamaged as error:
+            return found(state=FoundState.DAMAGED, reason=str(error))
+        except StoreUnavailable as error:
+            return found(state=FoundState.UNREADABLE, reason=str(error))
+        if problem := _missing_part(manifest, files):
+            return found(state=FoundState.DAMAGED, manifest=manifest, reason=problem)
+        return found(state=FoundState.COMPLETE, manifest=manifest)
+
+    def manifest(self, attempt: Attempt) -> CheckpointManifest:
+        """A checkpoint's. CheckpointDamaged if it is none, or not any more; StoreUnavailable."""
+        return self._manifest(attempt)
+
+    def _manifest(self, attempt: Attempt) -> CheckpointManifest:
+        manifest = manifests.decode(self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1))
+        if manifest.place != attempt:
+            raise CheckpointDamaged(f"the manifest is that of {manifest.place.folder}")
+        return manifest
+
+    def _entries(self, folder: str) -> Sequence[FileEntry]:
+        try:
+            return self._calls.call(f"cannot list {self._shown(folder)}", lambda: self._files.list(folder))
+        except MissingFile as error:
+            raise StoreUnavailable(f"cannot list {self._shown(folder)}: {error}") from None
+
+    def _read(self, path: str, start: int, end: int) -> bytes:
+        what = f"cannot read {self._shown(path)}"
+        try:
+            return self._calls.call(what, lambda: self._files.read(path, start, end), end - start)
+        except MissingFile:
+            raise CheckpointDamaged(f"{self._shown(path)} is not there") from None
+
+    def _write(self, what: str, function: Callable[[], None], moved: int = 0) -> None:
+        try:
+            self._calls.call(what, function, moved)
+        except MissingFile as error:
+            raise StoreUnavailable(f"{what}: {error}") from None
+
+    def _delete(self, path: str) -> None:
+        with contextlib.suppress(MissingFile):  # somebody else was faster
+            self._calls.call(f"cannot remove {self._shown(path)}", lambda: self._files.delete(path))
+
+    def _shown(self, path: str) -> str:
+        return f"{self.shown.rstrip('/')}/{path}" if path else self.shown
+
+
+def _missing_part(manifest: CheckpointManifest, entries: Sequence[FileEntry]) -> str:
+    """Which file is not there in its length, or nothing."""
+    sizes = {entry.name: entry.size for entry in entries}
+    for part in manifest.layers:
+        if (there := sizes.get(part.file)) is None:
+            return f"{part.file} is missing"
+        if there != part.bytes:
+            return f"{part.file} has {there} bytes, expected {part.bytes}"
+    return ""
+
+
+def _is_sound(data: bytes) -> bool:
+    try:
+        manifests.decode(data)
+    except CheckpointDamaged:
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""Messages of the control channel to bytes and back, strictly checked."""
+
+import zlib
+from typing import Final, TypeVar
+
+import msgspec
+
+from bamboo_core.control.message import to_json
+from bamboo_core.control.protocol import Message, ToCoordinator, ToWorker
+
+MAX_MESSAGE_BYTES = 4 << 20
+SHORT_BYTES: Final = 1000  # up to which compression is not worth it
+COMPRESSION: Final = 6  # once for all workers, whatever their number
+ZLIB: Final = b"\x78"  # with which zlib begins, and no JSON
+T = TypeVar("T")
+
+_from_worker: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
+_from_coordinator: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
+
+
+def encode(message: Message) -> bytes:
+    """JSON."""
+    return to_json(message)
+
+
+def frame_of(message: Message) -> str | bytes:
+    """What a message is sent to a worker as: JSON as text, and compressed if it is long."""
+    data = encode(message)
+    return zlib.compress(data, COMPRESSION) if len(data) > SHORT_BYTES else data.decode()
+
+
+def decode_from_worker(data: bytes | str) -> ToCoordinator:
+    """Raises ValueError naming what is wrong."""
+    return _decode(_from_worker, data)
+
+
+def decode_from_coordinator(data: bytes | str) -> ToWorker:
+    """The message of a frame (`frame_of`) or of JSON. Raises ValueError naming what is wrong."""
+    return _decode(_from_coordinator, _expanded(data) if isinstance(data, bytes) and data[:1] == ZLIB else data)
+
+
+def _expanded(data: bytes) -> bytes:
+    expander = zlib.decompressobj()
+    try:
+        found = expander.decompress(data, MAX_MESSAGE_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"malformed message: {error}") from None
+    if not expander.eof or expander.unused_data:
+        raise ValueError(f"malformed message: it is cut, has a tail, or has more than {MAX_MESSAGE_BYTES} bytes")
+    return found
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes | str) -> T:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are accepted")
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"malformed message: {error}") from None

@@ -1,0 +1,266 @@
+"""The coordinator's end of the control channel: one WebSocket per worker.
+
+It turns connections into events and messages into frames, and decides nothing. All of it runs on one asyncio loop.
+"""
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo_core.control.codec import MAX_MESSAGE_BYTES, decode_from_worker, encode, frame_of
+from bamboo_core.control.plan_change import PlanChanges, SentPlans, WholePlanWanted
+from bamboo_core.control.protocol import Hello, Message, Refused
+from bamboo_core.names import PROTOCOL_VERSION
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.serving.listener import LISTENER, BoundedListener, ConnectionBounds
+from bamboo_core.serving.rate_limit import TokenBucket
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/workers"
+HELLO_SECONDS = 5.0
+REFUSED_HEADER = "Bamboo-Refused"  # of an answer 403: why
+MOST_UNAUTHENTICATED = 256  # connections to the one job of this process that are not known to be a worker's
+MESSAGES_A_SECOND = 500.0  # of one worker; one that says more is heard later
+MESSAGES_AT_ONCE = 2000
+
+
+class Unauthorized(Exception):
+    """This caller may not come in. The text is told to the caller; reason: a CamelCase word for the metrics."""
+
+    def __init__(self, message: str, reason: str = "Unauthorized") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Unavailable(Exception):
+    """Who the caller is cannot be said at the moment; it may try again."""
+
+
+Authenticate = Callable[[web.Request], Awaitable[WorkerId | None]]
+
+
+def token_check(token: str) -> Authenticate:
+    """Accepts everyone who brings that token, as any worker: for workers on this machine."""
+
+    async def authenticate(request: web.Request) -> WorkerId | None:
+        offered = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(offered.encode(), f"Bearer {token}".encode()):
+            raise Unauthorized("the token is wrong")
+        return None
+
+    return authenticate
+
+
+@dataclass(eq=False, slots=True)
+class _Channel:
+    worker: WorkerId
+    socket: web.WebSocketResponse
+    plans: SentPlans
+    outbox: asyncio.Queue[str | bytes] = field(default_factory=asyncio.Queue)
+
+    async def write(self) -> None:
+        """Sends what is queued until the socket breaks."""
+        with suppress(ConnectionError):
+            while True:
+                frame = await self.outbox.get()
+                if isinstance(frame, str):
+                    await self.socket.send_str(frame)
+                else:
+                    await self.socket.send_bytes(frame)
+
+
+class Frames:
+    """What messages are sent as. Of those about plans each is encoded once, however many workers get it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Message, str | bytes] | None = None
+
+    def of(self, message: Message) -> str | bytes:
+        if self._kept is None or self._kept[0] is not message:
+            self._kept = message, frame_of(message)
+        return self._kept[1]
+
+
+class Channels:
+    """The channels of one job's workers. Calls `on_event` in the loop that serves the requests. authenticate: asked
+    before anything the caller says is read. Returns as which worker it may come in, None for any; raises Unauthorized
+    for a caller that must go away, Unavailable for one that may try again. heartbeat: seconds between pings; a channel
+    whose pong is missing for half of it is closed.
+
+    authenticate: asked before anything the caller says is read. Returns as which worker it may come in, None for any;
+    raises Unauthorized for a caller that must go away, Unavailable for one that may try again.
+    heartbeat: seconds between pings; a channel whose pong is missing for half of it is closed.
+    """
+
+    def __init__(
+        self, on_event: Callable[[ChannelEvent], None], authenticate: Authenticate, *, heartbeat: float = 5.0
+    ) -> None:
+        self._on_event = on_event
+        self._authenticate = authenticate
+        self._heartbeat = heartbeat
+        self._channels: dict[WorkerId, _Channel] = {}
+        self._changes, self._frames = PlanChanges(), Frames()
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._closing: set[asyncio.Task[bool]] = set()
+        self._closed = False
+
+    async def close(self) -> None:
+        """Closes every channel; no event is told any more."""
+        self._closed = True
+        self._channels.clear()
+        sockets = list(self._sockets)
+        if sockets:
+            closing = [asyncio.ensure_future(socket.close(code=WSCloseCode.GOING_AWAY)) for socket in sockets]
+            _, late = await asyncio.wait(closing, timeout=0.5)
+            for task in late:
+                task.cancel()
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """Queues the message and returns. Dropped if the worker has no channel: it says Hello when it comes back."""
+        if (channel := self._channels.get(worker)) is not None:
+            channel.outbox.put_nowait(self._frames.of(channel.plans.said(message)))
+
+    @property
+    def connected(self) -> frozenset[WorkerId]:
+        return frozenset(self._channels)
+
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
+        """Serves one worker's connection until it ends. Raises aiohttp's answer to a caller that may not come in."""
+        known_as = await self._admit(request)
+        socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
+        await socket.prepare(request)
+        if self._closed:
+            await socket.close(code=WSCloseCode.GOING_AWAY)
+            return socket
+        self._sockets.add(socket)
+        try:
+            if (hello := await self._greet(request, socket, known_as)) is not None:
+                if listener := request.app.get(LISTENER):
+                    listener.mark_authenticated(request)
+                await self._serve(hello, socket)
+        finally:
+            self._sockets.discard(socket)
+        return socket
+
+    async def _admit(self, request: web.Request) -> WorkerId | None:
+        try:
+            return await self._authenticate(request)
+        except Unauthorized as error:
+            logger.warning("refused a caller from %s: %s", request.remote, error)
+            raise web.HTTPForbidden(headers={REFUSED_HEADER: str(error)}, text=f"{error}\n") from None
+        except Unavailable as error:
+            logger.warning("cannot check who calls from %s: %s", request.remote, error)
+        except Exception:
+            logger.exception("cannot check who calls from %s", request.remote)
+        raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+
+    async def _greet(
+        self, request: web.Request, socket: web.WebSocketResponse, known_as: WorkerId | None
+    ) -> Hello | None:
+        """The caller's Hello; None, with the socket closed, if it may not come in."""
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await self._receive(socket, request.remote or "?")
+        except TimeoutError:
+            logger.warning("no Hello from %s within %g s", request.remote, HELLO_SECONDS)
+            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"no Hello")
+            return None
+        if hello is None:
+            return None
+        if not isinstance(hello, Hello):
+            logger.warning("the first message from %s was not a Hello", request.remote)
+            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"the first message must be Hello")
+            return None
+        if hello.version != PROTOCOL_VERSION:
+            await self._refuse(
+                socket, hello, "ProtocolMismatch", f"protocol {hello.version}, expected {PROTOCOL_VERSION}"
+            )
+            return None
+        if known_as not in (None, hello.worker):
+            await self._refuse(socket, hello, "Unauthorized", f"this is {known_as}, not {hello.worker}")
+            return None
+        return hello
+
+    async def _refuse(self, socket: web.WebSocketResponse, hello: Hello, reason: str, message: str) -> None:
+        logger.warning("refused %s: %s", hello.worker, message, extra={"worker": hello.worker})
+        with suppress(ConnectionError):
+            await socket.send_str(encode(Refused(reason=reason, message=message)).decode())
+        await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=reason.encode())
+
+    async def _serve(self, hello: Hello, socket: web.WebSocketResponse) -> None:
+        channel = _Channel(hello.worker, socket, SentPlans(self._changes))
+        older = self._channels.get(hello.worker)
+        self._channels[hello.worker] = channel
+        writer = asyncio.create_task(channel.write())
+        bucket = TokenBucket(MESSAGES_A_SECOND, MESSAGES_AT_ONCE, time.monotonic())
+        if older is not None:
+            closing = asyncio.create_task(older.socket.close(code=WSCloseCode.OK))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        try:
+            self._on_event(WorkerJoined(hello))
+            while (message := await self._receive(socket, hello.worker)) is not None:
+                if self._channels.get(hello.worker) is not channel:
+                    break
+                if isinstance(message, WholePlanWanted):
+                    self._repeat_plan(channel, message)
+                else:
+                    self._on_event(Received(hello.worker, message))
+                if wait := bucket.wait(time.monotonic()):
+                    await asyncio.sleep(wait)
+        finally:
+            writer.cancel()
+            if self._channels.get(hello.worker) is channel:
+                del self._channels[hello.worker]
+                self._on_event(ChannelClosed(hello.worker))
+
+    def _repeat_plan(self, channel: _Channel, wanted: WholePlanWanted) -> None:
+        logger.warning("%s can make nothing of a change of the plan: %s", channel.worker, wanted.problem)
+        if (plan := channel.plans.whole()) is not None:
+            channel.outbox.put_nowait(self._frames.of(plan))
+
+    async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
+        """The next message; None once the socket is closed, also because of what came."""
+        try:
+            frame = await socket.receive()
+        except ConnectionError as error:  # it answers a ping of somebody who has gone
+            logger.debug("the channel of %s broke: %s", sender, error)
+            return None
+        if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+            try:
+                return decode_from_worker(frame.data)
+            except ValueError as error:
+                logger.warning("closed the channel of %s: %s", sender, error, extra={"worker": sender})
+                await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"malformed message")
+        elif frame.type is WSMsgType.ERROR:
+            logger.warning("the channel of %s broke: %s", sender, frame.data, extra={"worker": sender})
+        return None
+
+
+class ControlServer(Channels):
+    """The channels of the one job of this process, with a port of their own."""
+
+    _listener: BoundedListener | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listens; returns the URL that workers connect to."""
+        app = web.Application()
+        app.router.add_get(PATH, self.handle)
+        self._listener = BoundedListener(app, ConnectionBounds(unauthenticated=MOST_UNAUTHENTICATED))
+        bound = await self._listener.start(host, port)
+        return f"ws://{host}:{bound}{PATH}"
+
+    async def stop(self) -> None:
+        """Closes every channel and stops listening; no event is told any more."""
+        await self.close()
+        if self._listener is not None:
+            await self._listener.stop()
+            self._listener = None

@@ -1,0 +1,376 @@
+"""Checkpoints: when one is taken, who writes what of it, and when it is one. `restoring` goes on from one.
+
+The root marks the commit after which the state is kept; whoever is named as a writer copies its layers of that state
+and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
+"""
+
+from hashlib import sha256
+from typing import Final
+
+from bamboo_core.control import evaluations, protocol
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason
+from bamboo_core.coordinator.checkpointing import copies
+from bamboo_core.coordinator.checkpointing.intervals import interval
+from bamboo_core.coordinator.checkpointing.record import CheckpointState
+from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.verification.settled import is_settled
+from bamboo_core.planning.plan import ROOT, CheckpointId, Plan, WorkerId
+from bamboo_core.planning.shares import share
+from bamboo_core.text import one_line
+
+AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
+AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
+WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
+STOP_SECONDS: Final = 120.0  # and two steps: for the checkpoint with which a job is to end
+FIRST_PART_SECONDS: Final = 60.0  # for the first part of a writer that has no stage any more
+TIDY_SECONDS: Final = 30.0  # for which a job that ends waits until what is not to be kept any longer is removed
+MOST_WRITERS: Final = 16  # of a stage
+
+
+def first_number(secret: str, now: float) -> int:
+    """Of a coordinator's wishes: workers must not take them for those of the one before it."""
+    return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
+
+
+def next_one(state: CoordinatorState) -> int | None:
+    """Of which step the next checkpoint is, if there is to be one: a multiple of everySteps, or the last one.
+    Without everySteps it comes an interval after the one before.
+
+    If the best state is to be kept, each that is evaluated is.
+    """
+    c, spec, steps = state.checkpoints, state.spec.checkpoint, state.spec.training.steps
+    if spec is None or state.step >= steps:
+        return None
+    if c.retry:
+        return state.step + 1
+    after = max(c.last_step, state.step)
+    evaluation = state.spec.training.evaluation
+    periods = [spec.every_steps, evaluation.every_steps if spec.keep_best and evaluation else None]
+    found = [(after // period + 1) * period for period in periods if period is not None]
+    if spec.every_steps is None:
+        found.append(max(c.last_step + interval(state, spec), state.step + 1))
+    return min(*found, steps)
+
+
+def look_after(turn: Turn) -> None:
+    """While the job trains: begin a checkpoint that is due, and bring the one in progress to its end."""
+    if turn.state.spec.checkpoint is None or turn.state.plan is None:
+        return
+    if turn.state.splits.resplit or (turn.state.plan.sources and turn.state.step == turn.state.plan.first_step):
+        return  # no step is committed meanwhile
+    _keep_the_endangered(turn)
+    state = turn.state
+    c = state.checkpoints
+    if not c.writers:
+        if state.roster.lost(state.current_plan):
+            return  # first the plan gets over that
+        at = next_one(state)
+        if at is not None and state.step + AHEAD_STEPS >= at:
+            _wish(turn, at)
+        return
+    lost, missing = _lost_writers(turn, state.current_plan), _missing(c, state.current_plan)
+    if lost and missing and c.writing is None:
+        _wish(turn, c.at)
+    elif lost and missing:
+        why = f"{' and '.join(lost)} cannot write {'its' if len(lost) == 1 else 'their'} part"
+        _abandon(turn, AbandonReason.WRITER_LOST, why, retry=True)
+    elif c.writing is None and _came_too_late(turn):
+        _abandon(turn, AbandonReason.TOO_LATE, "the last step was committed without it")
+    elif c.writing is not None and turn.now - c.since > WRITE_SECONDS:
+        _abandon(turn, AbandonReason.TOO_SLOW, f"it is not written after {WRITE_SECONDS:g} s")
+    elif _lacks_pause(state):
+        _wish(turn, state.step + 1)  # it was asked for before, without a pause
+    elif c.writing is None:
+        if c.asked != state.current_plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
+            _ask_root(turn)
+    elif not missing and (c.asked not in state.workers or turn.now - c.asked_at > AGAIN_SECONDS):
+        _commit(turn)
+
+
+def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool) -> None:
+    """The job is to end. keep: with a checkpoint of what it has trained, if it keeps any and is training.
+
+    No step is committed after that one, so that none is repeated. If the root is lost while it is written, its heir
+    goes on: few steps are repeated then. A coordinator that has just been restarted hears first what is trained.
+    """
+    state = turn.state
+    ending = state.ending.to_stop(outcome, reason, message, step=state.step, now=turn.now)
+    if keep and state.spec.checkpoint and state.phase == "Recovering":
+        turn.put(ending)
+    elif keep and state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
+        turn.put(ending, state.checkpoints.due_at_once())
+    else:
+        turn.finish(outcome, reason, message)
+
+
+def _has_unkept(state: CoordinatorState) -> bool:
+    """Is there more than the newest checkpoint has, or may there be, as no commit was heard since a restart?"""
+    newest = max((one.step for one in state.checkpoints.kept), default=0)
+    return state.step > newest or not state.progress.counting
+
+
+def stop_if_kept(turn: Turn) -> None:
+    """If the job is to end: with the checkpoint in progress, or the next one; not for ever."""
+    state, c, stopping = turn.state, turn.state.checkpoints, turn.state.ending.stopping
+    if stopping is None:
+        return
+    late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
+    if state.phase == "Recovering" and not late:
+        return
+    if state.phase == "Running" and stopping.since < state.course.since:  # the workers are back
+        turn.put(state.ending.not_to_stop())
+        stop(turn, stopping.outcome, stopping.reason, stopping.message, keep=True)
+        return
+    kept = bool(c.kept) and c.kept[0].step >= stopping.step
+    given_up = state.phase != "Running" or not (c.writers or c.retry or kept)
+    if given_up or late or (kept and not is_tidying(turn)):
+        turn.finish(stopping.outcome, stopping.reason, stopping.message)
+
+
+def _lacks_pause(state: CoordinatorState) -> bool:
+    """Was the checkpoint that no commit has carried yet asked for before the job was to end with one?"""
+    c, stopping = state.checkpoints, state.ending.stopping
+    asked_before = stopping is not None and c.writing is None and c.since < stopping.since
+    return asked_before and state.step < state.spec.training.steps
+
+
+def _keep_the_endangered(turn: Turn) -> None:
+    """If all who hold a stage are to be taken away, one is taken before they are; again if more are."""
+    state, c = turn.state, turn.state.checkpoints
+    noticed = frozenset(state.roster.noticed)
+    if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
+        return
+    if any(set(holders) <= noticed for holders in state.certain_holders(state.plan)):
+        turn.put(c.for_endangered(noticed, state.step))
+
+
+def _came_too_late(turn: Turn) -> bool:
+    """All steps are committed, and the root, asked again, does not say that one of the commits has carried the wish."""
+    state = turn.state
+    over = state.step >= state.spec.training.steps
+    return over and turn.now - state.progress.last_at > 2 * AGAIN_SECONDS
+
+
+def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
+    """All who hold a stage for certain share its layers; who is to leave writes only if all are."""
+    writers = []
+    for holders in state.certain_holders(plan):
+        staying = [w for w in holders if w in state.workers and state.workers[w].notice_until is None]
+        writers.append(tuple((staying or holders)[:MOST_WRITERS]))
+    return tuple(writers)
+
+
+def _ask_root(turn: Turn) -> None:
+    c, plan = turn.state.checkpoints, turn.state.current_plan
+    root = plan.at(ROOT).owner
+    turn.put(c.asking(root, turn.now))
+    pause = turn.state.ending.stopping is not None
+    turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers, pause=pause)))
+
+
+def _wish(turn: Turn, at: int) -> None:
+    """For a checkpoint of that step, or of the next one, by all who hold a stage now."""
+    c, plan = turn.state.checkpoints, turn.state.current_plan
+    writers = _writers(turn.state, plan)
+    dealt = {
+        layer: worker
+        for stage, mine in enumerate(writers)
+        for worker in mine
+        for layer in share(mine, worker, plan.state_layers[stage])
+    }
+    turn.put(c.wished(at, writers, dealt, turn.now))
+    _ask_root(turn)
+
+
+def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
+    """Those that are gone, or that do not hold the stage any more that they should write; not who has written it."""
+    state, c, lost = turn.state, turn.state.checkpoints, set()
+    for stage, writers in enumerate(c.writers):
+        layers = plan.state_layers[stage]
+        unwritten = {c.dealt.get(layer) for layer in range(*layers) if layer not in c.parts}
+        for worker in writers:
+            if c.writing is not None and worker not in unwritten:
+                continue
+            held = c.final or worker in plan.holders_of(stage) or _writes_on(turn, worker, layers)
+            if worker not in state.workers or not held:
+                lost.add(worker)
+    return sorted(lost)
+
+
+def is_writing(turn: Turn, worker: WorkerId) -> bool:
+    """Does a worker that is to leave still write its share, from copies that it took while it held the stages?"""
+    plan = turn.state.plan
+    return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.state_layers)
+
+
+def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
+    """The same of a stage's layers. Whether it has a copy is certain only once a part of them is durable; without that
+    it is not waited for for long. It may have one of another stage, and none of this one.
+    """
+    c, record = turn.state.checkpoints, turn.state.workers.get(worker)
+    if record is None or record.notice_until is None or c.writing is None or not _unwritten(c, worker, layers):
+        return False
+    begun = any(c.dealt.get(layer) == worker and layer in c.parts for layer in range(*layers))
+    return begun or turn.now - c.since < FIRST_PART_SECONDS
+
+
+def _unwritten(c: CheckpointState, worker: WorkerId, layers: tuple[int, int]) -> list[int]:
+    """Of these layers, those that this worker is to write and that are not known to be durable."""
+    return [layer for layer in range(*layers) if c.dealt.get(layer) == worker and layer not in c.parts]
+
+
+def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
+    """Layers whose files are not known to be durable."""
+    return frozenset(range(plan.stages[-1][1])) - c.parts.keys()
+
+
+def _commit(turn: Turn) -> None:
+    """Have the manifest written, by one worker after the other if need be; by the root first, who has the history of
+    the steps before it written.
+    """
+    c, state = turn.state.checkpoints, turn.state
+    assert c.writing is not None
+    if _awaits_evaluation(state, c.writing.step):
+        return  # a step more, and it is known how good it is
+    if not is_settled(state, c.writing.step, c.since, turn.now):
+        return  # only what all holders agree on is kept
+    staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
+    if not staying:
+        return
+    if state.plan is not None:
+        root = state.plan.at(ROOT).owner
+        staying.sort(key=lambda worker: worker != root)
+    turn.put(c.asking(staying[0], turn.now))
+    parts = tuple(c.parts[layer] for layer in sorted(c.parts))
+    turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=_score(state, c))))
+
+
+def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
+    evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
+    if evaluation is None or spec is None or not spec.keep_best or c.writing is None:
+        return None
+    return evaluations.score(evaluation, state.progress.evaluations.get(c.writing.step, {}))
+
+
+def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
+    """Is the state of that step to be kept if it is the best one, and not evaluated yet?"""
+    evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
+    if evaluation is None or spec is None or not spec.keep_best or state.ending.stopping is not None:
+        return False
+    due = step > 0 and (step % evaluation.every_steps == 0 or step == state.spec.training.steps)
+    return due and step not in state.progress.evaluations
+
+
+def evaluated(turn: Turn) -> None:
+    """A state was: a checkpoint may have waited for that."""
+    _commit_if_written(turn)
+
+
+def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False) -> None:
+    c = turn.state.checkpoints
+    step = c.writing.step if c.writing else turn.state.step
+    turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
+    final_failed = step >= turn.state.spec.training.steps and c.writing is not None
+    turn.put(c.abandoned(reason, turn.state.step, retry=retry, final_failed=final_failed))
+    copies.given_up(turn, c.writing)
+
+
+def never_restore(turn: Turn, newest_good: int) -> None:
+    """The checkpoints after that version, of which one may be in the making, may be of wrong states."""
+    turn.put(turn.state.checkpoints.distrusting(newest_good))
+
+
+def distrust(turn: Turn, newest_good: int) -> None:
+    """The same while the job goes on: the one in the making is given up."""
+    never_restore(turn, newest_good)
+    c = turn.state.checkpoints
+    if c.writing in c.bad:
+        _abandon(turn, AbandonReason.WRITER_LOST, "a part of it may be of a wrong copy", retry=True)
+
+
+# what workers report
+
+
+def committed(turn: Turn, message: protocol.StepCommitted) -> None:
+    """A commit says that the state after it is kept.
+
+    If a new root has committed the same step without saying so, all who knew are gone, and nobody else will write.
+    """
+    c = turn.state.checkpoints
+    if message.checkpoint is not None:
+        _carried(turn, *message.checkpoint)
+    elif c.writing is not None and not c.final and c.writing.step == message.step + 1:
+        _abandon(turn, AbandonReason.WRITER_LOST, "all workers that knew of it are gone", retry=True)
+
+
+def checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
+    _carried(turn, message.number, message.checkpoint)
+
+
+def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
+    """A commit has carried the wish of that number."""
+    c = turn.state.checkpoints
+    if number != c.number or not c.writers or c.writing is not None:
+        return
+    turn.put(c.carried(checkpoint, turn.now))
+    if checkpoint in c.failed:
+        _abandon(turn, AbandonReason.STORE_FAILED, c.failed[checkpoint])
+    else:
+        _commit_if_written(turn)
+
+
+def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) -> None:
+    c, plan = turn.state.checkpoints, turn.state.plan
+    if plan is None:
+        return
+    new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
+    if message.checkpoint == c.writing:
+        turn.put(c.with_parts(message.checkpoint, new, message.stall))
+        _commit_if_written(turn)
+    elif c.writers and c.writing is None:
+        turn.put(c.with_parts(message.checkpoint, new, message.stall))
+
+
+def _commit_if_written(turn: Turn) -> None:
+    c, plan = turn.state.checkpoints, turn.state.plan
+    if plan is not None and c.writing is not None and not _missing(c, plan):
+        _commit(turn)
+
+
+def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.CheckpointCommitted) -> None:
+    c = turn.state.checkpoints
+    if message.tidied and c.tidying == (message.checkpoint, worker):
+        turn.put(c.tidied())
+        c = turn.state.checkpoints
+    if message.checkpoint != c.writing:
+        _heard_again(turn, message.checkpoint)
+        return
+    saved = c.saved(message.checkpoint, worker, turn.now, tidied=bool(message.tidied))
+    turn.put(saved)
+    text = f"the state of step {message.checkpoint.step} is saved, in {saved.seconds:.1f} s"
+    turn.do(Emit("CheckpointSaved", text))
+    copies.committed(turn, message.checkpoint)
+
+
+def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
+    """Of the last state's, workers tell a restarted coordinator, too, that it need not be kept once more."""
+    c = turn.state.checkpoints
+    if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
+        turn.put(c.with_found(checkpoint))
+
+
+def is_tidying(turn: Turn) -> bool:
+    """Is a worker removing what is not to be kept beside the newest one? A job that ends waits a while for that."""
+    c = turn.state.checkpoints
+    if c.tidying is None or c.kept_at is None:
+        return False
+    return c.tidying[1] in turn.state.workers and turn.now - c.kept_at < TIDY_SECONDS
+
+
+def checkpoint_failed(turn: Turn, worker: WorkerId, message: protocol.CheckpointFailed) -> None:
+    c, why = turn.state.checkpoints, f"{worker}: {message.message}"
+    if c.writers and message.checkpoint == c.writing:
+        _abandon(turn, AbandonReason.STORE_FAILED, why)
+    elif c.writers and c.writing is None:
+        turn.put(c.failing(message.checkpoint, why))

@@ -1,0 +1,75 @@
+"""A job that is complete has its last state in the store.
+
+Usually the commit of the last step is marked as that of any other checkpoint. That cannot be if the one before is still
+being written two steps before the end, or if the root hears the wish too late, and such a checkpoint may be given up.
+Then those who have finished the stages, and keep them until they are told to leave, are asked for their states.
+"""
+
+from hashlib import sha256
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS
+from bamboo_core.coordinator.checkpointing.record import MOST_FAILURES
+from bamboo_core.coordinator.events import Emit, Send
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.planning.plan import CheckpointId, WorkerId
+from bamboo_core.planning.shares import share
+
+
+def begin(turn: Turn) -> bool:
+    """All have finished: is the last state to be kept yet? Then it is begun. False if it is kept, or given up."""
+    state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
+    if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
+        return False
+    steps, writers = state.spec.training.steps, _finishers(state)
+    if not all(writers):
+        turn.put(c.final_given_up())
+        text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
+        turn.do(Emit("CheckpointAbandoned", text, True))
+        return False
+    dealt = {
+        layer: worker
+        for stage, mine in enumerate(writers)
+        for worker in mine
+        for layer in share(mine, worker, plan.state_layers[stage])
+    }
+    wished = c.wished(steps, writers, dealt, turn.now)
+    attempt = sha256(f"{state.terms.secret} {wished.number} last".encode()).hexdigest()[:12]
+    turn.put(wished.of_last_state(CheckpointId(step=steps, id=attempt)))
+    _ask(turn)
+    return True
+
+
+def is_missing(state: CoordinatorState) -> bool:
+    """Should there be a checkpoint of the last state, and is none known?"""
+    steps, begun = state.spec.training.steps, state.plan.restore if state.plan else None
+    known = [*state.checkpoints.kept, *([begun] if begun else ())]
+    return state.spec.checkpoint is not None and not any(one.step >= steps for one in known)
+
+
+def look_after(turn: Turn) -> None:
+    """While parts are missing: ask again, since a message may have been lost."""
+    c = turn.state.checkpoints
+    if c.final and c.writing and c.dealt.keys() - c.parts.keys() and turn.now - c.asked_at > AGAIN_SECONDS:
+        _ask(turn)
+
+
+def _ask(turn: Turn) -> None:
+    c = turn.state.checkpoints
+    assert c.writing is not None
+    message = protocol.KeepLastState(checkpoint=c.writing, writers=c.writers)
+    left = dict.fromkeys(writer for layer, writer in c.dealt.items() if layer not in c.parts)
+    turn.put(c.asking(None, turn.now))
+    turn.do(*(Send(worker, message) for worker in left if worker in turn.state.workers))
+
+
+def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
+    """Of each stage, those who have finished it and are there; who is to leave only if all are."""
+    found = []
+    plan = state.current_plan
+    for number in range(len(plan.state_layers)):
+        named = dict.fromkeys(w for cell, w in sorted(state.ending.finishers.items()) if plan.state_of(cell) == number)
+        there = [w for w in named if w in state.workers and not state.workers[w].released]
+        staying = [w for w in there if state.workers[w].notice_until is None]
+        found.append(tuple((staying or there)[:MOST_WRITERS]))
+    return tuple(found)

@@ -1,0 +1,294 @@
+"""What a coordinator knows of the job's checkpoints. Only the methods of a record here make a new value of it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from bamboo_core.checkpoint.manifest import CheckpointPart
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo_core.planning.plan import CheckpointId, WorkerId
+
+MOST_KEPT: Final = 100
+MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
+MOST_COPIED: Final = 4  # checkpoints of which it is known who has copies
+MOST_FAILURES: Final = 2  # of the last state's checkpoints; each has as long as any other one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """What the coordinator knows of the checkpoints that it has made, and of the one that it makes (`checkpoints`).
+
+    In progress: number, of the wish; at, its step or a later one; writers, of each stage, empty if none is in
+    progress; dealt: which of them writes which layer; writing: the checkpoint, once a commit has carried the wish;
+    parts: by layer. early, failed: parts of checkpoints whose commit is not heard of yet, and why one fails. stall:
+    seconds for which training waited, so far.
+    asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
+    retry: the next one is due at once. last_step: of the newest one, or of the newest attempt.
+    kept: those committed and not known to be bad, newest first. kept_at: when the newest of them was; bytes, seconds:
+    that it has, and took. bad: those that turned out to be damaged.
+    counts: what became of all of them. first: the step with which the job began.
+    final: the one in progress is of the last state, and those who have finished were asked for it one by one.
+    final_failures: of checkpoints of the last state.
+    tidying: the newest one and who wrote it, while that worker removes others. endangered: the workers with notice for
+    whose sake one was taken.
+    """
+
+    number: int = 0
+    at: int = 0
+    writers: tuple[tuple[WorkerId, ...], ...] = ()
+    dealt: Mapping[int, WorkerId] = field(default_factory=dict)
+    writing: CheckpointId | None = None
+    parts: Mapping[int, CheckpointPart] = field(default_factory=dict)
+    early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)
+    failed: Mapping[CheckpointId, str] = field(default_factory=dict)
+    asked: WorkerId | None = None
+    asked_at: float = 0.0
+    since: float = 0.0
+    stall: float = 0.0
+    retry: bool = False
+    last_step: int = 0
+    kept: tuple[CheckpointId, ...] = ()
+    kept_at: float | None = None
+    bytes: int = 0
+    seconds: float = 0.0
+    bad: tuple[CheckpointId, ...] = ()
+    counts: CheckpointCounts = field(default_factory=CheckpointCounts)
+    first: int = 0
+    final: bool = False
+    final_failures: int = 0
+    tidying: tuple[CheckpointId, WorkerId] | None = None
+    endangered: frozenset[WorkerId] = frozenset()
+
+    # one in progress
+
+    def numbered(self) -> "CheckpointState":
+        """The next number is given to a wish, be it for a cut."""
+        return replace(self, number=self.number + 1)
+
+    def wished(
+        self, at: int, writers: tuple[tuple[WorkerId, ...], ...], dealt: Mapping[int, WorkerId], now: float
+    ) -> "CheckpointState":
+        """One of that step, or of the next one, is wished for."""
+        return replace(
+            self.numbered(),
+            at=at,
+            writers=writers,
+            dealt=dealt,
+            since=now,
+            retry=False,
+            early={},
+            failed={},
+            stall=0.0,
+        )
+
+    def of_last_state(self, attempt: CheckpointId) -> "CheckpointState":
+        """The one that was wished for is of the last state, which those have who have finished."""
+        return replace(self, parts={}, writing=attempt, final=True)
+
+    def asking(self, worker: WorkerId | None, now: float) -> "CheckpointState":
+        """Who has to act; None: all who write."""
+        return replace(self, asked=worker, asked_at=now)
+
+    def carried(self, checkpoint: CheckpointId, now: float) -> "CheckpointState":
+        """A commit has carried the wish, and parts of it may have been heard of before."""
+        parts = dict(self.early.get(checkpoint, {}))
+        return replace(self, writing=checkpoint, since=now, asked=None, parts=parts, early={}, failed={})
+
+    def with_parts(
+        self, checkpoint: CheckpointId, parts: Mapping[int, CheckpointPart], stall: float
+    ) -> "CheckpointState":
+        """Parts are durable, of the one in progress or of one whose commit is not heard of yet. Workers may say the
+        same again. stall: seconds, of the worker that says so.
+        """
+        is_carried = checkpoint == self.writing
+        known = self.parts if is_carried else self.early.get(checkpoint, {})
+        more = sum(part.bytes for layer, part in parts.items() if layer not in known)
+        counts = replace(self.counts, bytes=self.counts.bytes + more)
+        told = replace(self, counts=counts, stall=max(self.stall, stall))
+        if is_carried:
+            return replace(told, parts={**known, **parts})
+        early = {**self.early, checkpoint: {**known, **parts}}
+        return replace(told, early=dict(list(early.items())[-MOST_EARLY:]))
+
+    def failing(self, checkpoint: CheckpointId, why: str) -> "CheckpointState":
+        """A worker cannot write its share of one whose commit is not heard of yet."""
+        return replace(self, failed={**self.failed, checkpoint: why})
+
+    def saved(self, checkpoint: CheckpointId, worker: WorkerId, now: float, *, tidied: bool) -> "CheckpointState":
+        """Its manifest is there, written by that worker. tidied: what is not to be kept beside it is removed."""
+        seconds = now - self.since
+        return replace(
+            self,
+            kept=(checkpoint, *self.kept)[:MOST_KEPT],
+            kept_at=now,
+            bytes=sum(part.bytes for part in self.parts.values()),
+            seconds=seconds,
+            writers=(),
+            writing=None,
+            parts={},
+            asked=None,
+            last_step=checkpoint.step,
+            counts=self.counts.saved(seconds, self.stall),
+            final=False,
+            tidying=None if tidied else (checkpoint, worker),
+        )
+
+    def tidied(self) -> "CheckpointState":
+        return replace(self, tidying=None)
+
+    def abandoned(self, reason: AbandonReason, step: int, *, retry: bool, final_failed: bool) -> "CheckpointState":
+        """The one in progress is given up. step: how many are committed. final_failed: it was of the last state."""
+        return replace(
+            self,
+            writers=(),
+            writing=None,
+            parts={},
+            asked=None,
+            retry=retry and not self.final,
+            last_step=step,
+            counts=self.counts.abandoning(reason),
+            final=False,
+            final_failures=self.final_failures + final_failed,
+        )
+
+    def final_given_up(self) -> "CheckpointState":
+        """There will be none of the last state."""
+        counts = self.counts.abandoning(AbandonReason.WRITER_LOST)
+        return replace(self, final_failures=MOST_FAILURES, counts=counts, writers=(), retry=False)
+
+    # when one is due
+
+    def due_at_once(self) -> "CheckpointState":
+        return replace(self, retry=True)
+
+    def for_endangered(self, noticed: frozenset[WorkerId], step: int) -> "CheckpointState":
+        """All who hold a stage have notice. step: how many are committed."""
+        return replace(self, endangered=noticed, retry=step > self.last_step)
+
+    # those that there are
+
+    def with_found(self, checkpoint: CheckpointId) -> "CheckpointState":
+        """A worker says that this one is there, to a coordinator that has not seen it written."""
+        return replace(self, kept=(checkpoint, *self.kept)[:MOST_KEPT])
+
+    def distrusting(self, newest_good: int) -> "CheckpointState":
+        """Those after that version, of which one may be in the making, may be of wrong states."""
+        begun = (*self.kept, *((self.writing,) if self.writing else ()))
+        bad = tuple(one for one in begun if one.step > newest_good and one not in self.bad)
+        kept = tuple(one for one in self.kept if one not in bad)
+        return replace(self, bad=(*self.bad, *bad)[-MOST_KEPT:], kept=kept)
+
+    def unusable(self, checkpoint: CheckpointId, problem: RestoreProblem) -> "CheckpointState":
+        """A worker could not begin with it. A damaged one is forgotten; when the one before it was committed is not
+        known any more.
+        """
+        counted = replace(self, counts=self.counts.unusable(problem))
+        if problem is not RestoreProblem.DAMAGED:
+            return counted
+        left = tuple(one for one in self.kept if one != checkpoint)
+        return replace(counted._with_kept(left), bad=(*self.bad, checkpoint)[-MOST_KEPT:])
+
+    def up_to(self, step: int) -> "CheckpointState":
+        """Whoever has looked has passed over the newer ones."""
+        return self._with_kept(tuple(one for one in self.kept if one.step <= step))
+
+    def _with_kept(self, kept: tuple[CheckpointId, ...]) -> "CheckpointState":
+        return replace(self, kept=kept, kept_at=self.kept_at if kept[:1] == self.kept[:1] else None)
+
+    # the job goes back
+
+    def dropped(self) -> "CheckpointState":
+        """The job goes back to one before the one in progress."""
+        return replace(self, asked=None, writers=(), writing=None, parts={}, early={}, final=False)
+
+    def left_behind(self) -> "CheckpointState":
+        """If one is in progress, it counts as given up, as the job goes back."""
+        return replace(self, counts=self.counts.abandoning(AbandonReason.WENT_BACK)) if self.writers else self
+
+    def repeating(self, steps: int, step_seconds: float) -> "CheckpointState":
+        """So many steps are done again."""
+        return replace(self, counts=self.counts.repeating(steps, step_seconds))
+
+    def begun_with(self, step: int, *, cause: RestoreCause | None, is_first: bool) -> "CheckpointState":
+        """A plan begins with the state of that step.
+
+        cause: why the job went back. is_first: it had not begun before.
+        """
+        counts = self.counts if cause is None else self.counts.restoring(cause)
+        return replace(self, counts=counts, last_step=step, first=step if is_first else self.first, retry=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoringState:
+    """With which checkpoint the job begins, and why it goes back to one (`restoring`).
+
+    looked: whether it is known with which one (found; None: with none) the job begins. asked, asked_at: who looks now,
+    and since when; question: the number of the newest question. pausing: before the store is asked again. spoiled: none
+    can be used of those that there are. problem: why the store does not tell.
+    reason, message: why the job has to go back to one; empty if it has not. back_since: it has to since then, and has
+    not committed a step again.
+    """
+
+    looked: bool = False
+    found: CheckpointId | None = None
+    asked: WorkerId | None = None
+    asked_at: float = 0.0
+    question: int = 0
+    pausing: bool = False
+    spoiled: bool = False
+    problem: str = ""
+    reason: str = ""
+    message: str = ""
+    back_since: float | None = None
+
+    def going_back(self, reason: str, message: str, now: float, *, pausing: bool) -> "RestoringState":
+        """pausing: what has just failed would fail again at once."""
+        return replace(
+            self,
+            looked=False,
+            found=None,
+            asked=None,
+            asked_at=now,
+            pausing=pausing,
+            reason=reason,
+            message=message,
+            back_since=now if self.back_since is None else self.back_since,
+        )
+
+    def asking(self, worker: WorkerId, now: float) -> "RestoringState":
+        return replace(self, asked=worker, asked_at=now, question=self.question + 1)
+
+    def hindered(self, problem: str) -> "RestoringState":
+        """The worker that looks is asked again after a while."""
+        return replace(self, problem=problem)
+
+    def told(self, said: protocol.CheckpointFound) -> "RestoringState":
+        """A worker has looked."""
+        spoiled = bool(said.passed) and said.checkpoint is None
+        return replace(self, looked=True, found=said.checkpoint, asked=None, problem="", spoiled=spoiled)
+
+    def begun(self) -> "RestoringState":
+        """A plan has been made that begins with what was found."""
+        return replace(self, reason="", message="", pausing=False)
+
+    def progressed(self) -> "RestoringState":
+        """A step more is committed than ever since the job began, or went back to a checkpoint."""
+        return self if self.back_since is None else replace(self, back_since=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesInMemory:
+    """held: of the newest checkpoints, who keeps which layers in host memory (`copies`)."""
+
+    held: Mapping[CheckpointId, Mapping[WorkerId, frozenset[int]]] = field(default_factory=dict)
+
+    def with_copies(self, checkpoint: CheckpointId, worker: WorkerId, layers: Iterable[int]) -> "CopiesInMemory":
+        """Instead of what it has said of that checkpoint before."""
+        held = {**self.held.get(checkpoint, {}), worker: frozenset(layers)}
+        others = [(one, who) for one, who in self.held.items() if one != checkpoint]
+        return replace(self, held=dict([*others[1 - MOST_COPIED :], (checkpoint, held)]))
+
+    def without(self, useless: Iterable[CheckpointId]) -> "CopiesInMemory":
+        gone = set(useless)
+        return replace(self, held={one: who for one, who in self.held.items() if one not in gone})

@@ -1,0 +1,166 @@
+"""Going on from a checkpoint: from which one, after what, and what is repeated. `checkpoints` makes them."""
+
+from typing import Final
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpoint_counts import RestoreCause, RestoreProblem
+from bamboo_core.coordinator.checkpointing import copies
+from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
+from bamboo_core.coordinator.events import Emit, Outcome, Send
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.job.spec import Resume, wanted_workers
+from bamboo_core.planning.plan import CheckpointId, WorkerId
+from bamboo_core.text import count, one_line
+
+BEGIN_ANEW: Final = "bamboo run --no-resume (spec.checkpoint.resume: Never) begins at step 0 instead"
+RESTORE_SECONDS: Final = 24 * 3600.0  # from a loss until a step is committed again: nodes may be scarce for a night
+
+
+def can_restore(state: CoordinatorState) -> bool:
+    """Is it worth looking for a checkpoint to go back to?"""
+    spec = state.spec.checkpoint
+    return spec is not None and (spec.resume is Resume.LATEST or bool(_own(state)) or not state.restoring.looked)
+
+
+def can_resume(state: CoordinatorState) -> bool:
+    """May the job go on from what another run of it has written?"""
+    return state.spec.checkpoint is not None and state.spec.checkpoint.resume is Resume.LATEST
+
+
+def _own(state: CoordinatorState) -> list[CheckpointId]:
+    """Those that this job has written or begun with, as far as is known here; the newest first."""
+    c, plan = state.checkpoints, state.plan
+    begun = plan.restore if plan and not plan.moved else None
+    return [one for one in (*c.kept, *([begun] if begun else ())) if one not in c.bad]
+
+
+def lost(turn: Turn, reason: str, message: str) -> None:
+    """Redundancy and peers do not cover what is lost: go back to a checkpoint, to the beginning if nothing has been
+    trained yet, or end the job.
+    """
+    if turn.state.phase == "Restoring":
+        return
+    if not (can_restore(turn.state) or nothing_trained(turn.state)):
+        turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
+        return
+    go_back(turn, reason, message)
+
+
+def go_back(turn: Turn, reason: str, message: str) -> None:
+    """To a checkpoint, or to the beginning if there is none and that is the reason's way (`may_begin_again`)."""
+    back = "the job goes back to a checkpoint"
+    then = "no step is committed yet, and the job begins anew" if nothing_trained(turn.state) else back
+    turn.do(Emit("Restoring", f"{message}; {then}", True))
+    turn.put(turn.state.checkpoints.left_behind())
+    _begin_to_look(turn, reason, message)
+
+
+def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
+    """pausing: what has just failed would fail again at once."""
+    state = turn.state
+    turn.put(state.checkpoints.dropped(), state.restoring.going_back(reason, message, turn.now, pausing=pausing))
+    turn.enter("Restoring")
+
+
+def may_begin_again(state: CoordinatorState) -> bool:
+    """Is it right to begin with the first step if there is no checkpoint to go back to?
+
+    Yes, if none was due yet. Not if those that there are cannot be used, or the job keeps none: a user may have a
+    better idea then.
+    """
+    none_yet = state.spec.checkpoint is not None and not (state.checkpoints.bad or state.restoring.spoiled)
+    return state.restoring.reason == RestoreCause.RESULTS_DIFFER or nothing_trained(state) or none_yet
+
+
+def nothing_trained(state: CoordinatorState) -> bool:
+    """Is it known that no step has been committed, and that the job began with none?"""
+    begun_with = state.plan.first_step if state.plan else 0
+    return state.progress.counting and not (
+        state.step or state.progress.furthest or state.progress.earlier.step or begun_with
+    )
+
+
+def check_deadline(turn: Turn) -> None:
+    """Waiting for nodes is no stall of the training, but it has an end, and so have attempts that all fail."""
+    state, c = turn.state, turn.state.restoring
+    if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
+        return
+    here = f"{len(state.ready)} of {count(wanted_workers(state.spec), 'worker')} ready"
+    text = f"the job could not go on from a checkpoint within {RESTORE_SECONDS / 3600:g} h"
+    turn.finish(Outcome.UNRECOVERABLE, "RestoreDeadlineExceeded", f"{text}: {c.problem or c.message}; {here}")
+
+
+def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
+    """A worker cannot begin with the checkpoint of the plan in force: with an older one, or with the same once more."""
+    state, c = turn.state, turn.state.checkpoints
+    plan = state.plan
+    if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
+        return
+    text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
+    if not message.damaged and message.checkpoint not in c.kept and can_resume(state):
+        text += f"; {BEGIN_ANEW}"
+    turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
+    problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
+    turn.put(c.unusable(message.checkpoint, problem))
+    _begin_to_look(turn, "RestoreFailed", text, pausing=not message.damaged)
+
+
+def is_known(turn: Turn) -> bool:
+    """Is it known with which state the job begins? If not, somebody is asked who can look."""
+    state, c = turn.state, turn.state.restoring
+    spec = state.spec.checkpoint
+    if spec is None or c.looked:
+        return True
+    wait = turn.now - c.asked_at <= AGAIN_SECONDS and (c.asked in state.workers or c.pausing)
+    if not wait and state.ready:
+        worker = next((w for w in state.ready if w != c.asked), None) or next(iter(state.ready))
+        asking = c.asking(worker, turn.now)
+        turn.put(asking)
+        own, bad = spec.resume is Resume.NEVER, state.checkpoints.bad
+        turn.do(Send(worker, protocol.FindCheckpoint(number=asking.question, bad=bad, own=own)))
+    return False
+
+
+def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointFound) -> None:
+    c = turn.state.restoring
+    if c.looked or message.number != c.question or turn.state.phase not in ("Pending", "Restoring"):
+        return
+    if message.problem:
+        if message.problem != c.problem:
+            turn.do(Emit("CheckpointStoreUnavailable", one_line(message.problem), True))
+        turn.put(c.hindered(message.problem))
+        return
+    if message.other_data and message.checkpoint:
+        text = f"the checkpoint of step {message.checkpoint.step} was trained with {one_line(message.other_data)}"
+        ways = "checkpoint.allowOtherData: true goes on from it, and resume: Never (bamboo run --no-resume) begins anew"
+        turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; {ways}")
+        return
+    for text in message.passed:
+        turn.do(Emit("CheckpointUnusable", one_line(text), True))
+    newest = message.checkpoint.step if message.checkpoint else -1
+    turn.put(turn.state.checkpoints.up_to(newest), c.told(message))
+
+
+def repeats(turn: Turn, first: int) -> None:
+    """The job goes on from that step without a checkpoint, and does again what was committed after it."""
+    state = turn.state
+    again = state.checkpoints.repeating(max(0, state.step - first), state.usual_step or 0.0)
+    turn.put(state.progress.repeating(), again)
+
+
+def begun(turn: Turn) -> None:
+    """A plan has been made that begins with the checkpoint found."""
+    c, state = turn.state.restoring, turn.state
+    first = c.found.step if c.found else 0
+    repeated = max(0, max(state.step, state.progress.earlier.step) - first)
+    if state.phase == "Restoring" or c.found or (repeated and state.spec.checkpoint):
+        told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
+        again = f", and repeats {count(repeated, 'step')}" if repeated else ""
+        turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
+    seconds = state.usual_step or state.progress.earlier.step_seconds or 0.0
+    cause = RestoreCause(c.reason) if c.reason in list(RestoreCause) else None
+    turn.put(state.progress.begun_with(first))
+    copies.begun(turn, c.found)
+    known = state.checkpoints.repeating(repeated, seconds)
+    trained = state.progress.furthest > known.first  # if not, the one that it was to begin with could not be read
+    turn.put(known.begun_with(first, cause=cause, is_first=not (c.reason and trained)), c.begun())

@@ -1,0 +1,235 @@
+"""The coordinator: a pure step function from (state, event, now) to (state, commands).
+
+It alone declares a worker lost and makes plans. It never waits: training goes on while it is away.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from bamboo_core.control import protocol
+from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint, restoring
+from bamboo_core.coordinator.checkpointing.record import CheckpointState
+from bamboo_core.coordinator.course import JobCourse
+from bamboo_core.coordinator.ending import weights
+from bamboo_core.coordinator.ending.finish import finish_if_done
+from bamboo_core.coordinator.events import (
+    Command,
+    Emit,
+    Event,
+    Interrupted,
+    NoticeWithdrawn,
+    Outcome,
+    PreemptionNotice,
+    PricesTold,
+    RemoveWorker,
+    RequestsWithdrawn,
+    Send,
+    SpecChanged,
+    Tick,
+    TimeTold,
+    WorkerLost,
+    WorkersAbsent,
+)
+from bamboo_core.coordinator.grids import holding
+from bamboo_core.coordinator.planner import replan
+from bamboo_core.coordinator.progress import BEGINNING, EarlierProgress, Progress
+from bamboo_core.coordinator.splits import resplit
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.stragglers import mitigation
+from bamboo_core.coordinator.stuck_workers import check_stuck, hint
+from bamboo_core.coordinator.terms import JobTerms
+from bamboo_core.coordinator.verification import verification
+from bamboo_core.coordinator.worker_reports import received, told_when_over
+from bamboo_core.coordinator.workers.membership import (
+    absent,
+    channel_closed,
+    check_deadlines,
+    declare_lost,
+    joined,
+    notice,
+    notice_withdrawn,
+    request_workers,
+)
+from bamboo_core.coordinator.workers.platforms import refuse_misfits
+from bamboo_core.job.edits import refusal_message, refused_fields
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo_core.planning.plan import WorkerId
+
+
+def initial(
+    spec: JobSpec,
+    manifest: dict[str, Any],
+    *,
+    secret: str,
+    save_path: str | None,
+    now: float,
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
+    resumed: bool = False,
+    earlier: EarlierProgress = BEGINNING,
+    history: str = "",
+) -> CoordinatorState:
+    """The state before the first event.
+
+    save_path: a folder for the final weights, or None. heartbeat_timeout: seconds. resumed: this coordinator takes the
+    place of one that had made a plan; its workers come back and bring the plan along. earlier: before this coordinator.
+    """
+    return CoordinatorState(
+        terms=JobTerms(
+            spec=spec,
+            manifest=manifest,
+            secret=secret,
+            save_path=save_path,
+            history=history,
+            started=now,
+            heartbeat_timeout=heartbeat_timeout,
+        ),
+        course=JobCourse(phase="Recovering" if resumed else "Pending", since=now),
+        progress=Progress(furthest=earlier.step, earlier=earlier, last_at=now),
+        checkpoints=CheckpointState(number=checkpoints.first_number(secret, now)),
+    )
+
+
+def with_workers(state: CoordinatorState, *, requested: int, gone: frozenset[WorkerId]) -> CoordinatorState:
+    """The state before the first event of a coordinator whose shell has workers already.
+
+    requested: how many of them may still join. gone: whose loss was handled before.
+    """
+    turn = Turn(state, state.terms.started)
+    turn.put(state.membership.begun_with(requested, gone))
+    return turn.state
+
+
+def step(state: CoordinatorState, event: Event, now: float) -> tuple[CoordinatorState, tuple[Command, ...]]:
+    """Take one event in. Pure: equal arguments give equal results."""
+    if state.phase == "Over":
+        if isinstance(event, WorkerJoined):
+            stop = protocol.Stop(reason="JobOver", message="the job is over")
+            return state, (Send(event.hello.worker, stop), RemoveWorker(event.hello.worker))
+        return state, told_when_over(event.worker, event.message) if isinstance(event, Received) else ()
+    turn = Turn(state, now)
+    _take_in(turn, event)
+    if _changes_nothing(state, event, turn):
+        return turn.state, tuple(turn.commands)
+    if turn.state.phase != "Over":
+        if _brings_workers(event):
+            refuse_misfits(turn)
+        mitigation.keep_those_without_replacement(turn)
+        if isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted):
+            mitigation.look(turn)
+        request_workers(turn)
+        replan(turn)
+    if turn.state.phase == "Running":
+        verification.look_after(turn)
+        resplit.look_after(turn)
+        checkpoints.look_after(turn)
+        final_checkpoint.look_after(turn)
+        checkpoints.stop_if_kept(turn)
+    if turn.state.phase == "Running":
+        finish_if_done(turn)
+    if turn.state.phase == "Saving":
+        weights.ask_to_save(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def _take_in(turn: Turn, event: Event) -> None:
+    match event:
+        case WorkerJoined(hello):
+            joined(turn, hello)
+        case Received(worker, message):
+            received(turn, worker, message)
+        case ChannelClosed(worker):
+            channel_closed(turn, worker)
+        case WorkerLost(worker, detail, exit_code, removed):
+            declare_lost(turn, worker, detail, exit_code, known=True, removed=removed)
+        case WorkersAbsent(workers, detail):
+            absent(turn, workers, detail)
+        case PreemptionNotice(worker, seconds, wanted):
+            notice(turn, worker, seconds, wanted=wanted)
+        case NoticeWithdrawn(worker):
+            notice_withdrawn(turn, worker)
+        case RequestsWithdrawn(count):
+            turn.put(turn.state.membership.withdrawing(count))
+        case PricesTold(prices, more):
+            holding.priced(turn, prices, more)
+        case TimeTold(time):
+            turn.put(turn.state.terms.at_time(time, turn.now))
+        case SpecChanged(spec):
+            _edit(turn, spec)
+        case Interrupted(outcome, reason, message, keep):
+            checkpoints.stop(turn, outcome or Outcome.INTERRUPTED, reason, message, keep=keep)
+        case Tick():
+            _tick(turn)
+
+
+def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool:
+    """Is there nothing to decide? So it is with nearly all events, heartbeats above all, of jobs by the hundred."""
+    if isinstance(event, Received):
+        return isinstance(event.message, protocol.Heartbeat) or _is_one_of_many(before, event.message, turn.state)
+    return isinstance(event, Tick) and before.plans.steady and turn.state is before
+
+
+def _is_one_of_many(before: CoordinatorState, message: protocol.Message, after: CoordinatorState) -> bool:
+    """Does a worker only answer a plan, as others have still to, or tell again of a copy that is known?
+
+    A thousand workers do so after every plan, and the last answer decides. While it is asked what is lost, or who has
+    begun, each of them may.
+    """
+    plan = after.plan
+    if after.phase != "Running" or plan is None or plan.sources or after.inquiry.began_at is not None:
+        return False
+    match message:
+        case protocol.PlanApplied():
+            return not plan.worker_ids() <= after.plans.applied
+        case protocol.ReplicaSynced():
+            return after.plans.synced is before.plans.synced
+        case _:
+            return False
+
+
+def _brings_workers(event: Event) -> bool:
+    """Are there more workers after it that plans could count on, or may more of them stay or fewer?"""
+    ready = isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady)
+    return ready or isinstance(event, WorkerJoined | SpecChanged)
+
+
+def _edit(turn: Turn, wanted: JobSpec) -> None:
+    """Take over what may change; everything else is fixed by now."""
+    training = turn.state.spec.training
+    if wanted.training.until == training.until is not None or turn.state.terms.early_stop:
+        wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # which only workers can tell
+    if names := refused_fields(turn.state.spec, wanted):
+        turn.do(Emit("ChangeRefused", refusal_message(names), True))
+    turn.put(turn.state.terms.edited(wanted))
+    holding.edited(turn)
+
+
+def _waits_for_the_store(state: CoordinatorState) -> bool:
+    """Is all training done, for ever or until the job is resumed, and a checkpoint being written, which has a limit of
+    its own?
+    """
+    over = state.step >= state.spec.training.steps and state.checkpoints.writing is not None
+    return over or state.ending.stopping is not None
+
+
+def _tick(turn: Turn) -> None:
+    waited = _waits_for_the_store(turn.state)
+    check_deadlines(turn)
+    check_stuck(turn)
+    verification.look_after(turn)
+    if turn.state.phase == "Running" and turn.state.checkpoints.writers:
+        checkpoints.look_after(turn)
+        final_checkpoint.look_after(turn)
+    if turn.state.phase == "Running" and turn.state.splits.resplit:
+        resplit.look_after(turn)
+    checkpoints.stop_if_kept(turn)
+    state, now = turn.state, turn.now
+    limit = state.spec.progress_deadline_seconds
+    restoring.check_deadline(turn)
+    if state.phase == "Running" and limit and now - state.progress.last_at > limit and not waited:
+        doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
+        turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
+    if not waited:
+        hint(turn)
+    weights.check_deadline(turn)

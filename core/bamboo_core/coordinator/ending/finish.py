@@ -1,0 +1,54 @@
+"""When a job that has done all its steps is over, and what is said of it."""
+
+from bamboo_core.coordinator.checkpointing import checkpoints, final_checkpoint
+from bamboo_core.coordinator.events import Outcome
+from bamboo_core.coordinator.state import Turn
+from bamboo_core.coordinator.verification.settled import is_settled
+from bamboo_core.planning.plan import Cell, Layout
+from bamboo_core.text import count
+
+EARLY_STOPPED = "EarlyStopped"
+DIVERGED = (
+    "usual causes: an optimizer or a layer's factory that is not deterministic, workers with different hardware or "
+    "images; if it is none of these, it is a bug in Bamboo"
+)
+
+
+def finish_if_done(turn: Turn) -> None:
+    """The job is done when every cell of a layout that may be in force has finished."""
+    state = turn.state
+    if state.plan is None or not state.ending.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
+        return  # a state is still being kept
+    if state.spec.training.evaluation and state.spec.training.steps not in state.progress.evaluations:
+        return  # all have done their part in it, and the root has yet to say what it came to
+    finished, stages = dict(state.ending.finished), len(state.plan.stages)
+    if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
+        return
+    if not is_settled(state, state.spec.training.steps, state.progress.last_at, turn.now):
+        return  # not all who hold the last state have said that it is the same
+    of, numbers = state.plan.state_of, range(len(state.plan.state_layers))
+    digests = [{digest for cell, digest in finished.items() if of(cell) == number} for number in numbers]
+    diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
+    if diverged and not state.plan.mixed:
+        message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"
+        turn.finish(Outcome.FAILED, "PipelinesDiverged", message)
+    elif final_checkpoint.begin(turn):
+        return
+    elif state.terms.save_path is None:
+        complete(turn)
+    else:
+        turn.enter("Saving")
+
+
+def complete(turn: Turn) -> None:
+    lacking = "; there is no checkpoint of the last state" if final_checkpoint.is_missing(turn.state) else ""
+    steps, stop = turn.state.spec.training.steps, turn.state.terms.early_stop
+    if stop is None:
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {steps} steps are done{lacking}")
+        return
+    text = f"{stop.why}, and the last one that after {steps} of {count(stop.wanted_steps, 'step')}"
+    turn.finish(Outcome.COMPLETE, EARLY_STOPPED, f"{text}{lacking}")
+
+
+def _cells(layout: Layout, stages: int) -> set[Cell]:
+    return {Cell(d, s) for d in range(layout.pipelines) for s in range(stages)}

@@ -1,0 +1,243 @@
+"""The grid follows the workers: kept in view while the job trains, and chosen when it begins."""
+
+from functools import lru_cache
+from typing import Final
+
+from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.grids import choosing, holding
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.job.spec import schedules
+from bamboo_core.planning.splits.resplit import Grid, desired_grid, grid_of
+from bamboo_core.planning.splits.uneven_split import Ranges
+from bamboo_core.planning.steps.grid_rates import GridRate, GridRates, bounded_grids, is_within_bounds, may_do_without
+from bamboo_core.text import count
+
+SHOWN: Final = 4  # grids in a sentence
+
+
+def watch(turn: Turn) -> None:
+    """Note since when the workers suffice for another grid than the plan aims at, or one is worth a change."""
+    state = turn.state
+    if state.spec.elastic.chooses_grid:
+        _watch_what_pays(turn)
+        return
+    now = grid_of(state.current_plan)
+    wanted = desired_grid(state.roster.staying, state.spec, now)
+    turn.put(state.grids.content() if wanted == now else state.grids.worth(wanted, turn.now))
+
+
+def _watch_what_pays(turn: Turn) -> None:
+    staying = turn.state.roster.staying
+    _note(turn, staying)
+    _learn(turn)
+    state, rates = turn.state, turn.state.grids.rates
+    if rates is None or not choosing.is_measured(state) or state.splits.resplit is not None:
+        return
+    if state.spec.elastic.gives_back and choosing.is_familiar(state):
+        holding.aim(turn, rates)
+        state = turn.state
+    grid, better, counted = grid_of(state.current_plan), None, holding.counted(state, staying)
+    found = choosing.best(state, rates, counted)
+    if found is None and _has_to_change(state):
+        _tell_that_none_fits_an_edit(turn, rates, counted)
+    if found is not None and (found.grid != grid or _is_split_too_large(state)):
+        seconds = choosing.now_expected(state, rates)
+        better = found if _has_to_change(state) else _better(turn, found, seconds)
+    grids = turn.state.grids
+    if better is None:
+        turn.put(grids.content())
+    else:
+        turn.put(grids.worth(better.grid, turn.now, restarting=False).expecting(better))
+
+
+def _note(turn: Turn, staying: int) -> None:
+    """Who is there, and how many."""
+    state = turn.state
+    there = [state.workers[w] for w in state.holding.there if w in state.workers]
+    spared = sum(1 for record in there if record.spared and record.ready)
+    if state.spec.elastic.gives_back:
+        turn.put(holding.seen(state, turn.now))
+    turn.put(state.grids.noted(staying, turn.now, holding.to_have(turn.state), spared))
+
+
+def _has_to_change(state: CoordinatorState) -> bool:
+    """Is the grid that runs left whether or not another one is faster? It is if an edit has put it out of bounds, if
+    some who run stages are to be given back, or if there is only room for what is asked for with another split.
+    """
+    outside = not is_within_bounds(state.spec, grid_of(state.current_plan))
+    return outside or holding.is_too_large(state) or _is_split_too_large(state)
+
+
+def _is_split_too_large(state: CoordinatorState) -> bool:
+    """Have workers no room for the layers as they are split, with the copies for which the grid has room otherwise?"""
+    plan = state.current_plan
+    return not has_room(state, grid_of(plan), plan.stages)
+
+
+def _better(turn: Turn, then: GridRate, seconds: float) -> GridRate | None:
+    state, rates = turn.state, turn.state.grids.rates
+    assert rates is not None
+    stopped = choosing.pause(state, rates, then.grid)
+    return then if choosing.pays(seconds, then.seconds, stopped, choosing.outlook(state, turn.now)) else None
+
+
+def _learn(turn: Turn) -> None:
+    """What steps take on this grid, and by that on others."""
+    state, known = turn.state, turn.state.grids
+    rates = choosing.rates_of(state)
+    seconds = choosing.measured(state)
+    if rates is not None and seconds is not None:
+        grid = grid_of(state.current_plan)
+        before = known.measured.get(grid)
+        if before is None or abs(seconds / before - 1) > choosing.ALIKE:
+            known = known.with_measured(grid, seconds)
+            factor = choosing.calibrated(state, rates)
+            if factor != known.network:
+                rates = choosing.rates_of(state, factor)
+            known = known.with_rates(rates, factor)
+    turn.put(known.with_rates(rates, known.network))
+
+
+def is_due(state: CoordinatorState, now: float) -> bool:
+    """Has another grid been worth a change for long enough?"""
+    if state.grids.resize is None:
+        return False
+    grids, rates = state.grids, state.grids.rates
+    if not state.spec.elastic.chooses_grid or rates is None or grids.expected is None:
+        return now - state.grids.resize[1] >= state.spec.elastic.stabilization_seconds
+    if _has_to_change(state):
+        return True  # nothing is to be waited for: an edit has said it, or too many workers were waited for
+    stopped = choosing.pause(state, rates, grids.expected.grid)
+    seconds = choosing.now_expected(state, rates)
+    return now - state.grids.resize[1] >= choosing.wait(state, grids.expected, seconds, stopped, now)
+
+
+def splits_anew(state: CoordinatorState) -> bool:
+    """Are layers split anew although the stages may stay as many?"""
+    if state.spec.topology.shard_optimizer or state.grids.resize is None:
+        return state.spec.topology.shard_optimizer
+    grid, rates = state.grids.resize[0], choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    kept = choosing.keeps_split(state, rates, grid) if rates else grid.stages == len(state.current_plan.stages)
+    return not kept or holding.picks(state, grid)
+
+
+def next_grid(state: CoordinatorState, workers: int) -> Grid:
+    """What so many workers are to run from a cut on."""
+    plan = state.current_plan
+    grid = grid_of(plan)
+    if not state.spec.elastic.chooses_grid:
+        return desired_grid(workers, state.spec, grid)
+    balances = state.splits.resplit is not None and state.splits.resplit.stages is not None
+    if balances and workers >= grid.cells:
+        return grid
+    rates = choosing.rates_of(state)
+    found = choosing.best(state, rates, holding.counted(state, workers)) if rates is not None else None
+    return found.grid if found is not None else grid
+
+
+def first_grid(state: CoordinatorState, workers: int) -> Grid | None:
+    """What a job begins with that has so many; None if they can run none of its grids.
+
+    As long as no layer is measured the manifest's stages are the best guess, or as near to them as the workers allow;
+    if it says none, what layers cost as they were counted.
+    """
+    rates = choosing.rates_of(state)
+    if rates is None:
+        return None
+    if choosing.is_measured(state) or state.spec.topology.chooses_stages:
+        found = choosing.best(state, rates, holding.counted(state, workers))
+        return found.grid if found is not None else None
+    wanted, layers = state.spec.topology.stages, len(rates.figures.layers)
+    grids = list(bounded_grids(state.spec, layers, workers))
+    possible = [grid for grid in grids if rates.fits(grid)]
+    if not possible and may_do_without(state.spec):
+        possible = [grid for grid in grids if rates.without_copies().fits(grid)]
+    return min(possible, key=lambda grid: (abs(grid.stages - wanted), -grid.pipelines), default=None)
+
+
+def tell_why_none(turn: Turn, workers: int) -> None:
+    """Why the job does not begin with those that are there, for whom there is no first grid. It ends if it could not
+    with as many as it may have.
+    """
+    state, rates = turn.state, choosing.rates_of(turn.state)
+    if rates is None:
+        return
+    why, enough = _why_none(rates, workers)
+    if enough is None:
+        turn.finish(Outcome.FAILED, "NoGridFits", why)
+    elif (text := f"{why}; of {count(enough, 'worker')} there is one") != state.grids.told:
+        turn.put(state.grids.with_told(text))
+        turn.do(Emit("NoGridFits", text, warning=True))
+
+
+def _tell_that_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int) -> None:
+    """Why the job stays on a grid that an edit does not want any more."""
+    state = turn.state
+    why, enough = _why_none(rates, workers)
+    text = f"after the edit {why}; the job stays on {_told(grid_of(state.current_plan), state)}"
+    if enough is not None:
+        text += f", and of {count(enough, 'worker')} there is one"
+    if text != state.grids.told:
+        turn.put(state.grids.with_told(text))
+        turn.do(Emit("NoGridFits", text, warning=True))
+
+
+@lru_cache(maxsize=16)
+def _why_none(rates: GridRates, workers: int) -> tuple[str, int | None]:
+    """Why no grid of so many workers can run, and a number of more, if there is one, of which one can."""
+    spec, layers = rates.spec, len(rates.figures.layers)
+    most = spec.elastic.most_workers(spec.topology)
+    tried = [min(workers << doubled, most) for doubled in range(1, most.bit_length() + 1)]
+    enough = next((number for number in tried if number > workers and rates.best(number)), None)
+    held = workers if enough else max(workers, most)
+    if next(bounded_grids(spec, layers, held), None) is None:
+        return f"a model of {count(layers, 'layer')} has no grid of {held} workers within the bounds of elastic", enough
+    room = f"{(rates.memory or 0) / 1e9:.1f} GB"
+    return f"no grid of {count(held, 'worker')} has room in devices with {room}", enough
+
+
+def split_of(state: CoordinatorState, grid: Grid) -> Ranges | None:
+    """The layers of each stage of a grid that is chosen; None if nothing is known of them, or of no split that fits."""
+    rates = choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    return rates.split_at_all(grid) if rates is not None else None
+
+
+def has_room(state: CoordinatorState, grid: Grid, split: Ranges) -> bool:
+    """Do workers have the memory for that split? As far as that is known, which it is where the grid is chosen."""
+    rates = choosing.rates_of(state) if state.spec.elastic.chooses_grid else None
+    return rates is None or rates.has_room_at_all(grid, split)
+
+
+def tell(turn: Turn, grid: Grid) -> None:
+    """Why it is this one: what is expected of it, and of others."""
+    state, rates = turn.state, choosing.rates_of(turn.state)
+    workers = state.roster.staying
+    text = f"{_told(grid, state)} for {count(workers, 'worker')}"
+    copies = choosing.spec_on(state, grid, state.current_plan.stages).redundancy.kept
+    if not copies and state.spec.redundancy.kept:
+        text += ", without copies of stages, for which no grid has room"
+    if not choosing.is_measured(state):
+        _chosen(turn, f"{text}: to begin with; what steps take is measured")
+        return
+    chosen = choosing.rate(state, rates, grid) if rates is not None else None
+    if rates is None or chosen is None:
+        return
+    turn.put(state.grids.expecting(chosen))
+    found = choosing.ranked(state, rates, holding.counted(state, workers), SHOWN + 1)
+    others = [one for one in found if one.grid.stages != grid.stages][:SHOWN]
+    batch = state.spec.training.global_batch_size
+    rated = ", ".join(f"{_told(one.grid, state)} {batch / one.seconds:.3g}" for one in others)
+    text += f": {batch / chosen.seconds:.3g} samples/s expected"
+    _chosen(turn, text + (f"; of others: {rated}" if rated else ""))
+
+
+def _told(grid: Grid, state: CoordinatorState) -> str:
+    """With the schedule if there was a choice of it, or an edit wants another one."""
+    allowed = schedules(state.spec)
+    chosen = grid.stages > 1 and (len(allowed) > 1 or grid.schedule not in allowed)
+    return f"{grid.told} by {grid.schedule}" if chosen else grid.told
+
+
+def _chosen(turn: Turn, text: str) -> None:
+    turn.put(turn.state.grids.with_told(text))
+    turn.do(Emit("GridChosen", text))

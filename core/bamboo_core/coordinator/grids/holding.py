@@ -1,0 +1,376 @@
+"""Which number of workers is worth its price (`elastic.objective: Value`), and which of them go. Pure.
+
+A worker that adds less than it costs is given back, and no other is asked for in its place. See docs/design/grids.md.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import accumulate
+from statistics import median
+from typing import Final
+
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.coordinator.grids import choosing, dates
+from bamboo_core.coordinator.grids.record import Exposure, Holding
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.job.budget_reach import done_by, shown_date
+from bamboo_core.job.spec import JobSpec, fewest_workers, wanted_workers
+from bamboo_core.planning.plan import Peer, WorkerId
+from bamboo_core.planning.splits.resplit import Grid, grid_of
+from bamboo_core.planning.steps.grid_rates import GridRates
+from bamboo_core.text import count
+
+LOOK_SECONDS: Final = 1.0  # from one choice to the next
+AS_FAST: Final = 0.95  # of what all workers that the job may have would train: so fast is what is chosen, at least
+TOO_SLOW: Final = 0.88  # of that: more are asked for again below it, since estimates of grids are off by as much
+TOO_LATE: Final = 0.95  # of the speed that a date takes, which counts in place of both: the same
+THE_FASTEST: Final = 1 - 1e-6  # of what all would train: as fast, if a date takes more than that
+USUAL_LOSSES, USUAL_HOURS = 1.0, 20.0  # of a zone's workers, before any are counted
+LEAST_CHANCE: Final = 1e-3  # of a number of missing workers that is looked at
+SPREAD: Final = 4.0  # standard deviations, within which numbers of missing workers are looked at
+LEAST_LOSSES: Final = 1e-6  # of a worker, until another one has come
+MOST_COMPARED: Final = 24  # numbers of workers
+UNLIKE: Final = 0.05  # of a price: by which others differ from it
+LEAST_SPAN: Final = 0.1  # seconds, of a pause or an outlook
+UNPRICED: Final = 1.0  # money an hour of all workers if nobody says what they cost
+
+
+# what is known
+
+
+def priced(turn: Turn, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> None:
+    """The shell says what workers cost."""
+    told = turn.state.holding.priced(prices, more)
+    turn.put(told.affording(_affordable(turn.state.spec, told)))
+
+
+def edited(turn: Turn) -> None:
+    """The budget may have become another one, or all workers may be held from now on, whatever they are worth."""
+    held, spec = turn.state.holding, turn.state.spec
+    if not spec.elastic.gives_back:
+        held = held.of_all()
+    turn.put(held.affording(_affordable(spec, held)))
+
+
+def _affordable(spec: JobSpec, known: Holding) -> int | None:
+    if spec.budget is None or spec.budget.money_per_hour is None or not (known.prices or known.more):
+        return None
+    money, most = float(spec.budget.money_per_hour), wanted_workers(spec)
+    prices = sorted(known.prices.values())
+    more = _each(known.more or ((prices[-1], most),), max(0, most - len(prices)))
+    return sum(1 for cost in accumulate((*prices[:most], *more)) if cost <= money * (1 + 1e-9))
+
+
+def _each(more: tuple[tuple[float, int], ...], number: int) -> list[float]:
+    """The prices of so many that would come."""
+    found = [price for price, count in more for _ in range(min(count, number))][:number]
+    return found + [more[-1][0]] * (number - len(found))
+
+
+def seen(state: CoordinatorState, now: float) -> Holding:
+    """With who is there now, and what became of those who are not any more."""
+    known = state.holding
+    staying = {w: r.peer.zone for w, r in state.workers.items() if r.notice_until is None}
+    if staying.keys() == known.there.keys():
+        return known
+    zones = dict(known.zones)
+    for worker, (zone, since) in known.there.items():
+        if worker not in staying:
+            was = zones.get(zone, Exposure())
+            lost = was.losses + _was_lost(state, worker)
+            zones[zone] = Exposure(losses=lost, hours=was.hours + (now - since) / 3600)
+    there = {w: known.there.get(w, (zone, now)) for w, zone in staying.items()}
+    return known.seen(there, zones)
+
+
+def _was_lost(state: CoordinatorState, worker: WorkerId) -> bool:
+    """Not given back, and not replaced. How it ended does not count: that is often known only later, or never."""
+    record = state.workers.get(worker)
+    return record is None or not (record.spared or record.replaced)
+
+
+def hazard(state: CoordinatorState, zone: str, now: float) -> float:
+    """How many of a zone's workers are lost in a worker's hour there."""
+    known = state.holding
+    was = known.zones.get(zone, Exposure())
+    hours = was.hours + sum(now - since for place, since in known.there.values() if place == zone) / 3600
+    return (was.losses + USUAL_LOSSES) / (hours + USUAL_HOURS)
+
+
+def _missing_share(state: CoordinatorState, now: float) -> float:
+    """Of the workers that are wanted, those that are missing because others have not come yet in their place. It goes
+    in steps, so that it does not become another one all the time.
+    """
+    refills = state.grids.refills
+    zones = Counter(zone for zone, _ in state.holding.there.values()) or Counter([""])
+    mean = sum(number * hazard(state, zone, now) for zone, number in zones.items()) / zones.total()
+    losses = mean / 3600 * (median(refills) if refills else choosing.USUAL_REFILL)  # until it is replaced
+    losses = math.exp2(round(4 * math.log2(max(LEAST_LOSSES, losses))) / 4)
+    return losses / (1 + losses)
+
+
+def _missing(held: int, share: float) -> Iterator[tuple[int, float]]:
+    """How many of so many workers may be missing at a time, and with which chance each; without those that are next to
+    impossible.
+    """
+    mean = held * share
+    around = 1 + SPREAD * math.sqrt(mean * (1 - share))
+    fewest, most = max(0, math.floor(mean - around)), min(held, math.ceil(mean + around))
+    for lost in range(fewest, most + 1):
+        ways = math.lgamma(held + 1) - math.lgamma(lost + 1) - math.lgamma(held - lost + 1)
+        chance = math.exp(ways + lost * math.log(share) + (held - lost) * math.log1p(-share))
+        if chance > LEAST_CHANCE:
+            yield lost, chance
+
+
+# how many are worth their price
+
+
+def to_have(state: CoordinatorState) -> int:
+    """As many as the job asks for, and one more while that is to take the place of a slow one."""
+    wanted, target = wanted_workers(state.spec), state.holding.target
+    if state.spec.elastic.gives_back:
+        affordable = state.holding.affordable
+        if target is not None:
+            wanted = min(wanted, target + state.spec.standby.workers)
+        if affordable is not None:
+            wanted = min(wanted, max(_fewest_to_begin(state) if target is None else target, affordable))
+    return wanted + (state.stragglers.asked_at is not None)
+
+
+def _fewest_to_begin(state: CoordinatorState) -> int:
+    """Workers of the smallest grid that has room, as far as that is known."""
+    spec = state.spec
+    fewest, rates = fewest_workers(spec), choosing.rates_of(state)
+    if rates is not None:
+        most = spec.elastic.most_workers(spec.topology)
+        fewest = next((n for n in range(fewest, most) if rates.best(n)), most)
+    return fewest
+
+
+class Worth:
+    """What so many workers are expected to train, and to cost."""
+
+    def __init__(self, state: CoordinatorState, rates: GridRates, now: float) -> None:
+        self._state, self._rates = state, rates
+        self._share = _missing_share(state, now)
+        self._speeds: dict[int, float] = {}  # of so many that are all there
+        known, spec = state.holding, state.spec
+        there = sorted(known.prices[w] for w in known.there if w in known.prices)
+        more = known.more or ((there[len(there) // 2] if there else UNPRICED, 1),)
+        self._sums = list(accumulate(there, initial=0.0))
+        self._more = list(accumulate(_each(more, wanted_workers(spec)), initial=0.0))
+        self.batch = spec.training.global_batch_size
+        self.needed = dates.needed_speed(state, now)
+        self.allowed, self.held = spec.elastic.most_workers(spec.topology), known.target
+        self.most = self.allowed
+        self.affordable = known.affordable
+        if known.affordable is not None:
+            self.most = max(1, min(self.most, known.affordable - spec.standby.workers))
+            self.most = next((n for n in range(self.most, self.allowed) if self._undisturbed(n)), self.allowed)
+        # what a choice depends on; times in steps, so that they do not become others all the time
+        spans = (choosing.outlook(state, now), state.balance.pause or 0.0)
+        steps = tuple(round(2 * math.log2(max(LEAST_SPAN, span))) for span in spans)
+        self.key = (
+            rates,
+            tuple(state.grids.measured.items()),
+            grid_of(state.current_plan),
+            self._share,
+            more,
+            tuple(there),
+            self.most,
+            self.held,
+            spec.standby.workers,
+            self.needed,
+            steps,
+        )
+
+    def speed(self, held: int) -> float:
+        """Samples a second, with as many missing at a time as losses and the time until others come let expect."""
+        chances = dict(_missing(held, self._share))
+        return sum(chance * self._undisturbed(held - lost) for lost, chance in chances.items()) / sum(chances.values())
+
+    def _undisturbed(self, workers: int) -> float:
+        if workers not in self._speeds:
+            found = choosing.best(self._state, self._rates, workers) if workers > 0 else None
+            self._speeds[workers] = self.batch / found.seconds if found else 0.0
+        return self._speeds[workers]
+
+    def price(self, held: int) -> float:
+        """Money an hour, with those on standby: of the cheapest that are there, and of others that would come."""
+        held += self._state.spec.standby.workers
+        here = min(held, len(self._sums) - 1)
+        return self._sums[here] + self._more[held - here]
+
+    @property
+    def paid_for(self) -> str:
+        """Why there are not more."""
+        paid, standby = self.affordable or 0, self._state.spec.standby.workers
+        told = f"the budget for an hour pays for {paid}" + f", {standby} of them on standby" * (paid > standby > 0)
+        return told if paid >= self.most else f"{told}, and no smaller grid has room"
+
+    def least(self) -> float:
+        """Samples a second, at least, of what is chosen."""
+        top = self.speed(self.most)
+        return AS_FAST * top if self.needed is None else min(self.needed, THE_FASTEST * top)
+
+    def suffices(self, held: int) -> bool:
+        """Is what is held fast enough to stay, as estimates are off by as much?"""
+        if self.needed is None:
+            return self.speed(held) >= TOO_SLOW * self.speed(self.most)
+        return self.speed(held) >= TOO_LATE * self.least()
+
+    def value(self, held: int) -> float:
+        price = self.price(held)
+        return self.speed(held) / price if price else self.speed(held)
+
+
+def worth_most(state: CoordinatorState, worth: Worth, rates: GridRates, now: float) -> int | None:
+    """How many workers, without those on standby, train the most for their price, of all numbers that are about as
+    fast as the most, or with a date of those by which it is met, the fastest if it cannot be; the number that is held
+    as long as no other is better by enough. None if no grid fits.
+    """
+    most, held, top = worth.most, worth.held, worth.speed(worth.most)
+    if not top:
+        return None
+    fewest = _fewest(worth, most, worth.least())
+    best = max(_compared(worth, fewest, most, top), key=lambda number: (worth.value(number), -number))
+    if held is None or held > most or not worth.suffices(held):
+        return best
+    share = 1 - _pause_of(state, rates, best) / choosing.outlook(state, now)
+    return best if share * worth.value(best) > (1 + choosing.WORTH) * worth.value(held) else held
+
+
+def _fewest(worth: Worth, most: int, speed: float) -> int:
+    """Workers that train so much."""
+    fewer, enough = 0, most
+    while enough - fewer > 1:
+        middle = (fewer + enough) // 2
+        if worth.speed(middle) >= speed:
+            enough = middle
+        else:
+            fewer = middle
+    return enough
+
+
+def _compared(worth: Worth, fewest: int, most: int, top: float) -> Iterator[int]:
+    """Of those numbers all, or some, that could be worth more than the fewest."""
+    least = worth.value(fewest)
+    able = [n for n in range(fewest, most + 1) if top >= least * worth.price(n)] or [fewest]
+    yield from able[:: -(-len(able) // MOST_COMPARED)]
+
+
+def _pause_of(state: CoordinatorState, rates: GridRates, workers: int) -> float:
+    found = choosing.best(state, rates, workers)
+    changes = found is not None and found.grid != grid_of(state.current_plan)
+    return choosing.pause(state, rates, found.grid) if found is not None and changes else 0.0
+
+
+def resume(turn: Turn) -> None:
+    """After our own restart: as many as run stages, until it is measured anew how many are worth their price."""
+    known, plan = turn.state.holding, turn.state.plan
+    if turn.state.spec.elastic.gives_back and plan is not None:
+        turn.put(known.of_cells(grid_of(plan).cells))
+
+
+def aim(turn: Turn, rates: GridRates) -> None:
+    """Hold another number of workers if that has been better for a while."""
+    state, known = turn.state, turn.state.holding
+    if turn.now < known.looked_at + LOOK_SECONDS:
+        return
+    worth = Worth(state, rates, turn.now)
+    number = known.best[1] if known.best and known.best[0] == worth.key else worth_most(state, worth, rates, turn.now)
+    known = known.looked(worth.key, number, turn.now)
+    if number is None or number == known.target:
+        changed = known.content()
+    elif known.aim is None or known.aim[0] != number:
+        changed = known.aiming(number, turn.now)
+    elif turn.now - known.aim[1] >= state.spec.elastic.stabilization_seconds:
+        changed = known.chosen(number, _told(worth, number, done_by(state.spec)))
+        turn.do(Emit("WorkersChosen", changed.told))
+    else:
+        changed = known
+    turn.put(changed)
+
+
+def _told(worth: Worth, number: int, date: datetime | None) -> str:
+    most = worth.allowed
+    by_then = "" if date is None or worth.needed is None else _whether_by(date, worth)
+    if number == most:
+        text = f"all of {count(most, 'worker')} are {'held' if by_then else 'worth their price'}"
+    else:
+        speed = worth.speed(number) / worth.speed(most)
+        price = worth.price(number) / max(1e-12, worth.price(most))
+        text = f"{number} of at most {count(most, 'worker')} are held: {speed:.2f} of the speed for {price:.2f} of the"
+        text += " price" + (f"; {worth.paid_for}" if number == worth.most else "")
+    return text + by_then
+
+
+def _whether_by(date: datetime, worth: Worth) -> str:
+    """Is it met?"""
+    if worth.needed is not None and worth.needed <= worth.speed(worth.most):
+        return f", as is enough to be done by {shown_date(date)}"
+    return f", the fastest, and still the job may not be done by {shown_date(date)}"
+
+
+def counted(state: CoordinatorState, workers: int) -> int:
+    """Of so many workers those for whom a grid is chosen: the others are given back, or stand by."""
+    target = state.holding.target
+    return workers if target is None or not state.spec.elastic.gives_back else min(workers, target)
+
+
+# which go
+
+
+def _order(state: CoordinatorState, worker: WorkerId, now: float) -> tuple[float, float, int, str]:
+    """The last ones go first: those that cost more, then those in zones from which more are taken away."""
+    known = state.holding
+    price = known.prices.get(worker, known.more[0][0] if known.more else UNPRICED)
+    zone = state.workers[worker].peer.zone if worker in state.workers else ""
+    return price, hazard(state, zone, now), len(worker), worker
+
+
+def is_too_large(state: CoordinatorState) -> bool:
+    """Do some run stages who are to be given back?"""
+    cells = grid_of(state.current_plan).cells
+    return cells > counted(state, cells)
+
+
+def kept(state: CoordinatorState, peers: list[Peer], grid: Grid, now: float) -> list[Peer]:
+    """Those that stages of that grid are given to, if some are to go: who runs some now, then by price."""
+    number = max(grid.cells, counted(state, len(peers)))
+    if number >= len(peers) or state.plan is None:
+        return peers
+    runs = {state.plan.at(cell).owner for cell in state.plan.cells()}
+    first = sorted(peers, key=lambda peer: (peer.worker not in runs, *_order(state, peer.worker, now)))
+    chosen = {peer.worker for peer in first[:number]}
+    return [peer for peer in peers if peer.worker in chosen]
+
+
+def picks(state: CoordinatorState, then: Grid) -> bool:
+    """Are some given back, and does it matter which ones? Then layers are split anew, whatever its stages."""
+    known = state.holding
+    prices = [known.prices[w] for w in known.there if w in known.prices]
+    if not is_too_large(state) or then.cells >= grid_of(state.current_plan).cells or len(prices) < 2:
+        return False
+    return max(prices) > (1 + UNLIKE) * min(prices)
+
+
+def give_back_surplus(turn: Turn) -> bool:
+    """Let those go that are more than are held and run nothing. Did any?"""
+    state, plan = turn.state, turn.state.plan
+    if not state.spec.elastic.gives_back or state.holding.target is None or plan is None:
+        return False
+    staying = [w for w, r in state.workers.items() if r.notice_until is None]
+    surplus = len(staying) - to_have(state)
+    if surplus <= 0:
+        return False
+    runs = {plan.at(cell).owner for cell in plan.cells()}
+    idle = sorted((w for w in staying if w not in runs), key=lambda w: _order(state, w, turn.now), reverse=True)
+    for worker in idle[:surplus]:
+        turn.put(turn.state.workers.given_back(worker))
+        told = state.holding.told or f"{count(to_have(state), 'worker')} are held"
+        turn.do(Emit("GivenBack", f"{worker} is given back: {told}"))
+    return bool(idle)

@@ -1,0 +1,149 @@
+"""What a coordinator knows by which it chooses the grid, if the job lets it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """Of a zone's workers that are not there any more: how many were lost, and the hours for which all were there."""
+
+    losses: int = 0
+    hours: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """prices: money an hour of each worker, as the shell says; more: of others, and how many at each, in the order in
+    which they would come, the last one also beyond that; () if that is not known.
+
+    there: who stayed at the last look, in which zone and since when; zones: what became of those before them.
+    target: how many workers are worth their price, without those on standby; None as long as that is not known, so that
+    the job has as many as it may. affordable: how many workers, with those on standby, the budget
+    for an hour pays for; None: there is none. aim: another number that is better, and since when. told: why that many
+    are held.
+    looked_at: when that was chosen last; best: by what, and the number that was found.
+    """
+
+    prices: Mapping[WorkerId, float] = field(default_factory=dict)
+    more: tuple[tuple[float, int], ...] = ()
+    there: Mapping[WorkerId, tuple[str, float]] = field(default_factory=dict)
+    zones: Mapping[str, Exposure] = field(default_factory=dict)
+    target: int | None = None
+    affordable: int | None = None
+    aim: tuple[int, float] | None = None
+    looked_at: float = -math.inf
+    best: tuple[object, int | None] | None = field(default=None, compare=False, repr=False)
+    told: str = ""
+
+    def priced(self, prices: Mapping[WorkerId, float], more: tuple[tuple[float, int], ...]) -> "Holding":
+        """The shell says what workers cost."""
+        return replace(self, prices=dict(prices), more=more)
+
+    def affording(self, number: int | None) -> "Holding":
+        """The budget for an hour pays for so many; None: there is none."""
+        return replace(self, affordable=number)
+
+    def of_all(self) -> "Holding":
+        """All workers are held from now on, whatever they are worth."""
+        return Holding(prices=self.prices, more=self.more, zones=self.zones)
+
+    def seen(self, there: Mapping[WorkerId, tuple[str, float]], zones: Mapping[str, Exposure]) -> "Holding":
+        """Who stays now, and what became of those before them."""
+        return replace(self, there=there, zones=zones)
+
+    def of_cells(self, number: int) -> "Holding":
+        """As many as run stages, until it is measured how many are worth their price."""
+        return replace(self, target=number)
+
+    def looked(self, by: object, number: int | None, now: float) -> "Holding":
+        """By these figures that number is the best; None if no grid fits."""
+        return replace(self, best=(by, number), looked_at=now)
+
+    def content(self) -> "Holding":
+        """No other number is better."""
+        return replace(self, aim=None)
+
+    def aiming(self, number: int, now: float) -> "Holding":
+        """Another number is better, from now on."""
+        return replace(self, aim=(number, now))
+
+    def chosen(self, number: int, told: str) -> "Holding":
+        """So many are held. told: why."""
+        return replace(self, aim=None, target=number, told=told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridState:
+    """Which grid the workers suffice for. Only the methods here make a new value.
+
+    resize: the grid that is worth a change, and since when, if it is another one than now.
+    rates: made of what was known of layers then. network: by which factor links seem to be faster than is assumed.
+    measured: what undisturbed steps took on grids that were run. workers: that stay, at the last look; changes: the
+    times of their newest changes. gaps: when workers were lost for which none has come yet; refills: the newest times
+    that it took until one came. expected: of the grid that the job is to run. told: which one was chosen last, what was
+    expected of it and of others.
+    """
+
+    resize: tuple[Grid, float] | None = None
+    rates: GridRates | None = field(default=None, compare=False, repr=False)
+    network: float = 1.0
+    measured: Mapping[Grid, float] = field(default_factory=dict)
+    workers: int = 0
+    changes: tuple[float, ...] = ()
+    gaps: tuple[float, ...] = ()
+    refills: tuple[float, ...] = ()
+    expected: GridRate | None = None
+    told: str = ""
+
+    def worth(self, grid: Grid, now: float, *, restarting: bool = True) -> "GridState":
+        """That grid is worth a change. restarting: the time for which another one was counts for nothing."""
+        if self.resize is not None and self.resize[0] == grid:
+            return self
+        since = now if restarting or self.resize is None else self.resize[1]
+        return replace(self, resize=(grid, since))
+
+    def content(self) -> "GridState":
+        """The grid that runs is the right one."""
+        return self if self.resize is None else replace(self, resize=None)
+
+    def expecting(self, rate: GridRate) -> "GridState":
+        """Of the grid that the job is to run."""
+        return replace(self, expected=rate)
+
+    def with_told(self, text: str) -> "GridState":
+        return replace(self, told=text)
+
+    def with_measured(self, grid: Grid, seconds: float) -> "GridState":
+        """A step takes so long on that grid."""
+        return replace(self, measured={**self.measured, grid: seconds})
+
+    def with_rates(self, rates: GridRates | None, network: float) -> "GridState":
+        if rates is self.rates and network == self.network:
+            return self
+        return replace(self, rates=rates, network=network)
+
+    def noted(self, workers: int, now: float, wanted: int, spared: int = 0) -> "GridState":
+        """With how many stay now, of so many that are wanted: for others that were lost nobody comes. spared: how many
+        were given back, for whom nobody comes either.
+        """
+        known = replace(self, workers=self.workers - spared) if spared else self
+        if workers == known.workers:
+            return known
+        gaps, refills = list(known.gaps), list(known.refills)
+        gaps += [now] * (known.workers - workers)
+        for _ in range(min(workers - known.workers, len(gaps))):
+            refills.append(now - gaps.pop(0))
+        gaps = gaps[max(0, len(gaps) - max(0, wanted - workers)) :]
+        return replace(
+            known,
+            workers=workers,
+            changes=(*known.changes, now)[-10:],
+            gaps=tuple(gaps)[-100:],
+            refills=tuple(refills)[-5:],
+        )

@@ -1,0 +1,211 @@
+"""The coordinator's state as a person sees it."""
+
+from collections import Counter
+
+from bamboo_core.control.evaluations import best
+from bamboo_core.control.verification import ForwardPlace
+from bamboo_core.coordinator.checkpointing import intervals
+from bamboo_core.coordinator.events import (
+    CheckpointSummary,
+    CheckpointWrite,
+    Differences,
+    SlowWorker,
+    Status,
+    WorkerState,
+)
+from bamboo_core.coordinator.grids import choosing, dates, holding
+from bamboo_core.coordinator.protection import cell_name, counts_nodes
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.coordinator.stragglers.judging import told
+from bamboo_core.coordinator.verification.evidence import StatePlace
+from bamboo_core.coordinator.verification.settled import is_on
+from bamboo_core.job.spec import storage_place
+from bamboo_core.planning.heirs import copies, domains_of, level_holders
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_core.planning.splits.resplit import grid_of
+
+
+def status(state: CoordinatorState, now: float) -> Status:
+    """A snapshot for views, metrics and summaries."""
+    seconds = state.usual_step
+    last, stop = state.spec.training.known_steps, state.terms.early_stop
+    losses = tuple(state.progress.losses[k] for k in sorted(state.progress.losses))
+    plan = state.plan
+    return Status(
+        phase=state.phase,
+        epoch=plan.epoch if plan else 0,
+        step=state.step,
+        steps=stop.wanted_steps if stop else last,
+        stopped_early=stop.why if stop else "",
+        grid_choice="; ".join(told for told in (state.grids.told, state.holding.told) if told),
+        wanted=holding.to_have(state),
+        first_loss=state.progress.first_loss,
+        loss=losses[-1] if losses else None,
+        losses=losses,
+        lost_samples=sum(state.progress.lost_by_step.values()) * state.spec.training.micro_batch_size,
+        step_seconds=seconds,
+        samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
+        eta_seconds=(last - state.step) * seconds if seconds and last is not None else None,
+        grid=_grid(state, plan) if plan else (),
+        workers=tuple((w, _part(state, w)) for w in state.workers),
+        preemptions=state.membership.preemptions,
+        notices=state.membership.notices,
+        takeovers=state.moves.takeovers,
+        unprotected=tuple(map(_named, _unprotected(state, plan))) if plan else (),
+        replicating=tuple(map(_named, _replicating(state, plan))) if plan else (),
+        replicas=_replicas(state, plan) if plan else None,
+        nodes=_nodes(state, plan) if plan else None,
+        crowded=_crowded(state),
+        date=dates.reach(state, now),
+        lacks_room=plan is not None and choosing.lacks_room(state, grid_of(plan), plan.stages),
+        slow=_slow(state),
+        differences=_differences(state),
+        digests=_digests(state),
+        memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
+        most_memory=state.membership.most_memory,
+        traffic=tuple((w, r.traffic.sent.in_each(r.traffic.steps)) for w, r in state.workers.items() if r.traffic),
+        restarts=state.ends.restarts,
+        gradient_norm=state.progress.gradient_norm,
+        learning_rate=state.progress.learning_rate,
+        metrics=tuple(sorted(state.progress.metrics.items())),
+        checkpoint=_checkpoint(state, now),
+        trained_samples=trained_samples(state),
+        skipped_steps=state.progress.skipped_steps,
+        evaluations=tuple(state.progress.evaluations.items()),
+        best_evaluation=best(wanted, state.progress.evaluations)
+        if (wanted := state.spec.training.evaluation)
+        else None,
+        trained_without=state.progress.lost_microbatches * state.spec.training.micro_batch_size,
+    )
+
+
+def trained_samples(state: CoordinatorState) -> int:
+    """Samples that went into the model in steps that this coordinator has seen; of repeated steps only once."""
+    training = state.spec.training
+    return (
+        state.progress.trained * training.global_batch_size
+        - state.progress.lost_microbatches * training.micro_batch_size
+    )
+
+
+def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None:
+    c = state.checkpoints
+    if state.spec.checkpoint is None:
+        return None
+    began_with = (
+        state.plan.restore if state.plan and state.restoring.looked and not state.plan.moved else None
+    )  # else there may be newer ones
+    newest = c.kept[0] if c.kept else began_with
+    return CheckpointSummary(
+        step=newest.step if newest else None,
+        age=now - c.kept_at if c.kept_at is not None else None,
+        seconds=c.seconds,
+        bytes=c.bytes,
+        place=storage_place(state.spec.checkpoint.storage.uri, state.spec.checkpoint.storage.claim_name),
+        every_steps=intervals.interval(state, state.spec.checkpoint),
+        first=c.first,
+        writing=_write(state, now),
+        counts=c.counts,
+    )
+
+
+def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
+    c = state.checkpoints
+    if c.writing is None or state.plan is None:
+        return None
+    layers = state.plan.stages[-1][1]
+    return CheckpointWrite(step=c.writing.step, seconds=now - c.since, written=len(c.parts), layers=layers)
+
+
+def _lost_together(state: CoordinatorState, plan: Plan) -> dict[WorkerId, str]:
+    """With what each holder is lost: its node, if that has several workers, else by itself."""
+    return domains_of(plan) if counts_nodes(state.spec) else {w: w for w in plan.holders()}
+
+
+def _unprotected(state: CoordinatorState, plan: Plan) -> list[Cell]:
+    together = _lost_together(state, plan)
+    return [c for c in plan.cells() if len({together[w] for w in _level(state, plan, c)}) <= 1]
+
+
+def _level(state: CoordinatorState, plan: Plan, cell: Cell) -> set[WorkerId]:
+    return level_holders(plan, state.plans.synced, cell, state.workers.keys())
+
+
+def _replicating(state: CoordinatorState, plan: Plan) -> list[Cell]:
+    """Those of the unprotected cells that will be protected when their replicas are in step."""
+    together = _lost_together(state, plan)
+    there = state.workers.keys()
+    return [c for c in _unprotected(state, plan) if len({together[w] for w in there & {*plan.at(c).holders}}) > 1]
+
+
+def _replicas(state: CoordinatorState, plan: Plan) -> int:
+    return min(copies(plan, state.plans.synced, cell, state.workers.keys()) for cell in plan.cells())
+
+
+def _nodes(state: CoordinatorState, plan: Plan) -> int:
+    nodes = domains_of(plan)
+    return min(len({nodes[w] for w in _level(state, plan, cell)}) for cell in plan.cells())
+
+
+def _crowded(state: CoordinatorState) -> tuple[tuple[str, int], ...]:
+    """Where a node may have one worker only, that is merely asked for, and each worker counts by itself."""
+    room = state.spec.spread.workers_per_node
+    found = Counter(record.peer.node for record in state.workers.values() if record.peer.node)
+    return tuple(sorted((node, number) for node, number in found.items() if number > room > 1))
+
+
+def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
+    plan = state.plan
+    found = (
+        SlowWorker(
+            worker=worker,
+            pipeline=seen.cell.pipeline,
+            stage=seen.cell.stage,
+            seconds=seen.seconds,
+            usual=seen.usual,
+            told=told(worker, seen),
+        )
+        for worker, seen in state.stragglers.slow.items()
+        if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)
+    )
+    return tuple(sorted(found, key=lambda one: one.usual / one.seconds))
+
+
+def _differences(state: CoordinatorState) -> Differences | None:
+    if not is_on(state):
+        return None
+    v = state.verification
+    return Differences(
+        forwards=v.found.get(ForwardPlace.kind, 0),
+        states=v.found.get(StatePlace.kind, 0),
+        corrupt=v.corrupt,
+        unresolved=v.unresolved,
+        resolved=v.resolved,
+    )
+
+
+def _named(cell: Cell) -> str:
+    return cell_name(cell.pipeline, cell.stage)
+
+
+def _grid(state: CoordinatorState, plan: Plan) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
+    bare = set(_unprotected(state, plan))
+    return tuple(
+        tuple((a.owner, Cell(d, s) not in bare) for s, a in enumerate(row)) for d, row in enumerate(plan.pipelines)
+    )
+
+
+def _part(state: CoordinatorState, worker: WorkerId) -> WorkerState:
+    if state.workers[worker].notice_until is not None:
+        return WorkerState.LEAVING
+    if state.plan is None or not state.workers[worker].ready:
+        return WorkerState.STARTING
+    if state.plan.owned_by(worker):
+        return WorkerState.TRAINING
+    behind = any((cell, worker) not in state.plans.synced for cell in state.plan.replicated_by(worker))
+    return WorkerState.SYNCING if behind else WorkerState.STANDBY
+
+
+def _digests(state: CoordinatorState) -> tuple[str, ...]:
+    plan = state.plan
+    return tuple(digest for cell, digest in state.ending.finished if plan and cell == plan.cell_of(plan.state_of(cell)))

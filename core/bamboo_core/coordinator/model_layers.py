@@ -1,0 +1,37 @@
+"""What a worker says of the model's layers, which is asked for once."""
+
+from dataclasses import dataclass, replace
+
+from bamboo_core.control import protocol
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.steps.layer_bytes import LayerBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers:
+    """asked: who is asked for it; None: nobody. costs: of layers, in operations; None until they are known. sizes: by
+    which the optimizer's state is divided into shards. layers: their bytes; empty if nobody has said. memory: the least
+    that a worker's device has, in bytes; None if that is not known.
+    """
+
+    asked: WorkerId | None = None
+    costs: tuple[float, ...] | None = None
+    sizes: tuple[float, ...] | None = None
+    layers: tuple[LayerBytes, ...] = ()
+    memory: int | None = None
+
+    def asked_of(self, worker: WorkerId) -> "ModelLayers":
+        return replace(self, asked=worker)
+
+    def not_asked_of(self, worker: WorkerId) -> "ModelLayers":
+        """The worker is gone, or its channel was closed: somebody is asked anew."""
+        return replace(self, asked=None) if self.asked == worker else self
+
+    def answered(self, said: protocol.Profile) -> "ModelLayers":
+        return replace(
+            self,
+            costs=said.costs,
+            sizes=said.sizes or said.costs,
+            layers=said.layers,
+            memory=said.memory or None,
+        )

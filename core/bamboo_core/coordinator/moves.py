@@ -1,0 +1,116 @@
+"""Cells that move from one worker to another: who was to have which, and how it went."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.events import Takeover
+from bamboo_core.coordinator.progress import MOST_SECONDS
+from bamboo_core.planning.plan import Cell, WorkerId
+
+REPORT_STEPS: Final = 4  # after these and REPORT_SECONDS a takeover's report must have been lost on its way
+REPORT_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A plan that moves cells, until every new owner has reported.
+
+    victims: the cells, and who ran them. step: how many were committed. announced: somebody was lost, or has a notice;
+    else it is of no interest that the cells move.
+    """
+
+    epoch: int
+    lost_at: float
+    decided_at: float
+    step: int
+    notice: bool
+    announced: bool
+    victims: tuple[tuple[Cell, WorkerId], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """recoveries: those that are not over. takeovers: those that are, as people see them."""
+
+    recoveries: tuple[Recovery, ...] = ()
+    takeovers: tuple[Takeover, ...] = ()
+
+    def moving(
+        self,
+        victims: Sequence[tuple[Cell, WorkerId]],
+        *,
+        epoch: int,
+        step: int,
+        lost_at: float,
+        now: float,
+        lost: bool,
+        left: bool,
+    ) -> "Moves":
+        """The plan of that epoch, made now, moves these cells. lost, left: some of their owners are lost, or have a
+        notice.
+        """
+        new = Recovery(
+            epoch=epoch,
+            lost_at=lost_at,
+            decided_at=now,
+            step=step,
+            notice=not lost,
+            announced=lost or left,
+            victims=tuple(victims),
+        )
+        return replace(self, recoveries=(*self.recoveries, new))
+
+    def without(self, cells: Set[Cell], epoch: int) -> "Moves":
+        """The moves of these cells up to that plan's epoch are over."""
+        left = []
+        for recovery in self.recoveries:
+            over = cells if recovery.epoch <= epoch else frozenset[Cell]()
+            victims = tuple((cell, victim) for cell, victim in recovery.victims if cell not in over)
+            if victims:
+                left.append(replace(recovery, victims=victims))
+        return replace(self, recoveries=tuple(left))
+
+    def newest_of(self, cell: Cell, epoch: int) -> Recovery | None:
+        """The newest move of the cell that a report of that epoch can be about."""
+        moves = [r for r in self.recoveries if r.epoch <= epoch and cell in dict(r.victims)]
+        return max(moves, key=lambda r: r.epoch, default=None)
+
+    def taken_over(self, recovery: Recovery, worker: WorkerId, message: protocol.TakenOver) -> "Moves":
+        """A cell's new owner has caught up; who was to have it before will not report any more."""
+        cell = message.cell
+        left = self.without({cell}, recovery.epoch)
+        if not recovery.announced:
+            return left
+        taken = Takeover(
+            epoch=recovery.epoch,
+            victim=dict(recovery.victims)[cell],
+            worker=worker,
+            pipeline=cell.pipeline,
+            stage=cell.stage,
+            step=message.step + 1,
+            notice=recovery.notice,
+            decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
+            reform_ms=_milliseconds(message.reform_ms),
+            recompute_ms=_milliseconds(message.recompute_ms),
+            forwards=message.forwards,
+            backwards=message.backwards,
+            reused=message.reused,
+        )
+        return replace(left, takeovers=(*self.takeovers, taken))
+
+    def without_unreported(self, step: int, now: float) -> "Moves":
+        """Reports are lost with the channel that they were on; the cell has moved all the same."""
+        recoveries = tuple(
+            r for r in self.recoveries if step < r.step + REPORT_STEPS or now < r.decided_at + REPORT_SECONDS
+        )
+        return self if recoveries == self.recoveries else replace(self, recoveries=recoveries)
+
+    def forgotten(self) -> "Moves":
+        """Nobody will report any more of those that are not over."""
+        return replace(self, recoveries=())
+
+
+def _milliseconds(said: float) -> float:
+    return min(max(0.0, said), 1e3 * MOST_SECONDS)

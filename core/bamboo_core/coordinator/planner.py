@@ -1,0 +1,364 @@
+"""When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
+from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker, Send
+from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.splits import filling, resplit
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
+from bamboo_core.coordinator.workers.reconnection import recovered
+from bamboo_core.coordinator.workers.record import WorkerRecord
+from bamboo_core.job.spec import RedundancyMode, schedules
+from bamboo_core.planning.desired import PlanningView, Urgency
+from bamboo_core.planning.elastic import drop_old_layouts, resize
+from bamboo_core.planning.grid import initial_plan, layer_ranges
+from bamboo_core.planning.plan import Cell, Plan, WorkerId, plan_problems
+from bamboo_core.planning.shards import sharded
+from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.resplit import Grid, desired_grid, grid_of, in_places
+from bamboo_core.planning.transitions import StageLost, drain, improve, switch_mode, takeover
+
+ASKING_SECONDS = 1.0
+LAYERS_SECONDS = 30.0  # for which copies of layers are asked for; who has some may be busy restoring its stages
+ROUND_SECONDS = 0.1  # from one question to the next at least
+END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
+SHOWN_ENDS = 3
+DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be needed any more
+
+
+def replan(turn: Turn) -> None:
+    """Bring the plan closer to what the job should look like, given who is there."""
+    turn.put(turn.state.plans.stirred())
+    if turn.state.phase == "Recovering" and not recovered(turn):
+        return
+    state = turn.state
+    if state.plan is None or state.phase == "Restoring":
+        _start(turn)
+        return
+    moving = resplit.is_moving(state)
+    onward = resplit.next_plan(turn) if moving or resplit.is_cut(state) else resplit.last_plan(turn)
+    if onward:
+        _go_on_from_cut(turn, onward)
+        return
+    if moving:
+        _look_for_layers(turn)
+        return
+    if state.roster.lost(state.plan):
+        plan = takeover(planning_view(state, turn.now))
+        if isinstance(plan, StageLost):
+            _ask_around(turn, plan)
+            return
+        if plan:
+            _issue(turn, plan)
+            return
+    if resplit.is_cut(state):
+        return
+    following.watch(turn)
+    filling.watch(turn)
+    over = state.phase != "Running" or state.step >= state.spec.training.steps
+    if over or not state.plan.worker_ids() <= state.plans.applied:
+        return
+    now = planning_view(turn.state, turn.now).after(turn.state.plans.settled)
+    proposal = None if now == state.plans.settled else _better_plan(now)
+    if proposal:
+        resplit.withdraw(turn)
+        _issue(turn, proposal)
+    elif turn.state.splits.resplit is not None:
+        return  # a cut is asked for
+    elif resplit.wants(turn.state, turn.now):
+        resplit.wish(turn)
+    else:
+        _release(turn)
+        turn.put(turn.state.moves.without_unreported(turn.state.step, turn.now))
+        steady = not now.leaving and turn.state.grids.resize is None and not turn.state.moves.recoveries
+        steady = steady and turn.state.admission.ask_at <= turn.now and turn.state.holding.aim is None
+        steady = steady and not holding.give_back_surplus(turn)
+        turn.put(turn.state.plans.kept_for(now, steady=steady))
+
+
+def _better_plan(view: PlanningView) -> Plan | None:
+    """None if there is none, and then none for an equal view: nothing else may be looked at here."""
+    return drain(view) or drop_old_layouts(view) or resize(view) or switch_mode(view) or improve(view)
+
+
+def planning_view(state: CoordinatorState, now: float) -> PlanningView:
+    """What the planning functions look at."""
+    plan = state.current_plan
+    aim = _aim(state, now)
+    return PlanningView(
+        plan=plan,
+        live=state.live(plan),
+        leaving={w: _urgency(state, state.workers[w], now) for w in state.roster.noticed},
+        synced=state.plans.synced,
+        redundancy=choosing.spec_on(state, grid_of(plan), plan.stages).redundancy,
+        pipelines=aim.pipelines,
+        schedule=aim.schedule,
+        generation=state.progress.generation,
+        spread=state.spec.spread.policy,
+        on_standby=state.spec.standby.stages,
+        beforehand=filling.replicas(state),
+    )
+
+
+def _urgency(state: CoordinatorState, worker: WorkerRecord, now: float) -> Urgency:
+    """A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time."""
+    assert worker.notice_until is not None
+    left, step = worker.notice_until - now, state.usual_step or 0.0
+    if left < 1.5 * step:
+        return Urgency.NOW
+    return Urgency.SOON if left < max(worker.notice_seconds / 2, 4 * step) else Urgency.NONE
+
+
+def _ask_around(turn: Turn, loss: StageLost) -> None:
+    """No owner has vouched for another copy of a stage; before giving up, ask everybody what is there."""
+    state = turn.state
+    if state.inquiry.began_at is None:
+        _begin_to_ask(turn)
+        return
+    if (state.current_plan.worker_ids() & state.workers.keys()) - state.inquiry.reports.keys():
+        return  # a worker that is in the middle of something long answers late; one that is gone is found out
+    plan = takeover(replace(planning_view(state, turn.now), reported=usable_copies(state.inquiry.reports)))
+    if isinstance(plan, Plan):
+        _issue(turn, plan)
+        return
+    if state.inquiry.asked_at - state.inquiry.began_at < ASKING_SECONDS:  # a state may still be on its way
+        if turn.now - state.inquiry.asked_at >= ROUND_SECONDS:
+            turn.put(state.inquiry.asked_again(turn.now))
+            _ask(turn)
+        return
+    if state.ends.unexplained & state.ends.since_commit.keys() and turn.now - state.inquiry.began_at < END_SECONDS:
+        return  # if they ended by themselves, that is the reason that the user has to hear
+    restoring.lost(turn, "StageLost", _stage_lost(state, loss))
+
+
+def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
+    """What is lost, with whom, and how they ended."""
+    plan = state.current_plan
+    cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
+    lacking = {plan.state_of(c) for c in loss.cells}
+    holders = dict.fromkeys(w for c in plan.cells() if plan.state_of(c) in lacking for w in plan.at(c).holders)
+    lost = [_ended(state, w) for w in holders if w not in state.workers]
+    before = [_ended(state, w) for w in state.ends.since_commit if w not in holders][-SHOWN_ENDS:]
+    told = f"{cells}: lost with {' and '.join(lost)}"
+    if before:
+        told += f", after {' and '.join(before)} since the last committed step"
+    if state.spec.redundancy.mode is RedundancyMode.NONE:
+        told += "; redundancy.mode None keeps no other copy"
+    elif plan.mode is RedundancyMode.NONE:
+        told += "; workers have no room for another copy"
+    return told
+
+
+def _ended(state: CoordinatorState, worker: WorkerId) -> str:
+    return f"{worker} ({state.ends.since_commit[worker].how})" if worker in state.ends.since_commit else worker
+
+
+def _begin_to_ask(turn: Turn) -> None:
+    turn.put(turn.state.inquiry.begun(turn.now))
+    _ask(turn)
+
+
+def _ask(turn: Turn) -> None:
+    turn.do(*(Send(w, protocol.ReportRequest()) for w in turn.state.workers))
+
+
+def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
+    """Who holds which stage in a version from which the step in progress can be reached: logs reach one commit back."""
+    newest = max((r.committed for r in reports.values()), default=-1)
+    stages = {s for r in reports.values() for s in r.held}
+    return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
+
+
+def _look_for_layers(turn: Turn) -> None:
+    """If layers of the cut seem to be lost: before giving up, hear everybody once more who may have copies by now."""
+    state = turn.state
+    if not resplit.is_lost(turn):
+        if state.inquiry.began_at is not None:
+            turn.put(state.inquiry.over())
+    elif state.inquiry.began_at is None:
+        _begin_to_ask(turn)
+    elif turn.now - state.inquiry.began_at > LAYERS_SECONDS and all(
+        r.cut_since is None for r in state.workers.values()
+    ):
+        restoring.lost(turn, "StageLost", "layers were lost with their workers while they were split anew")
+
+
+def _start(turn: Turn) -> None:
+    """The first plan from a state on: with the pipelines asked for, or after a while with as many as may be."""
+    state, spec = turn.state, turn.state.spec
+    if not restoring.is_known(turn) or (state.profile.costs is None and state.plan is None):
+        return
+    back, state = turn.state.restoring, turn.state
+    if state.phase == "Restoring" and back.found is None and not restoring.may_begin_again(state):
+        turn.finish(Outcome.UNRECOVERABLE, back.reason, f"{back.message}; there is no checkpoint to go back to")
+        return
+    fit = fitting(state)
+    ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
+    waited = _has_waited(state, len(ready), turn.now)
+    grid = _first_grid(state, len(ready), waited=waited)
+    stages = _first_stages(state, grid) if grid else None
+    if grid is None and spec.elastic.chooses_grid and ready and waited:
+        following.tell_why_none(turn, len(ready))
+    if grid is None or stages is None:
+        return
+    epoch = state.plan.epoch + 1 if state.plan else 1
+    if state.plan and len(state.plan.stages) == grid.stages:
+        ready = in_places(state.plan, ready, grid.stages * grid.pipelines)
+    spec = choosing.spec_on(state, grid, stages)
+    plan = initial_plan(
+        ready,
+        stages,
+        grid.pipelines,
+        spec.training,
+        spec.redundancy,
+        epoch=epoch,
+        restore=back.found,
+        spread=spec.spread.policy,
+        schedule=grid.schedule,
+    )
+    plan = sharded(plan, spec, state.profile.sizes)
+    sources = copies.sources(state, back.found, stages[-1][1], {peer.worker: peer for peer in ready})
+    known = state.plan.device_layers if state.plan and state.plan.stages == stages else ()
+    layers = known or device_layers(spec, stages, state.profile.costs)
+    plan = msgspec.structs.replace(plan, sources=sources, device_layers=layers)
+    restoring.begun(turn)
+    turn.put(turn.state.splits.not_resplit())
+    begins = restoring.nothing_trained(state)  # a job that never gets to its first commit has an end all the same
+    _forget_what_was(turn, plan.first_step, turn.now, keep_ends=begins)
+    turn.enter("Running")
+    _issue(turn, plan)
+    refuse_misfits(turn)
+
+
+def _first_grid(state: CoordinatorState, ready: int, *, waited: bool) -> Grid | None:
+    """What is asked for, or after a while fewer pipelines, and to go on from a checkpoint also fewer stages."""
+    spec, restoring = state.spec, state.phase == "Restoring"
+    stages, wanted = spec.topology.stages, spec.topology.pipelines
+    if spec.elastic.chooses_grid:
+        return following.first_grid(state, ready) if waited else None
+    pipelines = min(ready // stages, wanted)
+    grid = Grid(stages, pipelines, spec.topology.first_schedule)
+    if pipelines == wanted or (waited and pipelines >= spec.elastic.min_pipelines):
+        return grid
+    fewer = desired_grid(ready, spec, grid)
+    return fewer if restoring and waited and fewer.stages * fewer.pipelines <= ready else None
+
+
+def _has_waited(state: CoordinatorState, ready: int, now: float) -> bool:
+    """For long enough to begin with those that are there; where the grid is chosen nobody waits once all are."""
+    spec, restoring = state.spec, state.phase == "Restoring"
+    since = state.course.since if restoring else state.terms.started
+    if now - since >= spec.elastic.stabilization_seconds:
+        return True
+    soon = restoring and now - since >= choosing.restart_wait(state)
+    return spec.elastic.chooses_grid and (soon or ready >= holding.to_have(state))
+
+
+def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
+    """The layers of each stage; None as long as nobody has said what they cost."""
+    if state.plan and len(state.plan.stages) == grid.stages and following.has_room(state, grid, state.plan.stages):
+        return state.plan.stages
+    if state.profile.costs is None:
+        return None
+    if split := following.split_of(state, grid):
+        return split
+    return layer_ranges(state.profile.costs, state.spec.topology, grid.stages, state.spec.worker.devices)
+
+
+def _forget_what_was(turn: Turn, step: int, since: float, *, keep_ends: bool) -> None:
+    """All workers begin again with the state before that step.
+
+    since: when the newest step is taken to have been. keep_ends: how workers ended counts as if no step had been
+    committed since, as none may ever be.
+    """
+    state = turn.state
+    turn.put(
+        state.terms.back_at(step),
+        state.progress.back_at(step, since),
+        state.plans.forgotten(),
+        state.moves.forgotten(),
+        state.inquiry.over(),
+        state.ending.forgotten(),
+    )
+    if not keep_ends:
+        turn.put(state.ends.forgotten())
+    turn.put(state.grids.content(), state.splits.filled(None))
+
+
+def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
+    """With other stages, or, when all have begun, with the same ones."""
+    state = turn.state
+    if plan.origin == plan.epoch:
+        restoring.repeats(turn, plan.first_step)
+        is_first_try = not (state.plan and state.plan.sources)
+        since = turn.now if is_first_try else state.progress.last_at
+        _forget_what_was(turn, plan.first_step, since, keep_ends=not is_first_try)
+    else:
+        turn.put(turn.state.splits.not_resplit())
+    _issue(turn, plan)
+
+
+def _aim(state: CoordinatorState, now: float) -> Grid:
+    """The pipelines to aim at, of the plan's stages: others only after the workers have sufficed for them for a while.
+
+    By a schedule that the specification allows, which an edit may have changed.
+    """
+    waited = following.is_due(state, now)
+    plan, allowed = state.current_plan, schedules(state.spec)
+    aim = state.grids.resize[0] if state.grids.resize and waited and not following.splits_anew(state) else grid_of(plan)
+    other = aim._replace(schedule=allowed[0])
+    return other if aim.schedule not in allowed and following.has_room(state, other, plan.stages) else aim
+
+
+def _issue(turn: Turn, plan: Plan) -> None:
+    """Make a plan the newest one and send it to everybody."""
+    if is_mixed(plan, turn.state):
+        plan = msgspec.structs.replace(plan, mixed=True)
+    problems = plan_problems(plan)
+    assert not problems, f"an unsound plan: {problems}"
+    state, old = turn.state, turn.state.plan
+    _note_recovery(turn, plan, state.plans.moved_by(plan))
+    turn.put(state.plans.issued(plan, state.step), state.inquiry.over())
+    turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
+    before = grid_of(old) if old is not None and old.origin == plan.origin else None
+    if state.spec.elastic.chooses_grid and before != grid_of(plan):
+        following.tell(turn, grid_of(plan))
+    message = protocol.SendPlan(plan=plan)
+    turn.do(*(Send(w, message) for w in plan.worker_ids()))
+
+
+def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]]) -> None:
+    """Cells move: their new owners will report when they have caught up. Who is lost does not report any more."""
+    state = turn.state
+    lost = {v for _, v in victims if v in state.membership.gone}
+    left = any(v in state.workers and state.workers[v].notice_until is not None for _, v in victims)
+    moves = state.moves.without({c for c, v in victims if v in lost}, plan.epoch)
+    if victims:
+        first = min((state.liveness.first_signs.get(v, turn.now) for v in lost), default=turn.now)
+        moves = moves.moving(
+            victims, epoch=plan.epoch, step=state.step, lost_at=first, now=turn.now, lost=bool(lost), left=left
+        )
+    turn.put(moves, state.liveness.explained())
+
+
+def _release(turn: Turn) -> None:
+    """Let workers with a notice go once they have no part, their log cannot be needed any more, and they have written
+    their share of the checkpoint in progress: until their notice ends.
+    """
+    state = turn.state
+    for worker in state.roster.noticed:
+        record = state.workers[worker]
+        if record.released or checkpoints.is_writing(turn, worker) or worker in state.current_plan.holders():
+            continue
+        if record.free_since_step is None:
+            turn.put(turn.state.workers.free_since(worker, state.step))
+        elif state.step >= record.free_since_step + DRAIN_COMMITS:
+            turn.put(turn.state.workers.released(worker))
+            stop = protocol.Stop(reason="Drained", message="no part is left; leave")
+            turn.do(Send(worker, stop), RemoveWorker(worker))

@@ -1,0 +1,80 @@
+"""The plan in force: who obeys it, which replicas are in step with their owners, and whether it is to stay."""
+
+from dataclasses import dataclass, field
+
+from bamboo_core.coordinator.replacing import replace
+from bamboo_core.planning.desired import PlanningView
+from bamboo_core.planning.plan import Cell, Plan, WorkerId
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Plans:
+    """newest: None before the first one. since_step: how many steps were committed when it was made. applied: workers
+    that obey it. synced: replicas of cells that are in step.
+
+    steady: the last reconciliation found nothing to do, and the mere passing of time will not change that. settled: the
+    view for which no plan was better, lately.
+    """
+
+    newest: Plan | None = None
+    since_step: int = 0
+    applied: frozenset[WorkerId] = frozenset()
+    synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
+    steady: bool = False
+    settled: PlanningView | None = field(default=None, compare=False, repr=False)
+
+    def moved_by(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
+        """The cells that this plan, made now, gives to other owners, and who runs them."""
+        return [(cell, owner) for cell, owner in self._owners_before(plan) if owner != plan.at(cell).owner]
+
+    def issued(self, plan: Plan, step: int) -> "Plans":
+        """That plan, made now, is the newest one. Replicas of an owner that stays are as they were; an owner that
+        becomes a replica has what its successor has.
+        """
+        synced: set[tuple[Cell, WorkerId]] = set()
+        for cell, owner in self._owners_before(plan):
+            now = plan.at(cell)
+            if owner == now.owner:
+                synced |= {(cell, w) for w in now.replicas if (cell, w) in self.synced}
+            else:
+                synced |= {(cell, w) for w in now.replicas if w == owner}
+        return replace(self, newest=plan, since_step=step, applied=frozenset(), synced=frozenset(synced))
+
+    def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
+        """Of each cell that the newest plan has, too, and of which workers go on with the states that they have."""
+        old = self.newest
+        if old is None or old.origin != plan.origin:
+            return []
+        return [(cell, old.at(cell).owner) for cell in plan.cells() if cell.pipeline < len(old.pipelines)]
+
+    def found(self, plan: Plan) -> "Plans":
+        """A worker has brought that plan to a coordinator which did not know it."""
+        old = self.newest
+        if old is not None and plan.epoch <= old.epoch:
+            return self
+        kept = {
+            (cell, w) for cell, w in self.synced if old and plan.has(cell) and plan.at(cell).owner == old.at(cell).owner
+        }
+        return replace(self, newest=plan, synced=frozenset(kept), applied=frozenset())
+
+    def obeyed_by(self, worker: WorkerId) -> "Plans":
+        return self if worker in self.applied else replace(self, applied=self.applied | {worker})
+
+    def without(self, worker: WorkerId) -> "Plans":
+        """The worker is not there any more."""
+        return replace(self, applied=self.applied - {worker}) if worker in self.applied else self
+
+    def in_step(self, cell: Cell, replica: WorkerId) -> "Plans":
+        return self if (cell, replica) in self.synced else replace(self, synced=self.synced | {(cell, replica)})
+
+    def stirred(self) -> "Plans":
+        """Something has happened, which the next reconciliation looks at."""
+        return replace(self, steady=False) if self.steady else self
+
+    def kept_for(self, view: PlanningView, *, steady: bool) -> "Plans":
+        """No plan is better for that view."""
+        return replace(self, settled=view, steady=steady)
+
+    def forgotten(self) -> "Plans":
+        """All workers begin again: with another plan, which is made next."""
+        return replace(self, newest=None, applied=frozenset(), synced=frozenset())

@@ -1,0 +1,157 @@
+"""How far a job has come, and what its steps came to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.replacing import replace
+
+KEPT_LOSSES: Final = 2000
+KEPT_DURATIONS: Final = 200  # steps
+USUAL_OF: Final = 20  # steps, whose median duration is the usual one
+MOST_SECONDS: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierProgress:
+    """How far the job had come before this coordinator, as far as its shell knows. step_seconds: the usual duration."""
+
+    step: int = 0
+    step_seconds: float | None = None
+
+
+BEGINNING: Final = EarlierProgress()
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Progress:
+    """What is known of the job's steps. Only the methods here make a new value.
+
+    step: how many are committed. furthest: the most that ever were, perhaps before the job went back to a checkpoint.
+    counting: whether it is known from which step on this coordinator counts; trained: the steps committed for the first
+    time since then. generation: the newest layout that a step was committed with; -1: none yet.
+
+    losses, evaluations: of the newest steps and states. skips: the newest steps that left the model as it was, in
+    order; skipped_steps: all since the coordinator counts, a step that is repeated only once. lost_by_step: the
+    microbatches of steps that lack some; lost_microbatches: all, counted in the same way. gradient_norm, learning_rate,
+    metrics: of the newest step. step_seconds: of the newest steps, oldest first.
+
+    last_at: when a step or an evaluation was heard of last, in seconds. hinted: the value of last_at, or of a phase's
+    beginning, after which people were told that nothing follows.
+    """
+
+    step: int = 0
+    furthest: int = 0
+    counting: bool = False
+    trained: int = 0
+    earlier: EarlierProgress = BEGINNING
+    generation: int = -1
+    first_loss: float | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    evaluations: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    skips: tuple[int, ...] = ()
+    skipped_steps: int = 0
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    lost_microbatches: int = 0
+    lost_by_step: Mapping[int, int] = field(default_factory=dict)
+    step_seconds: tuple[float, ...] = ()
+    last_at: float = 0.0
+    hinted: float | None = None
+
+    @property
+    def usual_step(self) -> float | None:
+        """Seconds: the median of the recent steps."""
+        return median(self.step_seconds[-USUAL_OF:]) if self.step_seconds else None
+
+    def has_heard_of(self, step: int) -> bool:
+        """Is what that step came to known already, or too old to matter?"""
+        return step in self.losses or step in self.skips or step < self.step - KEPT_LOSSES
+
+    def skips_before(self, step: int) -> int:
+        """How many steps in a row were skipped up to that one, which is the newest of them."""
+        return next((n for n in range(1, len(self.skips) + 1) if step - n not in self.skips), len(self.skips))
+
+    def with_loss(self, step: int, loss: float) -> "Progress":
+        losses = {**self.losses, step: loss}
+        if len(losses) > KEPT_LOSSES:
+            del losses[min(losses)]
+        first = loss if step == 0 or self.first_loss is None else self.first_loss
+        return replace(self, losses=losses, first_loss=first)
+
+    def skipping(self, step: int) -> "Progress":
+        """That step left the model as it was."""
+        skips = tuple(sorted({*self.skips, step}))[-KEPT_LOSSES:]
+        new = self.counting and step >= max(self.step, self.furthest)
+        return replace(self, skips=skips, skipped_steps=self.skipped_steps + new)
+
+    def counting_step(self, step: int, lost: int) -> "Progress":
+        """What was committed before the job went back to a checkpoint is not counted again.
+
+        lost: how many of the step's microbatches it lacks.
+        """
+        before = max(self.step, self.furthest) if self.counting else step + 1
+        new = max(0, step + 1 - before)
+        counted = replace(self, counting=True, furthest=max(before, step + 1), trained=self.trained + new)
+        if not lost:
+            return counted
+        by_step = {**self.lost_by_step, step: lost}
+        if len(by_step) > KEPT_LOSSES:
+            oldest, next_one = sorted(by_step)[:2]
+            by_step[next_one] += by_step.pop(oldest)
+        return replace(counted, lost_by_step=by_step, lost_microbatches=self.lost_microbatches + (lost if new else 0))
+
+    def committed(self, message: protocol.StepCommitted, now: float) -> "Progress":
+        """A step more is committed than before."""
+        seconds = self.step_seconds
+        if 0 < message.seconds <= MOST_SECONDS:
+            seconds = (*seconds, message.seconds)[-KEPT_DURATIONS:]
+        return replace(
+            self,
+            step=message.step + 1,
+            generation=message.generation,
+            last_at=now,
+            gradient_norm=message.gradient_norm,
+            learning_rate=message.learning_rate,
+            metrics=message.metrics,
+            step_seconds=seconds,
+        )
+
+    def evaluated(self, step: int, found: Mapping[str, float | None], now: float) -> "Progress":
+        """The state after that step was."""
+        known = dict(sorted({**self.evaluations, step: found}.items())[-KEPT_LOSSES:])
+        return replace(self, evaluations=known, last_at=now)
+
+    def heard_at(self, now: float) -> "Progress":
+        """The workers are back, which may have committed steps meanwhile."""
+        return replace(self, last_at=now)
+
+    def hinted_at(self, since: float) -> "Progress":
+        """People were told that no step follows since then."""
+        return replace(self, hinted=since)
+
+    def repeating(self) -> "Progress":
+        """Steps that are committed are about to be done again."""
+        return replace(self, furthest=max(self.furthest, self.step))
+
+    def begun_with(self, first: int) -> "Progress":
+        """This coordinator has decided with which step the job begins, or goes on from a checkpoint."""
+        return replace(self, counting=True, furthest=max(self.furthest, self.step, first), earlier=BEGINNING)
+
+    def back_at(self, step: int, now: float) -> "Progress":
+        """All workers begin again with the state before that step."""
+        return replace(
+            self,
+            step=step,
+            generation=-1,
+            losses={k: loss for k, loss in self.losses.items() if k < step},
+            lost_by_step={k: lost for k, lost in self.lost_by_step.items() if k < step},
+            skips=tuple(k for k in self.skips if k < step),
+            gradient_norm=None,
+            learning_rate=None,
+            metrics={},
+            last_at=now,
+        )

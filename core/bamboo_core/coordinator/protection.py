@@ -1,0 +1,95 @@
+"""Is the job protected: could any one of its nodes be lost at this moment, and no state with it?
+
+A node that has room for several workers (`spread.workersPerNode`) is lost with all of them; else each worker counts by
+itself. This is the one answer to that question: the condition Protected, the metric, the page and the terminal all have
+it from here. Who takes workers away one by one asks for less: `spares_any_worker`.
+"""
+
+from dataclasses import dataclass
+
+from bamboo_core.coordinator.events import Status
+from bamboo_core.job.spec import JobSpec, RedundancyMode
+
+UNHEARD = "not known yet: the operator was restarted, and waits for the workers' reports"
+OFF = "RedundancyOff"  # the reason of a job that is not meant to be protected
+NUMBERS = ("one", "two", "three", "four")  # workers that hold a stage, by the number of its replicas; and nodes
+NAMED = 3  # stages in a sentence; the others are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """reason: CamelCase; message: a sentence."""
+
+    holds: bool
+    reason: str
+    message: str
+
+
+def protection(status: Status, spec: JobSpec) -> Protection:
+    """Of a job that is neither over nor suspended, as its coordinator sees it."""
+    if not status.grid:
+        return Protection(False, "NotRunning", "nothing runs yet")
+    if status.phase == "Recovering":
+        return Protection(False, "OperatorRestarted", UNHEARD)
+    cells = [(cell_name(d, s), held) for d, row in enumerate(status.grid) for s, (_, held) in enumerate(row)]
+    alone = [name for name, held in cells if not held]
+    if not alone and status.crowded:
+        return Protection(False, "CrowdedNode", crowd(status, spec))
+    if not alone:
+        return _held_by_several(status, spec)
+    where = "on one node only" if counts_nodes(spec) else "by one worker only"
+    bare = f"{len(alone)} of {len(cells)} stages held {where}: {_listed(alone)}"
+    if spec.redundancy.mode is RedundancyMode.NONE:
+        return Protection(False, OFF, f"redundancy.mode is None; {bare}")
+    if set(alone) <= set(status.replicating):
+        return Protection(False, "Replicating", f"{bare}; copies are being transferred")
+    if status.lacks_room:
+        then = "makes the job go back to a checkpoint" if spec.checkpoint else "ends the job"
+        text = f"workers have no room for the copies that are asked for; a loss {then}"
+        return Protection(False, "NoRoomForCopies", f"{text}; {bare}")
+    if len(status.workers) <= 1:
+        return Protection(False, "OnlyWorker", f"{bare}; there is no other worker to hold a copy")
+    if spares_any_worker(status):
+        return Protection(False, "OneNode", f"{bare}; workers on other nodes to hold copies are missing")
+    return Protection(False, "WorkersMissing", f"{bare}; workers for the others' copies are missing")
+
+
+def crowd(status: Status, spec: JobSpec) -> str:
+    """Which nodes have more workers than they may. They are lost together, though the others may hold every stage."""
+    told = [f"{number} workers on node {node}" for node, number in status.crowded]
+    return f"{_listed(told)}, and spread.workersPerNode is {spec.spread.workers_per_node}"
+
+
+def spares_any_worker(status: Status) -> bool:
+    """Could any single worker be lost now, and no state with it, if the others on its node stay?"""
+    return bool(status.replicas)
+
+
+def counts_nodes(spec: JobSpec) -> bool:
+    """Are nodes lost with several workers?"""
+    return spec.spread.workers_per_node > 1
+
+
+def _held_by_several(status: Status, spec: JobSpec) -> Protection:
+    """With as many replicas of each stage as are asked for the job is as it should be."""
+    wanted = spec.redundancy.kept
+    has = wanted if status.replicas is None else min(status.replicas, wanted)
+    held = f"the state of every stage is held by {NUMBERS[max(has, 1)]} workers or more, in step"
+    if status.nodes is not None and counts_nodes(spec):
+        held += f", on {NUMBERS[min(status.nodes, max(has, 1) + 1) - 1]} nodes or more"
+    elif status.nodes == 1:
+        held += ", but of some on one node only"
+    if has >= wanted:
+        return Protection(True, "InStep", held)
+    why = "others are being filled" if len(status.workers) > wanted else "there are too few workers for more"
+    why = "workers have no room for more" if status.lacks_room else why
+    return Protection(True, "FewerReplicas", f"{held}; redundancy.replicas {wanted} asks for {NUMBERS[wanted]}, {why}")
+
+
+def cell_name(pipeline: int, stage: int) -> str:
+    return f"pipeline {pipeline} stage {stage}"
+
+
+def _listed(things: list[str]) -> str:
+    more = f" and {len(things) - NAMED} more" if len(things) > NAMED else ""
+    return ", ".join(things[:NAMED]) + more

@@ -1,0 +1,88 @@
+"""Newcomers get copies of stages before the layers are split anew, so that little has to move while nobody trains.
+
+When a cut for another number of stages is due, workers that run nothing become replicas, beside training, of the stages
+whose layers they will mostly need; the cut is wished for when they are in step. A job that is short of workers does not
+wait for that. See docs/design/resplit.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from bamboo_core.coordinator.grids import choosing, following, holding
+from bamboo_core.coordinator.splits import resplit
+from bamboo_core.coordinator.splits.record import Filling
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.planning.grid import kept_on_standby
+from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo_core.planning.splits.moving import filled_before
+from bamboo_core.planning.splits.resplit import Beginning, resplit_plan
+from bamboo_core.planning.steps.worker_memory import spare_bytes
+
+
+def watch(turn: Turn) -> None:
+    """Decide who is filled. What was decided holds for the same workers and grid, and while a cut is asked for."""
+    state = turn.state
+    if state.splits.resplit is not None:
+        return
+    if not _is_due(state, turn.now):
+        turn.put(state.splits.filled(None))
+        return
+    plan = state.current_plan
+    staying = frozenset(w for w, r in state.ready.items() if r.notice_until is None)
+    grid = following.next_grid(state, len(staying))
+    known = state.splits.filling
+    if known is None or (known.origin, known.grid, known.staying) != (plan.origin, grid, staying):
+        decided = _decided(state, turn.now)
+        turn.put(state.splits.filled(Filling(origin=plan.origin, grid=grid, staying=staying, replicas=decided)))
+
+
+def replicas(state: CoordinatorState) -> Mapping[Cell, tuple[WorkerId, ...]]:
+    """Who is to keep replicas of which cells until the layers are split anew, beside those that always do."""
+    return state.splits.filling.replicas if state.splits.filling is not None else {}
+
+
+def _is_due(state: CoordinatorState, now: float) -> bool:
+    plan = state.current_plan
+    if state.phase != "Running" or plan.shards or plan.sources or len(plan.layouts) > 1:
+        return False
+    return resplit.is_resized(state, now) and resplit.known_work(state) is not None and not choosing.is_short(state)
+
+
+def _decided(state: CoordinatorState, now: float) -> dict[Cell, tuple[WorkerId, ...]]:
+    plan, work = state.current_plan, resplit.known_work(state)
+    rates = choosing.rates_of(state)
+    assert work is not None
+    staying = [r.peer for r in state.ready.values() if r.notice_until is None]
+    held: dict[WorkerId, set[int]] = {}
+    for stage, holders in enumerate(state.certain_holders(plan)):
+        for worker in holders:
+            held.setdefault(worker, set()).update(range(*plan.stages[stage]))
+    sizes = resplit.state_bytes(state)
+    at_once = Beginning(CheckpointId(step=state.step, id="now"), (), held=held, sizes=sizes)
+    live, grid = tuple(state.live(plan).values()), following.next_grid(state, len(staying))
+    staying = holding.kept(state, staying, grid, now)
+    may_be, instead = partial(following.has_room, state, grid), following.split_of(state, grid)
+    onward = resplit_plan(plan, grid, choosing.spec_on(state, grid), work, staying, live, at_once, may_be, instead)
+    spare = [peer.worker for peer in staying if not plan.owned_by(peer.worker)]
+
+    kept = _kept_anyway(state, spare)
+
+    def has_room(worker: WorkerId, stages: tuple[int, ...]) -> bool:
+        if rates is None or rates.memory is None:
+            return True
+        together = tuple(sorted(kept[worker] | set(stages)))
+        return spare_bytes(rates.figures, state.spec, plan.stages, together) <= rates.memory
+
+    return filled_before(plan, onward, spare, sizes or [1.0] * len(work.costs), has_room)
+
+
+def _kept_anyway(state: CoordinatorState, spare: Sequence[WorkerId]) -> dict[WorkerId, set[int]]:
+    """The stages of which each spare worker keeps replicas, or is about to as the one that stands by, without those of
+    which it does for a while only.
+    """
+    plan, filled, spec = state.current_plan, replicas(state), state.spec
+    kept = {w: {c.stage for c in plan.replicated_by(w) if w not in filled.get(c, ())} for w in spare}
+    ready = sorted(spare, key=lambda w: w not in plan.holders())[:1]
+    for worker in ready:
+        kept[worker].update(range(kept_on_standby(spec.standby.stages, spec.redundancy, len(plan.stages))))
+    return kept

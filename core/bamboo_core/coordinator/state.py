@@ -1,0 +1,194 @@
+"""The coordinator's memory, and the turn in which an event changes it.
+
+What it knows of a single subject is a frozen record in that subject's room. The methods of the record's class alone
+make a new value of it; whoever decides something calls them, and `Turn.put` has the value's place.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.checkpointing.record import CheckpointState, CopiesInMemory, RestoringState
+from bamboo_core.coordinator.course import JobCourse, Phase
+from bamboo_core.coordinator.ending.record import Ending
+from bamboo_core.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send
+from bamboo_core.coordinator.grids.record import GridState, Holding
+from bamboo_core.coordinator.inquiry import Inquiry
+from bamboo_core.coordinator.model_layers import ModelLayers
+from bamboo_core.coordinator.moves import Moves
+from bamboo_core.coordinator.plans import Plans
+from bamboo_core.coordinator.progress import Progress
+from bamboo_core.coordinator.replacing import replace
+from bamboo_core.coordinator.splits.record import BalanceState, Splits
+from bamboo_core.coordinator.stragglers.record import StragglerState
+from bamboo_core.coordinator.terms import JobTerms
+from bamboo_core.coordinator.verification.record import VerificationState
+from bamboo_core.coordinator.workers.record import (
+    Admission,
+    Liveness,
+    Membership,
+    Roster,
+    WorkerEnds,
+    WorkerRecord,
+    Workers,
+)
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.plan import Cell, Peer, Plan, WorkerId
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class CoordinatorState:
+    """What the coordinator knows: records, each of one subject, and what is asked of several of them."""
+
+    terms: JobTerms
+    course: JobCourse = field(default_factory=JobCourse)
+    plans: Plans = field(default_factory=Plans)
+    ending: Ending = field(default_factory=Ending)
+    workers: Workers = field(default_factory=Workers)
+    membership: Membership = field(default_factory=Membership)
+    liveness: Liveness = field(default_factory=Liveness)
+    ends: WorkerEnds = field(default_factory=WorkerEnds)
+    admission: Admission = field(default_factory=Admission)
+    profile: ModelLayers = field(default_factory=ModelLayers)
+    inquiry: Inquiry = field(default_factory=Inquiry)
+    moves: Moves = field(default_factory=Moves)
+    progress: Progress = field(default_factory=Progress)
+    checkpoints: CheckpointState = field(default_factory=CheckpointState)
+    restoring: RestoringState = field(default_factory=RestoringState)
+    copies: CopiesInMemory = field(default_factory=CopiesInMemory)
+    splits: Splits = field(default_factory=Splits)
+    grids: GridState = field(default_factory=GridState)
+    holding: Holding = field(default_factory=Holding)
+    stragglers: StragglerState = field(default_factory=StragglerState)
+    balance: BalanceState = field(default_factory=BalanceState)
+    verification: VerificationState = field(default_factory=VerificationState)
+
+    @property
+    def spec(self) -> JobSpec:
+        """What the job is to do, as it may have been edited."""
+        return self.terms.spec
+
+    @property
+    def phase(self) -> Phase:
+        return self.course.phase
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan; None before the first one."""
+        return self.plans.newest
+
+    @property
+    def step(self) -> int:
+        """How many steps are committed."""
+        return self.progress.step
+
+    @property
+    def current_plan(self) -> Plan:
+        """The newest plan, where there must be one: while the job trains."""
+        assert self.plan is not None
+        return self.plan
+
+    @property
+    def usual_step(self) -> float | None:
+        """Seconds: the median of the recent steps."""
+        return self.progress.usual_step
+
+    @property
+    def roster(self) -> Roster:
+        """What is asked of all workers."""
+        return self.workers.roster
+
+    @property
+    def forward_share(self) -> float | None:
+        """Of what microbatches take there and back, as workers say; None if none has said."""
+        return self.workers.said.forward_share
+
+    @property
+    def ready(self) -> dict[WorkerId, WorkerRecord]:
+        """The workers that plans may count on."""
+        return {w: self.workers[w] for w in self.roster.ready}
+
+    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
+        """The workers that the plan after that one names, in order of joining."""
+        return self.roster.live(plan)
+
+    def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
+        """Of each stage of that plan, or of each shard, all who hold it for certain, owners first."""
+        of_state: list[list[Cell]] = [[] for _ in plan.state_layers]
+        for cell in plan.cells():
+            if cell.pipeline < plan.target.pipelines:
+                of_state[plan.state_of(cell)].append(cell)
+
+        def holders(cells: list[Cell]) -> list[WorkerId]:
+            owners = [plan.at(c).owner for c in cells]
+            replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.plans.synced]
+            return list(dict.fromkeys((*owners, *replicas)))
+
+        return [holders(cells) for cells in of_state]
+
+
+Record = (
+    JobTerms
+    | JobCourse
+    | Plans
+    | Ending
+    | Workers
+    | Membership
+    | Liveness
+    | WorkerEnds
+    | Admission
+    | ModelLayers
+    | Inquiry
+    | Moves
+    | Progress
+    | CheckpointState
+    | RestoringState
+    | CopiesInMemory
+    | Splits
+    | GridState
+    | Holding
+    | StragglerState
+    | BalanceState
+    | VerificationState
+)
+_FIELDS = {kind: name for name, kind in get_type_hints(CoordinatorState).items()}
+
+
+class Turn:
+    """Collects the commands of one step. All changes of the state enter by `put`; nothing else assigns it."""
+
+    def __init__(self, state: CoordinatorState, now: float) -> None:
+        self.state, self.now = state, now
+        self.commands: list[Command] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Has the job ended, be it in this turn?"""
+        return self.state.phase == "Over"
+
+    def put(self, *records: Record) -> None:
+        """Each record in its place. What is there already changes nothing."""
+        changes: dict[str, Any] = {}
+        for one in records:
+            name = _FIELDS[type(one)]
+            if getattr(self.state, name) is not one:
+                changes[name] = one
+        if changes:
+            self.state = replace(self.state, **changes)
+
+    def enter(self, phase: Phase) -> None:
+        self.put(self.state.course.entered(phase, self.now))
+
+    def do(self, *commands: Command) -> None:
+        self.commands += commands
+
+    def refuse(self, worker: WorkerId, reason: str, message: str) -> None:
+        self.do(Send(worker, protocol.Refused(reason=reason, message=message)))
+
+    def finish(self, outcome: Outcome, reason: str, message: str) -> None:
+        self.enter("Over")
+        stop = protocol.Stop(reason=reason, message=message, discard=self.state.ending.given_up())
+        for worker in self.state.workers:
+            self.do(Send(worker, stop), RemoveWorker(worker))
+        emit = Emit(reason, message, outcome is not Outcome.COMPLETE, final=True)
+        self.do(emit, Finish(outcome, reason, message))

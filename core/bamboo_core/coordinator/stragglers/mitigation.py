@@ -1,0 +1,132 @@
+"""What is done about workers that are slow.
+
+If another worker stands by, it takes the place of the slow one, as if that had a notice. Else the layers are split anew
+(`rebalancing`), if that pays; so they are if layers take longer than was counted. Where no split helps, one worker more
+is asked for, which then takes the place of the slow one. Whatever does not last makes the next time farther away: a job
+all of whose workers are slow in turn is not moved about without end. See docs/design/stragglers.md.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.coordinator.planner import planning_view
+from bamboo_core.coordinator.splits.rebalancing import WORTH, acted, is_free, look_after, may_act, pays
+from bamboo_core.coordinator.splits.worker_speeds import owned_times, seconds_of
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.stragglers.judging import judge, told
+from bamboo_core.coordinator.stragglers.record import Straggler
+from bamboo_core.coordinator.workers.membership import keep_worker, replace_worker
+from bamboo_core.job.spec import StragglerPolicy, wanted_workers
+from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_core.planning.splits.uneven_split import step_seconds
+
+ASKING_SECONDS: Final = 600.0  # for a worker that is to take the place of a slow one, until it has joined
+
+
+def look(turn: Turn) -> None:
+    """After a commit: judge anew who is slow, and do what is to be done about it."""
+    if not judge(turn):
+        return
+    if turn.state.spec.elastic.straggler_policy is StragglerPolicy.MITIGATE:
+        _mitigate(turn)
+    else:
+        turn.put(turn.state.stragglers.not_asking())
+
+
+def keep_those_without_replacement(turn: Turn) -> None:
+    """A slow worker is better than one that runs two stages: it stays if who was to take its place is lost."""
+    state = turn.state
+    leaving = state.roster.replaced
+    if leaving and state.plan is not None and not planning_view(state, turn.now).spare():
+        for worker in leaving:
+            if state.plan.owned_by(worker):
+                keep_worker(turn, worker)
+
+
+def _mitigate(turn: Turn) -> None:
+    state = turn.state
+    worker = _worst(state)
+    if worker is not None and _has_replacement(turn):
+        turn.put(state.balance.wanted(turn.now))
+        if may_act(state, turn.now) or (state.stragglers.asked_at is not None and is_free(state)):
+            _replace(turn, worker)
+            return
+    seen_slow = state.stragglers.slow
+    look_after(
+        turn,
+        suspected=any(not seen.lasting for seen in seen_slow.values()),
+        slow=[told(one, seen) for one, seen in seen_slow.items() if seen.found],
+    )
+    _ask_for_one_more(turn, worker)
+
+
+def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
+    """Where no split of the layers helps: a worker beyond those that the job has. Not for ever, as none may come."""
+    state, known = turn.state, turn.state.stragglers
+    if known.asked_at is not None:
+        late = turn.now - known.asked_at > ASKING_SECONDS and state.membership.requested > 0
+        if worker is None or late:
+            turn.put(known.not_asking())
+        if worker is not None and late:
+            why = f"no worker has come within {ASKING_SECONDS:g} s to take its place"
+            turn.do(Emit("StragglerKept", f"{worker} stays: {why}", True))
+        return
+    balance = state.balance
+    split = balance.uneven or balance.better or balance.trial or balance.unpaid
+    if worker is None or split or state.membership.requested or _has_enough(state) or not known.slow[worker].compared:
+        return
+    gain = _held_up_by(state, known.slow[worker])
+    if gain < WORTH * (state.usual_step or 0.0) or not pays(state, gain):
+        return
+    turn.put(balance.wanted(turn.now))
+    if may_act(turn.state, turn.now):
+        turn.put(acted(turn), known.asking(turn.now))
+        text = f"one more worker is asked for, to take the place of {worker}: {told(worker, known.slow[worker])}"
+        turn.do(Emit("StragglerReplacementRequested", text))
+
+
+def _held_up_by(state: CoordinatorState, slow: Straggler) -> float:
+    """By how many seconds a step would be shorter with a worker of usual speed in its place. Stages that are as long
+    as its own, since layers were split by speed, leave nothing to be gained. 0 while not all is measured.
+    """
+    plan, times = state.current_plan, owned_times(state)
+    if len(times) < len(plan.cells()):
+        return 0.0
+    now = {cell: seconds_of(found) for cell, found in times.items()}
+    shares = [len(part) for part in plan.target.split]
+
+    def taken(seconds: Mapping[Cell, float]) -> float:
+        rows = [[seconds[Cell(d, s)] for s in range(len(plan.stages))] for d in range(len(shares))]
+        return step_seconds(rows, shares, state.spec.worker.devices)
+
+    return taken(now) - taken({**now, slow.cell: slow.usual})
+
+
+def _worst(state: CoordinatorState) -> WorkerId | None:
+    """Of the stragglers that have been slow for long enough, the one that would gain most."""
+    slow = {w: s for w, s in state.stragglers.slow.items() if s.lasting and w in state.workers}
+    return max(slow, key=lambda w: (slow[w].seconds - slow[w].usual, w), default=None)
+
+
+def _has_replacement(turn: Turn) -> bool:
+    """Does a worker stand by that is not needed elsewhere?"""
+    state, plan = turn.state, turn.state.current_plan
+    owners = [plan.at(cell).owner for cell in plan.cells()]
+    alone = len(set(owners)) == len(owners)
+    return not _has_enough(state) and alone and bool(planning_view(state, turn.now).spare())
+
+
+def _has_enough(state: CoordinatorState) -> bool:
+    """Have as many workers been replaced as the job has?"""
+    return state.stragglers.replacements >= wanted_workers(state.spec)
+
+
+def _replace(turn: Turn, worker: WorkerId) -> None:
+    known, plan = turn.state.stragglers, turn.state.current_plan
+    seen = known.slow[worker]
+    if known.asked_at is None:  # else to ask for it was the measure
+        turn.put(acted(turn))
+    turn.put(known.replacing(worker, plan.stages[seen.cell.stage]))
+    replace_worker(turn, worker)
+    turn.do(Emit("StragglerReplaced", f"a worker that stands by takes the place of {worker}: {told(worker, seen)}"))

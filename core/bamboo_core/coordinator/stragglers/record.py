@@ -1,0 +1,74 @@
+"""What a coordinator knows of workers that are slow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from bamboo_core.coordinator.splits.record import OwnPace
+from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_core.planning.splits.speeds import Layers, WorkEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A worker that takes longer than others would for its layers.
+
+    since, step: when that was seen first, and how many steps were committed then. cell: which it runs. seconds: that it
+    takes for a microbatch; usual: that others would. compared: with others, not with the counted costs of its layers.
+    found: for long enough to be told. lasting: for long enough that something is done about it.
+    """
+
+    since: float
+    step: int
+    cell: Cell
+    seconds: float
+    usual: float
+    compared: bool
+    found: bool = False
+    lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerState:
+    """What is known of workers' speeds, and who was replaced for them. Only the methods here make a new value.
+
+    slow: also those that are not found yet. paces: of owners, by the layers that they run now. estimate: the newest
+    that covers all layers. looked_at: when that was found, in seconds.
+    replaced: what workers took that were replaced, by their layers; replacements: how many were. asked_at: since when
+    one worker more than the job has is asked for, to take the place of a slow one.
+    """
+
+    slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
+    paces: Mapping[tuple[WorkerId, Layers], OwnPace] = field(default_factory=dict)
+    estimate: WorkEstimate | None = None
+    looked_at: float = 0.0
+    replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
+    replacements: int = 0
+    asked_at: float | None = None
+
+    def forgotten(self) -> "StragglerState":
+        """Speeds are of no interest any more."""
+        nothing = StragglerState()
+        return self if self == nothing else nothing
+
+    def judged(
+        self,
+        slow: Mapping[WorkerId, Straggler],
+        paces: Mapping[tuple[WorkerId, Layers], OwnPace],
+        estimate: WorkEstimate | None,
+        now: float,
+    ) -> "StragglerState":
+        """As workers have been looked at now. estimate: None if it does not cover all layers."""
+        newest = self.estimate if estimate is None else estimate
+        return replace(self, slow=slow, paces=paces, estimate=newest, looked_at=now)
+
+    def replacing(self, worker: WorkerId, layers: Layers) -> "StragglerState":
+        """What it took for these layers is remembered: if the next one takes as long, it was not the worker."""
+        replaced = {**self.replaced, (worker, layers): self.slow[worker].seconds}
+        return replace(self, replaced=replaced, replacements=self.replacements + 1, asked_at=None)
+
+    def asking(self, now: float) -> "StragglerState":
+        """For one worker more."""
+        return replace(self, asked_at=now)
+
+    def not_asking(self) -> "StragglerState":
+        return self if self.asked_at is None else replace(self, asked_at=None)

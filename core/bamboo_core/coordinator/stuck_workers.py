@@ -1,0 +1,82 @@
+"""Which worker is stuck: it lives, and has been inside one instruction for far longer than a step takes.
+
+A dataset that hangs or a kernel that never ends stops the thread that works, and not the one that sends heartbeats.
+Unless it is given up, all others wait for it until the job's progress deadline.
+"""
+
+from dataclasses import replace
+
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.coordinator.planner import planning_view
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.workers.membership import declare_lost
+from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.planning.transitions import takeover
+from bamboo_core.text import count
+
+STARTING_AT = "starting, at "  # what a worker says that has been loading the task for long: where its code is
+STUCK_SECONDS = 60.0
+STUCK_STEPS = 20  # usual ones
+HINT_SECONDS = 10.0  # more, until it is told that nobody is given up
+MOST_HINTS = 3  # workers in a sentence
+FAMILIAR_STEPS = 3  # committed under a plan before its durations say anything: first calls may take long
+
+
+def check_stuck(turn: Turn) -> None:
+    """Declare the one worker lost that holds all others up, if the job can go on without it."""
+    state = turn.state
+    limit = _limit(state)
+    if limit is None or turn.now - state.progress.last_at <= limit:
+        return
+    stuck = [w for w, r in state.workers.items() if r.busy > limit and r.cut_since is None]
+    if len(stuck) != 1:
+        return  # what holds several up at once is none of them, but what they share
+    (worker,) = stuck
+    if not _dispensable(turn, worker):
+        return
+    record = state.workers[worker]
+    where = record.doing or "inside one instruction"
+    why = f"it is running, but has been {where}; a step usually takes {state.usual_step:.3g} s"
+    turn.do(Emit("WorkerStuck", f"{worker} is stuck: {why}", True))
+    declare_lost(turn, worker, "it is stuck")
+
+
+def hint(turn: Turn) -> None:
+    """Tell where the workers are that all wait for, once after each step: a task that hangs does so in all of them, and
+    its progress deadline is far away. Nothing follows from it: a first call or a large step may well take so long.
+    """
+    state = turn.state
+    since = max(state.progress.last_at, state.course.since)
+    limit = max(STUCK_SECONDS, STUCK_STEPS * (state.usual_step or 0.0)) + HINT_SECONDS
+    if state.phase not in ("Pending", "Running") or state.progress.hinted == since or turn.now - since <= limit:
+        return
+    long = {w: r for w, r in state.workers.items() if r.busy > STUCK_SECONDS or r.doing.startswith(STARTING_AT)}
+    if not long:
+        return
+    turn.put(state.progress.hinted_at(since))
+    told = "; ".join(f"{w} is {r.doing}" for w, r in list(long.items())[:MOST_HINTS])
+    more = f"; and {count(len(long) - MOST_HINTS, 'other')}" if len(long) > MOST_HINTS else ""
+    what = "no step was committed" if state.phase == "Running" else "training did not begin"
+    deadline = state.spec.progress_deadline_seconds
+    until = (
+        f"; the job waits until its progress deadline of {deadline} s" if deadline and state.phase == "Running" else ""
+    )
+    turn.do(Emit("NoProgress", f"{what} for {turn.now - since:.0f} s: {told}{more}{until}", True))
+
+
+def _limit(state: CoordinatorState) -> float | None:
+    """Seconds; None as long as nobody can say what is usual."""
+    usual, plan = state.usual_step, state.plan
+    if state.phase != "Running" or plan is None or usual is None:
+        return None
+    familiar = (
+        state.step >= state.plans.since_step + FAMILIAR_STEPS and state.progress.generation == plan.target.generation
+    )
+    return max(STUCK_SECONDS, STUCK_STEPS * usual) if familiar else None
+
+
+def _dispensable(turn: Turn, worker: WorkerId) -> bool:
+    """Has every cell of it another holder whose copy counts? Else only the worker itself can go on."""
+    now = planning_view(turn.state, turn.now)
+    live = {w: peer for w, peer in now.live.items() if w != worker}
+    return worker in now.plan.worker_ids() and isinstance(takeover(replace(now, live=live)), Plan)

@@ -1,0 +1,70 @@
+"""What a job is to do: its specification, which edits and what workers say of their data may change."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from bamboo_core.control import protocol
+from bamboo_core.job.edits import apply_edit
+from bamboo_core.job.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """The job has fewer steps than the manifest says, as nothing has become better. why: a sentence without its end.
+    wanted_steps: as many as the manifest says.
+    """
+
+    why: str
+    wanted_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTerms:
+    """secret: of the job's workers. save_path: a folder for the final weights, or None. history: where the workers
+    write the job's history. started: when the coordinator was made. heartbeat_timeout: seconds.
+
+    early_stop: why the specification has fewer steps than the manifest. began_at: the time of day when the
+    coordinator's clock was at 0; None: nobody has told it.
+    """
+
+    spec: JobSpec
+    manifest: dict[str, Any]
+    secret: str
+    save_path: str | None
+    history: str = ""
+    started: float
+    heartbeat_timeout: float
+    early_stop: EarlyEnd | None = None
+    began_at: datetime | None = None
+
+    def welcome(self) -> protocol.Welcome:
+        """What a worker is told that has joined, or is back."""
+        return protocol.Welcome(manifest=self.manifest, secret=self.secret, history=self.history)
+
+    def edited(self, wanted: JobSpec) -> "JobTerms":
+        """Take over what may change; everything else is fixed by now."""
+        return replace(self, spec=apply_edit(self.spec, wanted))
+
+    def with_steps(self, steps: int) -> "JobTerms":
+        """The data of the first worker say how many steps an epoch has."""
+        return replace(self, spec=self._of_steps(steps))
+
+    def stopped_early(self, last: int, why: str) -> "JobTerms":
+        """From now on the job has fewer steps, and ends like any other one that has so many."""
+        wanted = self.early_stop.wanted_steps if self.early_stop else self.spec.training.steps
+        return replace(self, spec=self._of_steps(last), early_stop=EarlyEnd(why=why, wanted_steps=wanted))
+
+    def back_at(self, step: int) -> "JobTerms":
+        """The job begins again before that step: whether it stops early is open again if it stopped after it."""
+        stop = self.early_stop
+        if stop is None or step >= self.spec.training.steps:
+            return self
+        return replace(self, spec=self._of_steps(stop.wanted_steps), early_stop=None)
+
+    def at_time(self, time: datetime, now: float) -> "JobTerms":
+        """A clock on the wall shows that time now."""
+        return replace(self, began_at=time - timedelta(seconds=now))
+
+    def _of_steps(self, steps: int) -> JobSpec:
+        return replace(self.spec, training=replace(self.spec.training, steps=steps))

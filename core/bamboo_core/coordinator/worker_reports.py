@@ -1,0 +1,294 @@
+"""What workers report, message by message."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from bamboo_core.control import evaluations, protocol
+from bamboo_core.coordinator.checkpointing import checkpoints, copies, restoring
+from bamboo_core.coordinator.ending import weights
+from bamboo_core.coordinator.events import Emit, Outcome, Takeover
+from bamboo_core.coordinator.progress import MOST_SECONDS
+from bamboo_core.coordinator.splits import resplit
+from bamboo_core.coordinator.state import Turn
+from bamboo_core.coordinator.verification import verification
+from bamboo_core.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
+from bamboo_core.coordinator.workers.platforms import refuse_other_data
+from bamboo_core.planning.grid import layer_ranges
+from bamboo_core.planning.plan import WorkerId
+from bamboo_core.text import count, metrics, one_line
+
+REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
+
+
+def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
+    """Take in a message of a worker that belongs to the job; others are not heard."""
+    if worker not in turn.state.workers:
+        return
+    if isinstance(message, protocol.Heartbeat):
+        _heartbeat(turn, worker, message)
+        return
+    turn.put(turn.state.workers.heard(worker, turn.now))
+    handler = _HANDLERS.get(type(message))
+    if handler and not (isinstance(message, _OF_STATES) and _is_of_the_past(turn, worker)):
+        handler(turn, worker, message)
+
+
+def _is_of_the_past(turn: Turn, worker: WorkerId) -> bool:
+    """Are the states that the worker tells of given up? So it is until it has the plan that they began anew with."""
+    plan = turn.state.plan
+    return plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
+
+
+def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
+    if message.samples and refuse_other_data(turn, worker, message):
+        return
+    state = turn.state
+    if message.samples and state.admission.data is None and state.spec.training.known_steps is None:
+        turn.put(state.terms.with_steps(message.steps))
+    turn.put(state.admission.admitting(worker, message), state.workers.ready(worker))
+
+
+def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
+    turn.put(turn.state.workers.beating(worker, message, turn.now))
+    if message.memory is not None:
+        turn.put(turn.state.membership.with_memory(worker, message.memory))
+
+
+def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
+    """Of the worker that was asked, as long as it matters; from now on the number of layers is known."""
+    if worker != turn.state.profile.asked or turn.state.profile.costs is not None:
+        return
+    spec = turn.state.spec
+    try:
+        layer_ranges(message.costs, spec.topology, devices=spec.worker.devices)
+    except ValueError as error:
+        turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
+        return
+    turn.put(turn.state.profile.answered(message))
+
+
+def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
+    plan = turn.state.plan
+    if plan and message.epoch >= plan.origin:
+        turn.put(turn.state.workers.obeying(worker, plan.origin))
+    if plan and message.epoch == plan.epoch:
+        turn.put(turn.state.plans.obeyed_by(worker))
+
+
+def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynced) -> None:
+    plan = turn.state.plan
+    if plan is None or not plan.has(message.cell):
+        return
+    if plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
+        turn.put(turn.state.plans.in_step(message.cell, message.replica))
+
+
+def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
+    """An answer to a question; nobody can hold more than what there is.
+
+    Who has only states that are given up, or has never had a plan, has nothing: that is an answer, too.
+    """
+    state = turn.state
+    if state.inquiry.began_at is None or state.plan is None:
+        return
+    numbers, steps = range(len(state.plan.state_layers)), state.spec.training.steps
+    held = {s: v for s, v in message.held.items() if s in numbers and 0 <= v <= steps}
+    kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
+    if _is_of_the_past(turn, worker):
+        kept = protocol.Report(committed=-1, held={})
+    turn.put(state.inquiry.answered(worker, kept))
+
+
+def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> None:
+    cell = message.cell
+    if turn.state.plan is None or not turn.state.plan.has(cell):
+        return
+    text = f"stage {cell.stage} of pipeline {cell.pipeline}: the copy that is left on {worker} is too old"
+    restoring.lost(turn, "StageLost", text)
+
+
+def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
+    """Of a checkpoint, or of a cut."""
+    checkpoints.checkpoint_begun(turn, worker, message)
+    resplit.carried(turn, message.number, message.checkpoint)
+
+
+def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
+    """A new root repeats what the old one may not have been able to tell, so steps may come twice."""
+    state, step = turn.state, message.step
+    training = state.spec.training
+    if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
+        return
+    checkpoints.committed(turn, message)
+    if message.checkpoint:
+        resplit.carried(turn, *message.checkpoint)
+    if state.progress.has_heard_of(step):
+        return
+    if not message.skipped and (message.loss is None or message.gradient_norm is None):
+        _not_finite(turn, message)
+        return
+    if message.loss is not None:
+        turn.put(turn.state.progress.with_loss(step, message.loss))
+    if message.skipped:
+        _skipped(turn, message)
+    turn.put(turn.state.progress.counting_step(step, training.microbatches - message.microbatches))
+    if step >= state.step:
+        state = turn.state
+        turn.put(state.progress.committed(message, turn.now), state.ends.progressed(), state.restoring.progressed())
+
+
+def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
+    """A new root repeats what the old one may not have been able to tell."""
+    state, step, spec = turn.state, message.step, turn.state.spec.training.evaluation
+    if spec is None or step > state.spec.training.steps:
+        return
+    if message.early_stop is not None and state.plan is not None:
+        _stop_early(turn, step, message.early_stop)
+    if step in state.progress.evaluations:
+        return
+    turn.put(state.progress.evaluated(step, message.metrics, turn.now))
+    best = evaluations.best(spec, turn.state.progress.evaluations)
+    turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}{' (the best so far)' * (best == step)}"))
+    checkpoints.evaluated(turn)
+
+
+def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:
+    """From now on the job has fewer steps, and ends like any other one that has so many."""
+    training = turn.state.spec.training
+    why = told.why(training.evaluation.metric if training.evaluation else "state")
+    turn.put(turn.state.terms.stopped_early(last, why))
+
+
+def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
+    said = f"of step {message.step + 1} is not a finite number"
+    if message.loss is None:
+        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss {said}")
+    else:
+        turn.finish(Outcome.FAILED, "GradientNotFinite", f"the gradient {said}")
+
+
+def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
+    """A step that left the model as it was: told, counted, and too many in a row are the job's end."""
+    state, step = turn.state, message.step
+    skipping = state.progress.skipping(step)
+    turn.put(skipping)
+    in_a_row = skipping.skips_before(step)
+    limit, scale = state.spec.training.max_consecutive_skips, message.metrics.get(protocol.LOSS_SCALE)
+    overflow = message.loss is not None and scale is not None
+    shown = f"{scale:.0f}" if scale and scale >= 1 else f"{scale}"
+    why = f"the {'loss' if message.loss is None else 'gradient'} of step {step + 1} is not a finite number"
+    why += f" with losses scaled by {shown}" if overflow else ""
+    turn.do(Emit("StepSkipped", f"{why}, so it leaves the model as it was ({in_a_row} in a row)", warning=not overflow))
+    if in_a_row > limit:
+        text = f"{why}; more than {count(limit, 'step')} in a row had to be skipped"
+        turn.finish(Outcome.FAILED, "TooManySkippedSteps", text)
+
+
+def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:
+    """The newest move of the cell that this can be about; who was to have it before will not report any more."""
+    recovery = turn.state.moves.newest_of(message.cell, message.epoch)
+    if recovery is None:
+        return
+    moves = turn.state.moves.taken_over(recovery, worker, message)
+    turn.put(moves)
+    if not recovery.announced:
+        return
+    taken = moves.takeovers[-1]
+    turn.do(
+        Emit(
+            "TakenOver",
+            f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {taken.victim}:"
+            f" pause {taken.pause_ms:.0f} ms, repeated {_repeated(taken)}",
+        )
+    )
+
+
+def _repeated(taken: Takeover) -> str:
+    """What had to be computed again, and what had been computed in advance, so that it had not."""
+    counts = ((taken.forwards, "forward"), (taken.backwards, "backward"))
+    said = ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
+    return said + (f" ({taken.reused} done in advance)" if taken.reused else "")
+
+
+def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
+    state = turn.state
+    if state.plan is None or not state.plan.has(message.cell):
+        return
+    turn.put(state.ending.with_finished(message.cell, message.digest, worker))
+
+
+def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:
+    notice(turn, worker, min(max(0.0, message.seconds), MOST_SECONDS), own=True)
+
+
+def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed) -> None:
+    reason = message.reason if REASON.fullmatch(message.reason) else "WorkerError"
+    turn.finish(Outcome.FAILED, reason, f"{worker}: {one_line(message.message)}")
+
+
+def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> None:
+    text = f"{worker}: {one_line(message.message)}"
+    match message.reason:
+        case "HistoryNotWritten":
+            turn.do(Emit("HistoryNotWritten", text, warning=True))
+        case "CheckpointStoreNotWritable":
+            turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
+        case "LoggerFailed":
+            turn.do(Emit("LoggerFailed", text, warning=True))
+        case "CopiesNotKept":
+            turn.do(Emit("CopiesNotKept", text, warning=True))
+
+
+def told_when_over(worker: WorkerId, message: object) -> tuple[Emit, ...]:
+    """What a worker of a job that is over still has to say: of its loggers, which take what is left of the history."""
+    if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
+        return ()
+    warning = message.reason != protocol.LOGGERS_AWAITED
+    return (Emit(message.reason, f"{worker}: {one_line(message.message)}", warning=warning),)
+
+
+def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
+    record = turn.state.workers.get(worker)
+    if record and record.notice_until is not None:
+        declare_lost(turn, worker, "it has left")
+
+
+AFTER_THE_END = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed")
+_OF_STATES = (
+    protocol.ReplicaSynced,
+    protocol.LeftBehind,
+    protocol.StepCommitted,
+    protocol.Evaluated,
+    protocol.TakenOver,
+    protocol.CellFinished,
+    *verification.HANDLERS,
+)
+_HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
+    protocol.WorkerReady: _ready,
+    protocol.Profile: _profile,
+    protocol.PeerDown: peer_down,
+    protocol.PeerUp: peer_up,
+    protocol.PlanApplied: _plan_applied,
+    protocol.ReplicaSynced: _replica_synced,
+    protocol.Report: _report,
+    protocol.LeftBehind: _left_behind,
+    protocol.StepCommitted: _step_committed,
+    protocol.Evaluated: _evaluated,
+    protocol.CheckpointFound: restoring.checkpoint_found,
+    protocol.CheckpointBegun: _checkpoint_begun,
+    protocol.PartsWritten: checkpoints.parts_written,
+    protocol.CheckpointCommitted: checkpoints.checkpoint_committed,
+    protocol.CheckpointFailed: checkpoints.checkpoint_failed,
+    protocol.RestoreFailed: restoring.restore_failed,
+    protocol.StateHeld: resplit.state_held,
+    protocol.CopiesHeld: copies.copies_held,
+    protocol.TakenOver: _taken_over,
+    protocol.CellFinished: _cell_finished,
+    **weights.HANDLERS,
+    protocol.NoticeReceived: _notice_received,
+    **verification.HANDLERS,
+    protocol.WorkerWarning: _warning,
+    protocol.WorkerFailed: _worker_failed,
+    protocol.Bye: _bye,
+}

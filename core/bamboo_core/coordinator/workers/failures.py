@@ -1,0 +1,85 @@
+"""What follows from how workers ended: nothing, a failure that counts, or the end of the job.
+
+That a worker is lost and how it ended are heard of in any order: a closed link races its process's exit code. What is
+decided here does not depend on which of them comes first.
+"""
+
+from bamboo_core.coordinator.events import Emit, Outcome
+from bamboo_core.coordinator.state import Turn
+from bamboo_core.job.spec import FailureAction, JobSpec, wanted_workers
+from bamboo_core.names import EXIT_FENCED, EXIT_OK
+from bamboo_core.planning.plan import WorkerId
+
+LEAST_PATIENCE = 10  # workers lost without a commit, beyond all that the job has
+
+
+def most_losses(spec: JobSpec) -> int:
+    """So many workers may be lost without a committed step in between, however they end: all of them, and some more."""
+    return wanted_workers(spec) + max(LEAST_PATIENCE, spec.failure_policy.backoff_limit)
+
+
+def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None:
+    """Remember that the worker has gone, until the next commit. disrupted: it was taken away."""
+    turn.put(turn.state.ends.ended(worker, how, disrupted=disrupted))
+
+
+def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
+    """Of a lost worker: how it ended, which is often known only after its neighbours have missed it."""
+    state = turn.state
+    if worker not in state.ends.unexplained:
+        return
+    turn.put(state.ends.explained(worker))
+    before = state.ends.since_commit.get(worker)
+    if exit_code is None:
+        if before and not removed:  # that we ended it does not say why it had been missed
+            note_end(turn, worker, detail, disrupted=True)
+        return
+    if exit_code == EXIT_OK and (before is None or before.disrupted):
+        return
+    if by_itself(exit_code):
+        if before:
+            note_end(turn, worker, detail, disrupted=before.disrupted)
+        turn.do(Emit("WorkerEnded", f"{worker} {detail}", True))
+        apply_failure_policy(turn, worker, detail, exit_code)
+
+
+def by_itself(exit_code: int | None) -> bool:
+    """Did it end for reasons of its own? Nobody had told such a worker to stop, so 0 is one of its codes, too."""
+    return exit_code is not None and exit_code >= 0 and exit_code != EXIT_FENCED
+
+
+def apply_failure_policy(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+    """What the failure policy says of a worker that ended for reasons of its own; then whether the job gets nowhere."""
+    if turn.is_over:
+        return
+    if by_itself(exit_code):
+        policy = turn.state.spec.failure_policy
+        rule = next((rule for rule in policy.rules if exit_code in rule.on_exit_codes), None)
+        if rule and rule.action is FailureAction.FAIL_JOB:
+            turn.finish(Outcome.FAILED, "FailurePolicy", f"{worker} {detail}, and rule {rule.name} ends the job")
+            return
+        if not (rule and rule.action is FailureAction.IGNORE):
+            _count(turn, f"{worker} {detail}")
+    if not turn.is_over:
+        stop_without_progress(turn)
+
+
+def _count(turn: Turn, failure: str) -> None:
+    turn.put(turn.state.ends.failed(failure))
+    failures = turn.state.ends.failures
+    if len(failures) > turn.state.spec.failure_policy.backoff_limit:
+        many = len(failures) > 1
+        ended = f"{len(failures)} workers failed" if many else "a worker failed"
+        message = f"{ended} and no step was committed in between; {failure}"
+        turn.finish(Outcome.FAILED, "BackoffLimitExceeded", message)
+
+
+def stop_without_progress(turn: Turn) -> None:
+    """End a job that loses workers again and again and commits no step, also if no loss of them counts as a failure.
+
+    Workers that were taken away do not speak against the job; for those it has its progress deadline.
+    """
+    lost = [f"{worker}: {end.how}" for worker, end in turn.state.ends.since_commit.items() if not end.disrupted]
+    if len(lost) > most_losses(turn.state.spec):
+        message = f"{len(lost)} workers were lost and no step was committed in between; the last one, {lost[-1]}"
+        turn.finish(Outcome.FAILED, "WorkersKeepFailing", message)

@@ -1,0 +1,334 @@
+"""Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from bamboo_core.control import protocol
+from bamboo_core.coordinator.events import AddWorkers, Emit, RemoveWorker, Send
+from bamboo_core.coordinator.grids.holding import to_have
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.workers.failures import apply_failure_policy, by_itself, note_end, note_exit
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.names import (
+    ALL_BACK_SECONDS,
+    ALONE_SECONDS,
+    EXIT_OK,
+    HEARTBEAT_SECONDS,
+    ISOLATED_SECONDS,
+    RECONNECT_GRACE_SECONDS,
+)
+from bamboo_core.planning.plan import Peer, Plan, WorkerId, plan_misfits
+
+
+def joined(turn: Turn, hello: protocol.Hello) -> None:
+    """A channel was opened: by a new worker, after a cut, or after our own restart."""
+    state, worker, plan = turn.state, hello.worker, hello.plan
+    if worker in state.membership.gone:
+        turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and cannot rejoin")
+        return
+    peer = Peer(worker=worker, host=hello.host, port=hello.port, zone=hello.zone, node=hello.node)
+    if worker in state.workers:
+        _returned(turn, worker, peer)
+        return
+    if plan and state.phase not in ("Pending", "Recovering"):
+        turn.put(state.membership.refusing(worker))
+        turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
+        turn.do(RemoveWorker(worker))
+        return
+    if plan and (problems := plan_misfits(plan, state.spec)):
+        turn.put(state.membership.refusing(worker))
+        why = f"{worker} sent a plan that cannot be this job's: {problems[0]}"
+        turn.refuse(worker, "PlanUnsound", why)
+        turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
+        return
+    turn.put(state.workers.joined(hello, peer, turn.now), state.membership.withdrawing(1))
+    turn.do(Send(worker, state.terms.welcome()))
+    turn.do(Emit("WorkerJoined", f"{worker} joined" + _where(peer)))
+    if plan:
+        _found(turn, plan)
+
+
+def _where(peer: Peer) -> str:
+    """For a person."""
+    return (f" on node {peer.node}" if peer.node else "") + (f" in zone {peer.zone}" if peer.zone else "")
+
+
+def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
+    """After a cut: messages may be lost in both directions, so both say everything again that still matters."""
+    state = turn.state
+    turn.put(
+        state.workers.back(worker, peer, turn.now),
+        state.liveness.back(worker),
+        state.ending.asked_again(worker),
+        state.profile.not_asked_of(worker),
+    )
+    turn.do(Send(worker, state.terms.welcome()))
+    current = state.phase != "Restoring"
+    if current and state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
+        turn.do(Send(worker, protocol.SendPlan(plan=state.plan)))
+    if state.inquiry.began_at is not None:
+        turn.do(Send(worker, protocol.ReportRequest()))
+
+
+def _found(turn: Turn, plan: Plan) -> None:
+    """A worker brings a plan that this coordinator does not know: it has been restarted itself."""
+    old = turn.state.plan
+    if turn.state.phase == "Pending" or old is None:
+        turn.enter("Recovering")  # the others' time begins with the first that returns
+    turn.put(turn.state.plans.found(plan))
+
+
+def declare_lost(
+    turn: Turn,
+    worker: WorkerId,
+    detail: str,
+    exit_code: int | None = None,
+    *,
+    known: bool = False,
+    removed: bool = False,
+) -> None:
+    """Declare a worker lost, for good.
+
+    known: the shell says that it is gone, so that without an exit code it was taken away; else it was only missed.
+    exit_code: if it ended by itself; below 0, a signal's, as if there were none. removed: the shell has ended it
+    because it had been declared lost.
+    """
+    state, exit_code = turn.state, None if exit_code is not None and exit_code < 0 else exit_code
+    if worker in state.membership.gone:
+        note_exit(turn, worker, detail, exit_code, removed=removed)
+        return
+    if worker not in state.workers:
+        _lost_early(turn, worker, detail, exit_code)
+        return
+    record = state.workers[worker]
+    had_part = state.plan is not None and worker in state.plan.holders()
+    turn.put(
+        state.workers.without({worker}),
+        state.membership.losing(worker, taken=record.notice_until is None),  # whether its end is known yet is chance
+        state.liveness.losing(worker, turn.now if record.cut_since is None else record.cut_since),
+        state.profile.not_asked_of(worker),
+        state.plans.without(worker),
+    )
+    if record.notice_until is None or had_part:
+        turn.do(Emit("WorkerLost", f"{worker} is lost: {detail}", True))
+    else:
+        turn.do(Emit("WorkerLeft", f"{worker} has left after its notice"))
+    turn.refuse(worker, "DeclaredLost", detail)
+    turn.do(RemoveWorker(worker))
+    if record.released:
+        return
+    noticed = record.notice_until is not None
+    note_end(turn, worker, detail, disrupted=noticed or (known and exit_code is None))
+    if not known:
+        turn.put(turn.state.ends.missed(worker))
+    apply_failure_policy(turn, worker, detail, None if noticed and exit_code == EXIT_OK else exit_code)
+
+
+def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+    """It has not joined, or a coordinator before this one knew it; then who ends with 0 may have been told to stop."""
+    state = turn.state
+    recovering = state.phase == "Recovering"
+    by_order = not exit_code
+    turn.put(state.membership.losing_early(worker, taken=recovering and by_order))  # or so it seems
+    turn.do(Emit("WorkerLost", f"{worker} was lost before it joined: {detail}", True), RemoveWorker(worker))
+    if recovering and by_order:
+        return
+    if by_itself(exit_code):
+        note_end(turn, worker, detail, disrupted=False)
+    apply_failure_policy(turn, worker, detail, exit_code)
+
+
+def absent(turn: Turn, workers: Collection[WorkerId], detail: str) -> None:
+    """After our own restart: workers of the plan that cannot come back."""
+    state = turn.state
+    new = frozenset(workers) - state.workers.keys() - state.membership.gone
+    turn.put(state.membership.absent(new))
+    turn.do(
+        *(
+            Emit("WorkerLost", f"{worker} was lost while no operator was active: {detail}", True)
+            for worker in sorted(new)
+        )
+    )
+
+
+def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False, own: bool = False) -> None:
+    """The worker will be taken away in that many seconds; a later notice can only shorten that.
+
+    own: the worker itself says so, and only it could take that back; nor does one that is to go (wanted) stay because
+    its node does.
+    """
+    record, until = turn.state.workers.get(worker), turn.now + seconds
+    if record is not None and (own or wanted):
+        turn.put(turn.state.workers.surely_going(worker))
+    if record is None or (record.notice_until is not None and record.notice_until <= until):
+        return
+    turn.put(turn.state.workers.noticed(worker, until, seconds))
+    if record.notice_until is not None and not record.replaced:
+        return
+    if wanted:
+        turn.put(turn.state.workers.spared(worker))
+        turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
+        return
+    turn.put(turn.state.membership.noticing())
+    turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
+
+
+def replace_worker(turn: Turn, worker: WorkerId) -> None:
+    """Let it leave when another one has taken its place, as if it had a notice without a deadline. Only `keep_worker`
+    takes that back.
+    """
+    turn.put(turn.state.workers.to_be_replaced(worker))
+
+
+def keep_worker(turn: Turn, worker: WorkerId) -> None:
+    """Nobody can take its place after all."""
+    turn.put(turn.state.workers.not_replaced(worker))
+
+
+def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
+    """The worker may stay after all, unless it has been told to leave."""
+    record = turn.state.workers.get(worker)
+    if record is None or record.notice_until is None or record.notice_final or record.released:
+        return
+    turn.put(turn.state.workers.staying(worker))
+    turn.do(Emit("NoticeWithdrawn", f"the notice of {worker} is withdrawn"))
+
+
+def channel_closed(turn: Turn, worker: WorkerId) -> None:
+    """A cut channel alone is forgiven for a while; with a broken link beside it the worker is gone."""
+    if worker not in turn.state.workers:
+        return
+    turn.put(turn.state.workers.cut(worker, turn.now))
+    witness = turn.state.liveness.witness_of(worker)
+    if witness:
+        declare_lost(turn, worker, f"its control channel is closed, and {witness} cannot reach it")
+
+
+def peer_down(turn: Turn, reporter: WorkerId, message: protocol.PeerDown) -> None:
+    peer = turn.state.workers.get(message.peer)
+    if peer is None or message.peer == reporter:
+        return
+    if peer.cut_since is not None:
+        declare_lost(turn, message.peer, f"its control channel is closed, and {reporter} cannot reach it")
+    elif (reporter, message.peer) not in turn.state.liveness.links:
+        turn.put(turn.state.liveness.broken(reporter, message.peer, turn.now))
+
+
+def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
+    turn.put(turn.state.liveness.mended(reporter, message.peer))
+
+
+def check_deadlines(turn: Turn) -> None:
+    """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
+    now, limit = turn.now, turn.state.terms.heartbeat_timeout
+    silent = [w for w, r in turn.state.workers.items() if r.cut_since is not None or now - r.seen - limit > 0]
+    missed = {worker: late for worker in silent if (late := _missed(turn, worker)) > 0}
+    patience = _patience(turn) if missed else 0.0
+    for worker, record in turn.state.workers.items() if missed or turn.state.roster.noticed else ():
+        if missed.get(worker, 0.0) > patience:
+            cut = record.cut_since is not None
+            declare_lost(
+                turn,
+                worker,
+                "its control channel stays closed" if cut else f"no heartbeat for {now - record.seen:.1f} s",
+            )
+        elif record.notice_until is not None and now > record.notice_until:
+            declare_lost(turn, worker, "the deadline of its notice has passed")
+    broken = [pair for pair, since in turn.state.liveness.links.items() if now - since > limit]
+    if broken:
+        worker = worker_to_blame(broken, _part(turn))
+        declare_lost(turn, worker, f"one of its data links has been broken for more than {limit:g} s")
+
+
+def _missed(turn: Turn, worker: WorkerId) -> float:
+    """Seconds by which a worker is later to be heard than it may be.
+
+    A commit speaks for all owners: without each of them there would have been none.
+    """
+    state, record = turn.state, turn.state.workers[worker]
+    cut = record.cut_since is not None
+    heard = record.cut_since if record.cut_since is not None else record.seen
+    limit = RECONNECT_GRACE_SECONDS if cut else state.terms.heartbeat_timeout
+    late = turn.now - heard - limit
+    if late > 0 and state.step > 0 and state.plan is not None and state.plan.owned_by(worker):
+        return turn.now - max(heard, state.progress.last_at) - limit
+    return late
+
+
+def _patience(turn: Turn) -> float:
+    """Seconds more to wait. If most workers are not heard at once, it may be us whom nobody can reach.
+
+    Then their channels close one after the other, and one after the other they come back: so it counts who is not
+    heard now, due or not, and our patience outlasts the first that returns.
+    """
+    state, latest = turn.state, turn.now - 2 * HEARTBEAT_SECONDS
+    silent = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())
+    found = ISOLATED_SECONDS if 2 * silent > len(state.workers) else 0.0
+    if silent and silent == len(state.workers):
+        found = ALONE_SECONDS
+    before = state.liveness.patience if turn.now < state.liveness.patient_until else 0.0
+    if found and found >= before:
+        turn.put(state.liveness.patient(found, turn.now + ALL_BACK_SECONDS))
+    return max(found, before)
+
+
+def worker_to_blame(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:
+    """Which worker has to go so that the others can talk: the one with most broken links, then the smallest part."""
+    degree = Counter(worker for pair in broken for worker in pair)
+    return min(degree, key=lambda w: (-degree[w], part[w], w))
+
+
+def _part(turn: Turn) -> Counter[WorkerId]:
+    """How many cells each worker owns, and, weighing less, how many it replicates."""
+    part: Counter[WorkerId] = Counter()
+    if plan := turn.state.plan:
+        for cell in plan.cells():
+            part[plan.at(cell).owner] += 1000
+            part.update(plan.at(cell).replicas)
+    return part
+
+
+def request_workers(turn: Turn) -> None:
+    """Ask for the workers that are missing, and for the profile once there is a worker."""
+    state = turn.state
+    if state.phase not in ("Pending", "Running", "Restoring"):
+        return
+    missing = 0 if state.ending.stopping else _missing(state)  # none begins for a job that is about to end
+    if missing > 0 and turn.now >= state.admission.ask_at:
+        turn.put(state.membership.requesting(missing))
+        turn.do(AddWorkers(missing))
+    plan, restoring = state.plan, state.phase == "Restoring"
+    wanted = plan is None or restoring or state.grids.resize or state.splits.resplit or plan.sources
+    if (
+        (wanted or _may_choose(state))
+        and state.profile.costs is None
+        and state.profile.asked is None
+        and state.roster.ready
+    ):
+        first = state.roster.ready[0]
+        turn.put(state.profile.asked_of(first))
+        turn.do(Send(first, protocol.ProfileRequest()))
+
+
+def _may_choose(state: CoordinatorState) -> bool:
+    """Are there other workers than those for whom the grid was chosen, or no copies yet for which there may be room?
+    Else nobody who trains is disturbed for it.
+    """
+    if not state.spec.elastic.chooses_grid or state.plan is None:
+        return False
+    bare = state.plan.mode is RedundancyMode.NONE and state.spec.redundancy.mode is not RedundancyMode.NONE
+    return bare or len(state.roster.ready) != len(state.plan.owners())
+
+
+def surplus_requests(state: CoordinatorState) -> int:
+    """How many of the workers that were asked for are not wanted any more: after an edit, or if another one stays.
+
+    A shell that could not bring some of them yet lets so many of those go, and says so (RequestsWithdrawn).
+    """
+    return min(state.membership.requested, max(0, -_missing(state)))
+
+
+def _missing(state: CoordinatorState) -> int:
+    """Workers to ask for; below 0 if there are more than are wanted, or will be."""
+    staying = len(state.workers) - len(state.roster.noticed)
+    return to_have(state) - staying - state.membership.requested

@@ -1,0 +1,129 @@
+"""Which workers are refused because they would give other bits than the job's other workers, or not understand them."""
+
+from collections.abc import Iterable, Mapping
+
+from bamboo_core.checkpoint.data_record import difference
+from bamboo_core.control import protocol
+from bamboo_core.control.platform import Platform, conflicts, deciding, most_common
+from bamboo_core.coordinator.checkpointing import checkpoints
+from bamboo_core.coordinator.events import Emit, Outcome, RemoveWorker
+from bamboo_core.coordinator.state import CoordinatorState, Turn
+from bamboo_core.coordinator.workers.record import WorkerRecord
+from bamboo_core.job.spec import whole_workers
+from bamboo_core.planning.plan import Plan, WorkerId
+from bamboo_core.text import count
+
+REASON = "PlatformMismatch"
+_HOW_TO_ALLOW = "; spec.worker.allowMixedPlatforms: true allows it"
+_NAMED = 3  # workers in a sentence
+
+
+def refuse_misfits(turn: Turn) -> None:
+    """Let those go that do not fit to the workers that train, or, when the job begins, to most of the workers.
+
+    Who holds a stage already stays, whatever the spec says by now. When the job begins nobody is refused as long as
+    there are too few workers for its grid.
+    """
+    state, holders = turn.state, _holders(turn.state)
+    begins = state.phase in ("Pending", "Restoring")
+    enough = len(state.roster.ready) >= whole_workers(state.spec)
+    if not holders and not (begins and enough):
+        return
+    platforms = _platforms(state.workers, state)
+    like = {w: platforms[w] for w in (sorted(holders) if holders else state.roster.ready)}
+    common, mixed = most_common(like), state.spec.worker.allow_mixed_platforms
+    unlike = _named(w for w, platform in like.items() if platform == common)
+    for worker, platform in platforms.items():
+        if worker not in holders and (why := conflicts(platform, common, mixed=mixed)):
+            allow = "" if conflicts(platform, common, mixed=True) else _HOW_TO_ALLOW
+            _dismiss(turn, worker, f"{why}, unlike {unlike}{allow}")
+
+
+def _named(workers: Iterable[WorkerId]) -> str:
+    names = sorted(workers)
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {count(more, 'other')}" if more > 0 else "")
+
+
+def _platforms(workers: Mapping[WorkerId, WorkerRecord], state: CoordinatorState) -> dict[WorkerId, Platform]:
+    """What decides their bits in this job."""
+    return {w: deciding(r.platform, compiled=state.spec.training.compile) for w, r in workers.items()}
+
+
+def fitting(state: CoordinatorState) -> set[WorkerId]:
+    """The workers with which a job can begin: those that fit to what most of them are."""
+    ready = _platforms(state.ready, state)
+    if not ready:
+        return set()
+    common, mixed = most_common(ready), state.spec.worker.allow_mixed_platforms
+    return {w for w, platform in ready.items() if not conflicts(platform, common, mixed=mixed)}
+
+
+def is_mixed(plan: Plan, state: CoordinatorState) -> bool:
+    """Have workers held its states that give different bits? Without `training.deterministic` any two may."""
+    if not state.spec.training.deterministic:
+        return True
+    held = {w: state.workers[w] for w in plan.holders() & state.workers.keys()}
+    return plan.mixed or len(set(_platforms(held, state).values())) > 1
+
+
+def _holders(state: CoordinatorState) -> set[WorkerId]:
+    plan = state.plan if state.phase != "Restoring" else None
+    return set(plan.holders() & state.workers.keys()) if plan else set()
+
+
+def refuse_other_data(turn: Turn, worker: WorkerId, said: protocol.WorkerReady) -> bool:
+    """Are its data not those of the first worker? Then the job would train on other samples: it has to go.
+
+    Before the job has begun, the user has to say which data are right, and the job ends. So it does, with what it has
+    trained, when worker after worker is refused while it trains.
+    """
+    state = turn.state
+    first, known = state.admission.data or (worker, said)
+    other = _other_data(known, said)
+    if other is None:
+        return False
+    text = f"{worker} has data of {other[1]}, and those of {first} have {other[0]}"
+    if state.plan is None:
+        turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; every worker needs the same")
+        return True
+    _let_go(turn, worker, text)
+    turn.refuse(worker, "DataMismatch", text)
+    turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
+    if (
+        many := turn.state.admission.in_a_row
+    ) > state.spec.failure_policy.backoff_limit and state.ending.stopping is None:
+        why = f"{many} new workers in a row had other data than the job; the last one, {text}"
+        checkpoints.stop(turn, Outcome.FAILED, "DataMismatch", why, keep=True)
+    return True
+
+
+def _other_data(known: protocol.WorkerReady, said: protocol.WorkerReady) -> tuple[str, str] | None:
+    """What the first worker has and what another one has, if that matters."""
+    if not said.samples:
+        return None
+    if (known.samples, known.steps) != (said.samples, said.steps):
+        return count(known.samples, "sample"), count(said.samples, "sample")
+    return difference(known.data, said.data) if known.data and said.data else None
+
+
+def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
+    text = f"{worker} has {why}"
+    _let_go(turn, worker, text)
+    turn.refuse(worker, REASON, text)
+    turn.do(Emit(REASON, text, True), RemoveWorker(worker))
+
+
+def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
+    """Not as a failure: there is nothing wrong with it but that it is here. Another one is asked for, the sooner the
+    fewer in a row had to go.
+    """
+    state = turn.state
+    turn.put(
+        state.workers.without({worker}),
+        state.membership.without(worker),
+        state.liveness.without(worker),
+        state.profile.not_asked_of(worker),
+        state.plans.without(worker),
+        state.admission.refusing(worker, text, turn.now),
+    )

@@ -1,0 +1,389 @@
+"""What a coordinator knows of the job's workers, while they are there and when they have ended."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Final
+
+from bamboo_core.control import protocol
+from bamboo_core.control.memory import Memory, SentTraffic
+from bamboo_core.control.platform import Platform
+from bamboo_core.coordinator.replacing import replace
+from bamboo_core.planning.plan import Peer, Plan, WorkerId
+from bamboo_core.planning.splits.stage_times import StageTimes, forward_share
+
+MOST_WAIT_SECONDS: Final = 60.0  # until another worker is asked for, after many that were refused
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class WorkerRecord:
+    """A worker that joined and is not known to be lost."""
+
+    peer: Peer
+    seen: float
+    platform: Platform = field(default_factory=Platform)
+    doing: str = ""  # in its own words
+    busy: float = 0.0  # seconds for which it had been inside one instruction when it was heard last
+    memory: Memory | None = None  # as it said last
+    times: tuple[StageTimes, ...] = ()  # as it said last
+    headroom: float | None = None  # how many times as much memory as now there is for it, as it said with the times
+    traffic: SentTraffic | None = None  # as it said last
+    ready: bool = False  # its task is loaded
+    epoch: int = 0  # of the newest plan that it knew when it joined
+    origin: int = 0  # of the newest plan that it obeys
+    cut_since: float | None = None  # the channel is closed since then
+    notice_until: float | None = None
+    notice_seconds: float = 0.0
+    notice_final: bool = False
+    replaced: bool = False  # the notice is ours: it is slow, and goes if another one takes its place
+    spared: bool = False  # the notice is ours: it is not needed any more
+    free_since_step: int | None = None  # it has a notice and no part any more
+    released: bool = False  # it was told to leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnd:
+    """How a worker ended, or was missed. disrupted: it was taken away, for no reason of its own."""
+
+    how: str
+    disrupted: bool
+
+
+class Roster:
+    """What decisions ask of all workers after every event; none of it is what workers say all the time.
+
+    Each answer is found when it is first asked for, and the same object from then on.
+    """
+
+    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
+        self._workers = workers
+        self._live: tuple[Plan, dict[WorkerId, Peer]] | None = None
+        self._lost: tuple[Plan, frozenset[WorkerId]] | None = None
+
+    @cached_property
+    def ready(self) -> tuple[WorkerId, ...]:
+        """On whom plans may count, in order of joining."""
+        return tuple(w for w, r in self._workers.items() if r.ready)
+
+    @cached_property
+    def noticed(self) -> tuple[WorkerId, ...]:
+        """Who has a notice, in order of joining."""
+        return tuple(w for w, r in self._workers.items() if r.notice_until is not None)
+
+    @cached_property
+    def staying(self) -> int:
+        """How many of the ready ones have no notice."""
+        return len(self.ready) - sum(1 for w in self.noticed if self._workers[w].ready)
+
+    @cached_property
+    def replaced(self) -> tuple[WorkerId, ...]:
+        """Who is to go if another one takes its place, and has not been told to leave."""
+        return tuple(w for w in self.noticed if self._workers[w].replaced and not self._workers[w].released)
+
+    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
+        """The workers that the plan after that one names, in order of joining."""
+        if self._live is None or self._live[0] is not plan:
+            named = plan.worker_ids()
+            self._live = plan, {w: r.peer for w, r in self._workers.items() if r.ready or w in named}
+        return self._live[1]
+
+    def lost(self, plan: Plan) -> frozenset[WorkerId]:
+        """Whom that plan names and who is not there."""
+        if self._lost is None or self._lost[0] is not plan:
+            self._lost = plan, plan.worker_ids() - self._workers.keys()
+        return self._lost[1]
+
+
+class SaidTimes:
+    """What all workers say that their stages take, looked through once as long as nobody says anything else."""
+
+    def __init__(self, workers: Mapping[WorkerId, WorkerRecord]) -> None:
+        self._workers = workers
+
+    @cached_property
+    def forward_share(self) -> float | None:
+        """Of what microbatches take there and back; None if nobody has said."""
+        share = forward_share((one for record in self._workers.values() for one in record.times), math.nan)
+        return None if math.isnan(share) else share
+
+
+class Workers(dict[WorkerId, WorkerRecord]):
+    """All that are there, in order of joining. Replaced, never written: only the methods here make a new value."""
+
+    def __init__(
+        self,
+        workers: Mapping[WorkerId, WorkerRecord] = MappingProxyType({}),
+        roster: Roster | None = None,
+        said: SaidTimes | None = None,
+    ) -> None:
+        """roster: of workers that differ from these in nothing that it tells. said: of workers with the same times."""
+        super().__init__(workers)
+        self.roster = roster or Roster(self)
+        self.said = said or SaidTimes(self)
+
+    def joined(self, hello: protocol.Hello, peer: Peer, now: float) -> "Workers":
+        """A new worker's channel was opened."""
+        epoch = hello.plan.epoch if hello.plan else 0
+        record = WorkerRecord(peer=peer, seen=now, platform=hello.platform, epoch=epoch)
+        return Workers({**self, hello.worker: record})
+
+    def without(self, gone: Collection[WorkerId]) -> "Workers":
+        return Workers({w: r for w, r in self.items() if w not in gone})
+
+    def heard(self, worker: WorkerId, now: float) -> "Workers":
+        """It has sent a message."""
+        return self._passing(worker, replace(self[worker], seen=now), self.said)
+
+    def beating(self, worker: WorkerId, said: protocol.Heartbeat, now: float) -> "Workers":
+        """It has sent a heartbeat, in which it says only what is new."""
+        known = self[worker]
+        new = replace(
+            known,
+            seen=now,
+            doing=said.doing[: protocol.MOST_TEXT],
+            busy=said.busy,
+            times=known.times if said.times is None else said.times,
+            headroom=known.headroom if said.times is None else said.headroom,
+            traffic=known.traffic if said.traffic is None else said.traffic,
+            memory=known.memory if said.memory is None else said.memory,
+        )
+        return self._passing(worker, new, None if said.times is not None else self.said)
+
+    def obeying(self, worker: WorkerId, origin: int) -> "Workers":
+        """The states that it works on began with the plan of that epoch."""
+        known = self[worker]
+        return self if known.origin == origin else self._passing(worker, replace(known, origin=origin), self.said)
+
+    def ready(self, worker: WorkerId) -> "Workers":
+        """Its task is loaded."""
+        return self._with(worker, replace(self[worker], ready=True))
+
+    def cut(self, worker: WorkerId, now: float) -> "Workers":
+        """Its channel is closed, now or since before."""
+        since = self[worker].cut_since
+        return self._with(worker, replace(self[worker], cut_since=now if since is None else since))
+
+    def back(self, worker: WorkerId, peer: Peer, now: float) -> "Workers":
+        """It has opened its channel again."""
+        new = replace(self[worker], peer=peer, seen=now, busy=0.0, cut_since=None, released=False)
+        return self._with(worker, new)
+
+    def noticed(self, worker: WorkerId, until: float, seconds: float) -> "Workers":
+        """It will be taken away then."""
+        new = replace(self[worker], notice_until=until, notice_seconds=seconds, replaced=False)
+        return self._with(worker, new)
+
+    def surely_going(self, worker: WorkerId) -> "Workers":
+        """Nobody but the worker itself, or we, could take its notice back."""
+        return self._with(worker, replace(self[worker], notice_final=True))
+
+    def spared(self, worker: WorkerId) -> "Workers":
+        """It has a notice since it is not needed any more."""
+        return self._with(worker, replace(self[worker], spared=True))
+
+    def given_back(self, worker: WorkerId) -> "Workers":
+        """It is not needed any more, and leaves when it can, as if it had a notice without a deadline."""
+        new = replace(self[worker], notice_until=math.inf, notice_seconds=math.inf, notice_final=True, spared=True)
+        return self._with(worker, new)
+
+    def to_be_replaced(self, worker: WorkerId) -> "Workers":
+        """It leaves when another one has taken its place, as if it had a notice without a deadline."""
+        new = replace(self[worker], notice_until=math.inf, notice_seconds=math.inf, notice_final=True, replaced=True)
+        return self._with(worker, new)
+
+    def not_replaced(self, worker: WorkerId) -> "Workers":
+        """Nobody can take its place after all."""
+        new = replace(self[worker], notice_until=None, notice_final=False, replaced=False, free_since_step=None)
+        return self._with(worker, new)
+
+    def staying(self, worker: WorkerId) -> "Workers":
+        """Its notice is withdrawn."""
+        return self._with(worker, replace(self[worker], notice_until=None, free_since_step=None))
+
+    def free_since(self, worker: WorkerId, step: int) -> "Workers":
+        """It has a notice, and no part any more since so many steps are committed."""
+        return self._with(worker, replace(self[worker], free_since_step=step))
+
+    def released(self, worker: WorkerId) -> "Workers":
+        """It was told to leave."""
+        return self._with(worker, replace(self[worker], released=True))
+
+    def _with(self, worker: WorkerId, new: WorkerRecord) -> "Workers":
+        return self._having(worker, new, None, self.said)
+
+    def _passing(self, worker: WorkerId, new: WorkerRecord, said: SaidTimes | None) -> "Workers":
+        """With what a worker says all the time, and what no decision about all workers looks at."""
+        return self._having(worker, new, self.roster, said)
+
+    def _having(self, worker: WorkerId, new: WorkerRecord, roster: Roster | None, said: SaidTimes | None) -> "Workers":
+        made = Workers(self, roster, said)
+        made[worker] = new
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Membership:
+    """Who is not there any more, and how many are to come. Only the methods here make a new value.
+
+    gone: declared lost, refused or dismissed, for good. requested: workers asked for that have not joined yet.
+    preemptions: workers taken away, or about to be; notices: those of which that was said before. most_memory: the
+    largest account of its memory that any worker has given so far, and which worker. silence_told: people know that the
+    workers, which live, do not come back to a restarted coordinator.
+    """
+
+    gone: frozenset[WorkerId] = frozenset()
+    requested: int = 0
+    preemptions: int = 0
+    notices: int = 0
+    most_memory: tuple[WorkerId, Memory] | None = None
+    silence_told: bool = False
+
+    def requesting(self, more: int) -> "Membership":
+        return replace(self, requested=self.requested + more)
+
+    def withdrawing(self, count: int) -> "Membership":
+        """So many that were asked for will not come, or have."""
+        return replace(self, requested=max(0, self.requested - count))
+
+    def begun_with(self, requested: int, gone: frozenset[WorkerId]) -> "Membership":
+        """The coordinator's shell knows of these before the first event."""
+        return replace(self, requested=requested, gone=gone)
+
+    def without(self, worker: WorkerId) -> "Membership":
+        """It is dismissed, and cannot come back."""
+        return replace(self, gone=self.gone | {worker})
+
+    def refusing(self, worker: WorkerId) -> "Membership":
+        """It is dismissed when it joins."""
+        return self.without(worker).withdrawing(1)
+
+    def losing(self, worker: WorkerId, *, taken: bool) -> "Membership":
+        """taken: it counts as taken away."""
+        return replace(self, gone=self.gone | {worker}, preemptions=self.preemptions + taken)
+
+    def losing_early(self, worker: WorkerId, *, taken: bool) -> "Membership":
+        """It was lost before it joined."""
+        return self.losing(worker, taken=taken).withdrawing(1)
+
+    def absent(self, workers: frozenset[WorkerId]) -> "Membership":
+        """They were taken away while nobody looked."""
+        return replace(self, gone=self.gone | workers, preemptions=self.preemptions + len(workers))
+
+    def noticing(self) -> "Membership":
+        """A worker will be taken away."""
+        return replace(self, notices=self.notices + 1, preemptions=self.preemptions + 1)
+
+    def with_memory(self, worker: WorkerId, memory: Memory) -> "Membership":
+        """A worker gives an account of its memory."""
+        known = self.most_memory
+        if known is not None and memory.total <= known[1].total:
+            return self
+        return replace(self, most_memory=(worker, memory))
+
+    def with_silence_told(self) -> "Membership":
+        return replace(self, silence_told=True)
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Liveness:
+    """Who can reach whom, and how long is waited for who cannot be heard. Only the methods here make a new value.
+
+    links: (reporter, peer) -> since when the reporter cannot reach the peer. first_signs: of workers just lost, when
+    the first sign of it was. patience: seconds more to wait, until patient_until, since most were not heard.
+    """
+
+    links: Mapping[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
+    first_signs: Mapping[WorkerId, float] = field(default_factory=dict)
+    patience: float = 0.0
+    patient_until: float = 0.0
+
+    def witness_of(self, worker: WorkerId) -> WorkerId | None:
+        """Another worker that cannot reach it."""
+        return next((reporter for reporter, peer in self.links if peer == worker), None)
+
+    def broken(self, reporter: WorkerId, peer: WorkerId, now: float) -> "Liveness":
+        return replace(self, links={**self.links, (reporter, peer): now})
+
+    def mended(self, reporter: WorkerId, peer: WorkerId) -> "Liveness":
+        return replace(self, links={pair: since for pair, since in self.links.items() if pair != (reporter, peer)})
+
+    def back(self, worker: WorkerId) -> "Liveness":
+        """It says again whom it cannot reach."""
+        return replace(self, links={pair: since for pair, since in self.links.items() if pair[0] != worker})
+
+    def without(self, worker: WorkerId) -> "Liveness":
+        return replace(self, links={pair: since for pair, since in self.links.items() if worker not in pair})
+
+    def losing(self, worker: WorkerId, cut_since: float) -> "Liveness":
+        """cut_since: when its channel was closed, or now."""
+        first = min([since for (_, peer), since in self.links.items() if peer == worker] + [cut_since])
+        return replace(self.without(worker), first_signs={**self.first_signs, worker: first})
+
+    def explained(self) -> "Liveness":
+        """A plan goes on without those that were lost."""
+        return replace(self, first_signs={}) if self.first_signs else self
+
+    def patient(self, seconds: float, until: float) -> "Liveness":
+        return replace(self, patience=seconds, patient_until=until)
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class WorkerEnds:
+    """How workers ended. Only the methods here make a new value.
+
+    failures: of workers that ended for reasons of their own, and how, since the last commit; restarts: all of these.
+    unexplained: lost, and how they ended is not known (yet). since_commit: of the workers lost since the last commit.
+    """
+
+    failures: tuple[str, ...] = ()
+    restarts: int = 0
+    unexplained: frozenset[WorkerId] = frozenset()
+    since_commit: Mapping[WorkerId, WorkerEnd] = field(default_factory=dict)
+
+    def ended(self, worker: WorkerId, how: str, *, disrupted: bool) -> "WorkerEnds":
+        """disrupted: it was taken away."""
+        return replace(self, since_commit={**self.since_commit, worker: WorkerEnd(how=how, disrupted=disrupted)})
+
+    def missed(self, worker: WorkerId) -> "WorkerEnds":
+        return replace(self, unexplained=self.unexplained | {worker})
+
+    def explained(self, worker: WorkerId) -> "WorkerEnds":
+        return replace(self, unexplained=self.unexplained - {worker})
+
+    def failed(self, failure: str) -> "WorkerEnds":
+        return replace(self, failures=(*self.failures, failure), restarts=self.restarts + 1)
+
+    def progressed(self) -> "WorkerEnds":
+        """A step was committed."""
+        return replace(self, failures=(), since_commit={}) if self.failures or self.since_commit else self
+
+    def forgotten(self) -> "WorkerEnds":
+        """All workers begin again."""
+        return replace(self, since_commit={})
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for a fast `replace`
+class Admission:
+    """Which workers fit to the others. Only the methods here make a new value.
+
+    misfit: the newest worker that was refused for its platform or its data, and why. in_a_row: how many were since a
+    worker became ready. ask_at: no workers are asked for before that, since those that came were refused. data: who was
+    first to say of what data they are, and this.
+    """
+
+    misfit: tuple[WorkerId, str] | None = None
+    in_a_row: int = 0
+    ask_at: float = 0.0
+    data: tuple[WorkerId, protocol.WorkerReady] | None = None
+
+    def refusing(self, worker: WorkerId, why: str, now: float) -> "Admission":
+        """Another one is asked for, the sooner the fewer in a row had to go."""
+        wait = min(2.0 ** (self.in_a_row - 1), MOST_WAIT_SECONDS) if self.in_a_row else 0.0
+        return replace(self, misfit=(worker, why), in_a_row=self.in_a_row + 1, ask_at=now + wait)
+
+    def admitting(self, worker: WorkerId, said: protocol.WorkerReady) -> "Admission":
+        """Its data are the job's, if it is the first one that says of what they are."""
+        data = (worker, said) if said.samples and self.data is None else self.data
+        return replace(self, data=data, in_a_row=0)

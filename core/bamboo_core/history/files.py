@@ -1,0 +1,153 @@
+"""The files of a history, in a folder or an object store: one for each who has written, and a new one when it is full.
+
+000002-0000000017-000000.jsonl: attempt 2, by the root of the plan of epoch 17. Nobody writes to another one's file, so
+a root that was only thought to be lost spoils nothing.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from bamboo_core.history.records import HistoryError, Record, from_lines, to_lines
+from bamboo_core.storage.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
+from bamboo_core.storage.errors import StoreUnavailable
+from bamboo_core.storage.files import Files
+from bamboo_core.storage.local_files import LocalFiles
+from bamboo_core.storage.url import parse_url
+
+FOLDER: Final = "history"
+LARGEST: Final = 64 << 20  # bytes of a file
+LAST_EPOCH: Final = 10**10 - 1  # of what is written after all workers have gone
+LIMITS: Final = StoreLimits(seconds=20.0, tries=3, pause=0.5)
+_PARTIAL: Final = re.compile(r"\.[0-9-]+\.jsonl\.[0-9a-f]+\.partial")
+_NAME: Final = re.compile(r"([0-9]{6})-([0-9]{10})-([0-9]{6})\.jsonl")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HistoryFile:
+    """A file of a job's history, as its name says it."""
+
+    # attempt, epoch: see the module
+    attempt: int
+    epoch: int
+    number: int  # of the writer's files
+
+    @property
+    def name(self) -> str:
+        return f"{self.attempt:06}-{self.epoch:010}-{self.number:06}.jsonl"
+
+
+def file_of(name: str) -> HistoryFile | None:
+    """The file that a name means; None if it is not one of ours."""
+    found = _NAME.fullmatch(name)
+    return HistoryFile(*map(int, found.groups())) if found else None
+
+
+class HistoryFiles:
+    """The files of a history below one URL. Calls end in finite time; they raise StorageError, and HistoryError for
+    what cannot be read.
+    """
+
+    def __init__(self, url: str, limits: StoreLimits = LIMITS) -> None:
+        """Raises ValueError if there is no such kind of URL."""
+        self._url, self.url = parse_url(url, "the URL of a history"), url
+        self.shown = self._url.shown
+        self._calls = BoundedCalls(limits)
+        self._files: Files | None = None
+
+    def all(self) -> list[HistoryFile]:
+        """The files in the order in which they were begun."""
+        found = (file_of(name) for name in self.names())
+        return sorted(file for file in found if file is not None)
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        """The names of all files and folders in a folder; none if the folder is missing."""
+        files = self._open()
+        try:
+            entries = self._calls.call(f"cannot list {self._shown(folder)}", lambda: files.list(folder))
+        except MissingFile:
+            return ()
+        return [entry.name for entry in entries]
+
+    def read(self, file: HistoryFile) -> list[Record]:
+        return from_lines(self._read(file.name), f"{self.shown}/{file.name}")
+
+    def read_all(self) -> list[Record]:
+        """The records of all files, in the files' order."""
+        return [record for records in at_once(self.read, self.all()) for record in records]
+
+    def write(self, file: HistoryFile, records: Sequence[Record]) -> None:
+        """Writes all records that the file is to have; until this returns, what it had before is there."""
+        self.write_bytes(file.name, to_lines(records))
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        files = self._open()
+        try:
+            self._calls.call(f"cannot write {self._shown(name)}", partial(files.write, name, [data]), len(data))
+        except MissingFile as error:
+            raise StoreUnavailable(f"cannot write {self._shown(name)}: {error}") from None
+
+    def remove_partial(self, *, older: float) -> None:
+        """Removes files that were never complete, as whoever wrote them was killed. older: seconds for which nobody has
+        written to such a file; an object store has none.
+        """
+        files = self._open()
+        try:
+            entries = self._calls.call(f"cannot list {self._shown('')}", lambda: files.list(""))
+        except MissingFile:
+            return
+        now = time.time()
+        for entry in entries:
+            if _PARTIAL.fullmatch(entry.name) and entry.modified is not None and now - entry.modified >= older:
+                with suppress(MissingFile):  # somebody else was faster
+                    self._calls.call(f"cannot remove {self._shown(entry.name)}", partial(files.delete, entry.name))
+
+    def read_bytes(self, name: str) -> bytes:
+        """The bytes of a file; none if there is no such file."""
+        try:
+            return self._read(name)
+        except HistoryError:
+            return b""
+
+    def _read(self, name: str) -> bytes:
+        files = self._open()
+        try:
+            return self._calls.call(f"cannot read {self._shown(name)}", lambda: files.read(name, 0, LARGEST), 1 << 20)
+        except MissingFile:
+            raise HistoryError(f"{self._shown(name)} is not there") from None
+
+    def _open(self) -> Files:
+        if self._files is None:
+            if self._url.protocol == "file":
+                self._files = LocalFiles(self._url.path)
+            else:
+                from bamboo_core.storage.object_store import open_store  # clients of object stores take time to import
+
+                self._files = self._calls.call(f"cannot open {self.shown}", partial(open_store, self._url))
+        return self._files
+
+    def _shown(self, path: str) -> str:
+        return f"{self.shown.rstrip('/')}/{path}" if path else self.shown
+
+
+def find(url: str) -> HistoryFiles:
+    """The history at that URL: there itself, or of the one job whose checkpoints, or whose output, are there.
+
+    Raises HistoryError, StorageError, ValueError.
+    """
+    for place in (url, f"{url.rstrip('/')}/{FOLDER}"):
+        files = HistoryFiles(place)
+        names = files.names()
+        if any(file_of(name) for name in names):
+            return files
+        jobs = [name for name in names if place != url and HistoryFiles(f"{place}/{name}").all()]
+        if len(jobs) > 1:
+            shown = ", ".join(f"{files.shown}/{name}" for name in jobs)
+            raise HistoryError(f"there are the histories of several jobs: {shown}; name one of them")
+        if jobs:
+            return HistoryFiles(f"{place}/{jobs[0]}")
+    raise HistoryError(f"there is no history in {HistoryFiles(url).shown}")

@@ -1,0 +1,132 @@
+"""What of an edited spec a running job takes over, and what of it is fixed from its beginning to its end.
+
+Which fields those are is in their marks, in the types of the API.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict, fields, is_dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from bamboo_core.job.model import ApiField, Mark, Object, api_fields
+from bamboo_core.job.placement_spec import WorkerSpec
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.training_spec import TrainingSpec
+
+# Of the training's fields those that are in the digest of its numbers whatever their values. Another one is left out as
+# long as it has its default, so that a checkpoint from before there was such a field fits the same job.
+_ALWAYS_IN_NUMBERS = ("global_batch_size", "micro_batch_size", "seed", "precision", "max_gradient_norm")
+MOST_NAMED = 10  # fields in one sentence
+
+
+def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
+    """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
+    edited: JobSpec = _edited(JobSpec, old, wanted, stays=False)
+    if old.topology.chooses_stages and wanted.topology.chooses_stages:  # bounds in `elastic` say which there may be
+        edited = replace(edited, topology=replace(edited.topology, stages=wanted.topology.stages))
+    return edited
+
+
+def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for manifests: the one whose spec is the one in force, if both are valid, and it is, too."""
+    spec = _edited_manifest(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
+    return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
+
+
+def _edited(kind: type, old: Any, wanted: Any, *, stays: bool) -> Any:
+    """The old object with what of the other one may change while a job runs. stays: nothing does but what is FREE."""
+    changed = {}
+    for one in api_fields(kind):
+        now, then = getattr(old, one.attribute), getattr(wanted, one.attribute)
+        if isinstance(one.form, Object) and not one.form.optional:
+            changed[one.attribute] = _edited(one.form.kind, now, then, stays=_stays(one, stays))
+        elif not _stays(one, stays):
+            changed[one.attribute] = then
+    return replace(old, **changed)
+
+
+def _edited_manifest(kind: type, old: Mapping[str, Any], wanted: Mapping[str, Any], *, stays: bool) -> dict[str, Any]:
+    edited: dict[str, Any] = {}
+    for one in api_fields(kind):
+        if isinstance(one.form, Object) and not one.form.optional:
+            now, then = old.get(one.name) or {}, wanted.get(one.name) or {}
+            inner = _edited_manifest(one.form.kind, now, then, stays=_stays(one, stays))
+            edited |= {one.name: inner} if inner else {}
+        else:
+            source = old if _stays(one, stays) else wanted
+            edited |= {one.name: source[one.name]} if one.name in source else {}
+    return edited
+
+
+def _stays(one: ApiField, object_stays: bool) -> bool:
+    marked = bool(one.marks & {Mark.FIXED, Mark.WHILE_SUSPENDED})
+    return Mark.FREE not in one.marks and (object_stays or marked)
+
+
+def refused_fields(old: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
+    """The fields of the edited spec that a running job does not take over, as a manifest names them."""
+    return tuple(dict.fromkeys(_differences(apply_edit(old, wanted), wanted, "spec")))
+
+
+def refusal_message(names: tuple[str, ...]) -> str:
+    """What the user is told of these fields."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{', '.join(names[:MOST_NAMED])}{more}: {verb} fixed while the job runs; the job keeps the original values"
+
+
+def worker_digest(worker: WorkerSpec) -> str:
+    """Of a job's `worker` section as its user wrote it, but for what is fixed."""
+    fixed = {one.attribute for one in api_fields(WorkerSpec) if _stays(one, False)}
+    section = {name: value for name, value in asdict(worker).items() if name not in fixed}
+    return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def task_digest(spec: JobSpec) -> str:
+    """Of what the model is made from, as its user wrote it: no default is in it, which another version could change."""
+    task = [spec.task.entrypoint, dict(spec.task.config)]
+    return sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def numbers_digest(spec: JobSpec) -> str:
+    """Of all that a training's numbers depend on: its task and its training section, but for how long it goes on.
+
+    The same on every grid. A checkpoint goes on only in a job with the same one.
+    """
+    training = {}
+    for one in api_fields(TrainingSpec):
+        value = getattr(spec.training, one.attribute)
+        usual = one.default is not None and value == one.default() and one.attribute not in _ALWAYS_IN_NUMBERS
+        if Mark.NO_NUMBERS not in one.marks and not usual:
+            training[one.attribute] = value
+    training.pop("loss_scale", None)
+    if scaling := spec.training.scaling:
+        training["loss_scale"] = asdict(scaling)
+    numbers = [task_digest(spec), training, spec.training.groups]
+    return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
+    """The innermost fields in which these two differ."""
+    if one == other:
+        return
+    if is_dataclass(one) and type(one) is type(other):
+        for field in fields(one):
+            name = _spelled(type(one), field.name)
+            yield from _differences(getattr(one, field.name), getattr(other, field.name), f"{path}.{name}")
+    elif isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted(one.keys() | other.keys()):
+            if key in one and key in other:
+                yield from _differences(one[key], other[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    else:
+        yield path
+
+
+def _spelled(kind: type, attribute: str) -> str:
+    """A field's name in a manifest."""
+    said = "stages" if attribute == "chooses_stages" else attribute  # Auto
+    return next((one.path for one in api_fields(kind) if one.attribute == said), said)

@@ -1,0 +1,146 @@
+"""Reads a raw document field by field, and notes each problem with its path, so that one run tells all mistakes."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from bamboo_core.job.text_patterns import TextPattern
+
+MAX_INT = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+MAX_SUGGESTIONS = 20  # per object; a hostile document must not buy a quadratic search
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """because: the path of another field that would have to be there, if it is only for want of that one."""
+
+    path: str
+    message: str
+    because: str = field(default="", kw_only=True)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownField(Problem):
+    """A field that its object does not have. near: the object's field that was probably meant; known: all of them."""
+
+    key: str
+    near: str
+    known: tuple[str, ...]
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be used; its text has one line per problem."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+def show(value: object) -> str:
+    """A value in a sentence: JSON, on one line, shortened."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a huge integer"
+    if isinstance(value, str):
+        return json.dumps(value) if len(value) <= 60 else json.dumps(value[:57] + "...")
+    return json.dumps(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def join(path: str, name: str) -> str:
+    """The path of a field, as problems have it."""
+    if not re.fullmatch(r"[-\w./]{1,80}(\[\d+\])?", name, re.ASCII):
+        return f"{path}[{show(name)}]"
+    return f"{path}.{name}" if path else name
+
+
+@dataclass(slots=True)
+class Fields:
+    """Reads one object. A wrong field is noted once and reading goes on with a harmless value."""
+
+    values: Mapping[Any, Any]
+    path: str
+    problems: list[Problem]
+    known: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, Mapping):
+            self.problem("", f"expected an object, got {show(self.values)}")
+            self.values, self.problems = {}, []  # what is missing inside is not worth a word
+
+    def at(self, name: str) -> str:
+        if not name:
+            return self.path or "manifest"
+        return join(self.path, name)
+
+    def problem(self, name: str, message: str) -> None:
+        self.problems.append(Problem(self.at(name), message))
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def has(self, name: str) -> bool:
+        self.known.append(name)
+        return self.get(name) is not None
+
+    def close(self) -> None:
+        """Notes what nobody asked for."""
+        suggestions = MAX_SUGGESTIONS
+        for key in self.values:
+            if not isinstance(key, str):
+                self.problem("", f"expected field names to be strings, got {show(key)}")
+            elif key not in self.known:
+                suggestions -= 1
+                near = get_close_matches(key, self.known, n=1) if suggestions >= 0 and len(key) <= 80 else []
+                said = f"unknown field{f', did you mean {near[0]}?' if near else ''}"
+                self.problems.append(UnknownField(self.at(key), said, key, "".join(near), tuple(self.known)))
+
+    def value(
+        self,
+        name: str,
+        said: str,
+        fits: Callable[[Any], bool],
+        *,
+        required: bool = False,
+        shown: Callable[[str], str] | None = None,
+    ) -> Any:
+        """The field's value; None if it is absent, or if it does not fit, which is noted.
+
+        said: what is expected. shown: what is said of a text that does not fit; it may hold a secret.
+        """
+        value = self.get(name) if self.has(name) else None
+        if value is None and required:
+            self.problem(name, f"required, expected {said}")
+        elif value is not None and not fits(value):
+            self.problem(
+                name, f"expected {said}, got {show(shown(value) if shown and isinstance(value, str) else value)}"
+            )
+            return None
+        return value
+
+    def optional_text(self, name: str, form: TextPattern, *, required: bool = False) -> str | None:
+        def fits(value: object) -> bool:
+            return isinstance(value, str) and form.fits(value)
+
+        read: str | None = self.value(name, form.said, fits, required=required)
+        return read
+
+    def text(self, name: str, form: TextPattern) -> str:
+        return self.optional_text(name, form, required=True) or ""
+
+    def child(self, name: str) -> "Fields":
+        """An absent object reads as an empty one."""
+        return Fields(self.get(name) if self.has(name) else {}, self.at(name), self.problems)
+
+
+def list_fits(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and least <= len(value) <= most

@@ -1,0 +1,382 @@
+"""What a field of the API may hold: how each form of value is read, and what the CRD says of it.
+
+A field's form is in its type's annotation, or follows from it: see `bamboo_core.job.model`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, Protocol
+
+from bamboo_core.job.fields import MAX_INT, MAX_INT64, Fields, Problem, join, list_fits, show
+from bamboo_core.job.text_patterns import QUANTITY, RESOURCE, TextPattern
+
+MAX_TREE_VALUES, MAX_TREE_DEPTH, MAX_TREE_TEXT = 10_000, 16, 65_536
+MAX_RESOURCES = 32
+RESOURCE_NAMES = (
+    "expected resource names such as nvidia.com/gpu (without a domain there are only cpu, memory, ephemeral-storage "
+    "and hugepages-SIZE)"
+)
+
+Schema = dict[str, Any]
+_NUMBER_OR_TEXT: Schema = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSlot:
+    """Where a form reads: a field of an object. required: whether its absence is a problem."""
+
+    fields: Fields
+    name: str
+    required: bool = False
+
+    def value(self, said: str, fits: Callable[[Any], bool], shown: Callable[[str], str] | None = None) -> Any:
+        return self.fields.value(self.name, said, fits, required=self.required, shown=shown)
+
+
+class FieldForm(Protocol):
+    """How the values of a field look. harmless: what is read on with where a value that has to be there is not."""
+
+    @property
+    def said(self) -> str: ...
+
+    @property
+    def harmless(self) -> Any: ...
+
+    def read(self, slot: FieldSlot) -> Any:
+        """The value; None if it is absent, or if it does not fit, which is noted."""
+        ...
+
+    def schema(self) -> Schema:
+        """What the CRD says of it, but for its description, its default and its rules."""
+        ...
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _integers(least: int, most: int) -> Schema:
+    if most == MAX_INT64:
+        return {"type": "integer", "format": "int64", "minimum": least}
+    return {"type": "integer", "format": "int32", "minimum": least, "maximum": most}
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer from `least` to `most`."""
+
+    least: int = 1
+    most: int = MAX_INT
+
+    @property
+    def said(self) -> str:
+        return f"an integer >= {self.least}"
+
+    @property
+    def harmless(self) -> int:
+        return self.least
+
+    def read(self, slot: FieldSlot) -> int | None:
+        value = slot.fields.get(slot.name)
+        above = _is_int(value) and value > self.most
+        said = f"an integer <= {self.most}" if above else self.said
+        read: int | None = slot.value(said, lambda v: _is_int(v) and self.least <= v <= self.most)
+        return read
+
+    def schema(self) -> Schema:
+        return _integers(self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerOr:
+    """An integer from 1 to `most`, or that word, which is also meant where the field is absent and is read as None."""
+
+    word: str
+    most: int
+
+    @property
+    def said(self) -> str:
+        return f"{self.word} or an integer >= 1"
+
+    @property
+    def harmless(self) -> int:
+        return 1
+
+    def read(self, slot: FieldSlot) -> int | None:
+        value = slot.fields.get(slot.name)
+        above = _is_int(value) and value > self.most
+        said = f"{self.word} or an integer <= {self.most}" if above else self.said
+        read = slot.value(said, lambda v: v == self.word or (_is_int(v) and 1 <= v <= self.most))
+        return None if read == self.word else read
+
+    def schema(self) -> Schema:
+        text = {"maxLength": len(self.word), "pattern": f"^{self.word}$", "default": self.word}
+        return {**_NUMBER_OR_TEXT, "minimum": 1, "maximum": self.most, **text}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number above 0, at most `most`, or below it."""
+
+    most: int = 1_000_000_000
+    below: bool = False
+
+    @property
+    def said(self) -> str:
+        most = "1e9" if self.most == 1_000_000_000 else f"{self.most}"
+        return f"a number > 0 and {'<' if self.below else '<='} {most}"
+
+    @property
+    def harmless(self) -> float:
+        return self.most / 2
+
+    def fits(self, value: object) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and 0 < value <= self.most and not (self.below and value == self.most)  # type: ignore[operator]
+
+    def read(self, slot: FieldSlot) -> float | None:
+        value = slot.value(self.said, self.fits)
+        return None if value is None else float(value)
+
+    def schema(self) -> Schema:
+        bounds = {"minimum": 0, "exclusiveMinimum": True, "maximum": self.most}
+        return {"type": "number", "format": "double", **bounds, **({"exclusiveMaximum": True} if self.below else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    said = "true or false"
+    harmless = False
+
+    def read(self, slot: FieldSlot) -> bool | None:
+        read: bool | None = slot.value(self.said, lambda v: isinstance(v, bool))
+        return read
+
+    def schema(self) -> Schema:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A member of the enumeration, by its value."""
+
+    members: type[StrEnum]
+
+    @property
+    def said(self) -> str:
+        return f"one of {', '.join(self.members)}"
+
+    @property
+    def harmless(self) -> StrEnum:
+        return next(iter(self.members))
+
+    def read(self, slot: FieldSlot) -> StrEnum | None:
+        value = slot.value(self.said, lambda v: isinstance(v, str) and v in list(self.members))
+        return None if value is None else self.members(value)
+
+    def schema(self) -> Schema:
+        return {"type": "string", "enum": [member.value for member in self.members]}
+
+
+@dataclass(frozen=True, slots=True)
+class TextOf:
+    """A text of that pattern. made: what is made of it. shown: what is said of one that does not fit."""
+
+    pattern: TextPattern
+    made: Callable[[str], Any] = str
+    shown: Callable[[str], str] | None = None
+
+    @property
+    def said(self) -> str:
+        return self.pattern.said
+
+    @property
+    def harmless(self) -> str:
+        return ""
+
+    def read(self, slot: FieldSlot) -> Any:
+        value = slot.value(self.said, lambda v: isinstance(v, str) and self.pattern.fits(v), self.shown)
+        return None if value is None else self.made(value)
+
+    def schema(self) -> Schema:
+        return {"type": "string", "maxLength": self.pattern.most, "pattern": f"^{self.pattern.pattern.pattern}$"}
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A list of 1 to `most` integers from 1 to `highest`. of: what they are. each: one of them, for the CRD."""
+
+    of: str
+    each: str
+    most: int
+    highest: int
+
+    @property
+    def said(self) -> str:
+        return f"a list of 1 to {self.most} {self.of}"
+
+    @property
+    def harmless(self) -> tuple[int, ...]:
+        return ()
+
+    def read(self, slot: FieldSlot) -> tuple[int, ...] | None:
+        numbers = slot.value(self.said, list_fits(1, self.most))
+        for i, number in enumerate(numbers or ()):
+            if not _is_int(number) or not 1 <= number <= self.highest:
+                told = f"expected an integer from 1 to {self.highest}, got {show(number)}"
+                slot.fields.problem(f"{slot.name}[{i}]", told)
+        if numbers is None:
+            return None
+        return tuple(n if _is_int(n) and 1 <= n <= self.highest else self.highest for n in numbers)
+
+    def schema(self) -> Schema:
+        items = {**_integers(1, self.highest), "description": self.each}
+        list_type = {"x-kubernetes-list-type": "atomic"}
+        return {"type": "array", "minItems": 1, "maxItems": self.most, **list_type, "items": items}
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """An object with one field, which has to be there, and is read as its value. described: the inner field."""
+
+    name: str
+    form: FieldForm
+    described: str
+
+    @property
+    def said(self) -> str:
+        return "an object"
+
+    @property
+    def harmless(self) -> Any:
+        return self.form.harmless
+
+    def read(self, slot: FieldSlot) -> Any:
+        if not slot.fields.has(slot.name):
+            return None
+        child = slot.fields.child(slot.name)
+        value = self.form.read(FieldSlot(child, self.name, required=True))
+        child.close()
+        return self.form.harmless if value is None else value
+
+    def schema(self) -> Schema:
+        inner = {self.name: {**self.form.schema(), "description": self.described}}
+        return {"type": "object", "required": [self.name], "properties": inner}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantities:
+    """Kubernetes quantities by the names of resources."""
+
+    said = "an object"
+
+    @property
+    def harmless(self) -> dict[str, str | int]:
+        return {}
+
+    def read(self, slot: FieldSlot) -> dict[str, str | int]:
+        child = slot.fields.child(slot.name)
+        if len(child.values) > MAX_RESOURCES:
+            slot.fields.problem(slot.name, f"expected at most {MAX_RESOURCES} resources")
+            return {}
+        read: dict[str, str | int] = {}
+        for key in filter(lambda k: isinstance(k, str), child.values):
+            number = _is_int(child.get(key)) and 0 <= child.get(key) <= MAX_INT64
+            if not RESOURCE.fits(key):
+                slot.fields.problem(slot.name, f"{RESOURCE_NAMES}, got {show(key)}{_meant(key)}")
+                child.known.append(key)
+            elif number:
+                read[key] = child.get(key)
+            elif text := child.text(key, QUANTITY):
+                read[key] = text
+            child.known.append(key)
+        child.close()
+        return read
+
+    def schema(self) -> Schema:
+        number = {**_NUMBER_OR_TEXT, "minimum": 0, "maxLength": QUANTITY.most}
+        quantity = {"pattern": f"^{QUANTITY.pattern.pattern}$"}
+        described = {"description": "A Kubernetes quantity, such as 1, 500m or 16Gi."}
+        names = {
+            "rule": f"self.all(n, size(n) <= {RESOURCE.most} && n.matches('^({RESOURCE.pattern.pattern})$'))",
+            "message": RESOURCE_NAMES,
+        }
+        return {
+            "type": "object",
+            "maxProperties": MAX_RESOURCES,
+            "additionalProperties": {**number, **quantity, **described},
+            "x-kubernetes-validations": [names],
+        }
+
+
+def _meant(name: str) -> str:
+    """What a name that is none was meant to be, if it looks like one."""
+    lower = name.lower()
+    if "gpu" in lower or "nvidia" in lower:
+        return f", did you mean {'amd' if 'amd' in lower else 'nvidia'}.com/gpu?"
+    near = get_close_matches(lower[:80], ("cpu", "memory", "ephemeral-storage"), n=1, cutoff=0.5)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A free object of JSON values, copied; bounded, because YAML aliases can make a small file vast."""
+
+    said = "an object"
+
+    @property
+    def harmless(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, slot: FieldSlot) -> dict[str, Any]:
+        child = slot.fields.child(slot.name)
+        return _TreeCopy(child.problems).copy_object(child.values, child.path, 1)
+
+    def schema(self) -> Schema:
+        """A map of anything, and no object whose unknown fields are kept: a rule would not see a key renamed in it."""
+        anything = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
+        return {"type": "object", "maxProperties": MAX_TREE_VALUES, "additionalProperties": anything}
+
+
+@dataclass(slots=True)
+class _TreeCopy:
+    problems: list[Problem]
+    left: int = field(default=MAX_TREE_VALUES)
+
+    def copy_object(self, value: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
+        copied = {}
+        for key, inner in value.items():
+            if self.left < 0:
+                break
+            if not isinstance(key, str) or len(key) > 253:
+                self._refuse(path, f"expected field names to be strings of at most 253 characters, got {show(key)}")
+            else:
+                copied[key] = self.copy(inner, join(path, key), depth)
+        return copied
+
+    def copy(self, value: Any, path: str, depth: int) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            too_large = f"too large, expected at most {MAX_TREE_VALUES} values"
+            return self._refuse(path, too_large) if self.left == -1 else None
+        if isinstance(value, Mapping | list | tuple) and depth >= MAX_TREE_DEPTH:
+            return self._refuse(path, f"nested too deeply, expected at most {MAX_TREE_DEPTH} levels")
+        if isinstance(value, Mapping):
+            return self.copy_object(value, path, depth + 1)
+        if isinstance(value, list | tuple):
+            return [self.copy(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value) if self.left >= 0]
+        if isinstance(value, str) and len(value) > MAX_TREE_TEXT:
+            return self._refuse(path, f"expected at most {MAX_TREE_TEXT} characters, got {len(value)}")
+        if _is_int(value) and not -MAX_INT64 <= value <= MAX_INT64:
+            return self._refuse(path, f"expected an integer of 64 bits, got {show(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._refuse(path, f"expected a finite number, got {value}")
+        if value is not None and not isinstance(value, str | int | float):
+            return self._refuse(path, f"expected a JSON value, got {show(value)}")
+        return value
+
+    def _refuse(self, path: str, message: str) -> None:
+        self.problems.append(Problem(path, message))

@@ -1,0 +1,94 @@
+"""The one parser of BambooJob manifests: raw document -> `JobSpec`, or every problem in it at once.
+
+Unknown fields are errors; null means absent, as in Kubernetes. `status` and the server's metadata pass.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bamboo_core.job.fields import Fields, ManifestError, Problem, join
+from bamboo_core.job.manifest_rules import check_rules
+from bamboo_core.job.misspelled_fields import causes_first
+from bamboo_core.job.model import ReadObject, places, read_object
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.text_patterns import DNS_LABEL, exactly
+from bamboo_core.job.yaml_file import ManifestSource, load_document, read_manifest_source
+from bamboo_core.names import API_VERSION, KIND
+
+__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_manifest"]
+
+Check = Callable[[JobSpec], Sequence[Problem]]
+
+ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
+METADATA = (
+    *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
+    *(
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ),
+    *("managedFields", "selfLink"),
+)
+
+
+def load_manifest(path: str | Path) -> JobSpec:
+    """Reads one YAML or JSON file. Raises ManifestError for whatever is wrong with it."""
+    return parse_manifest(load_document(str(path)))
+
+
+def read_manifest(path: str) -> tuple[JobSpec, dict[str, Any]]:
+    """A file's job and its document; - is standard input. The problems of its ManifestError name file and line."""
+    source = read_manifest_source(path)
+    return parse_source(source), copy.deepcopy(source.document)
+
+
+def parse_source(source: ManifestSource, also: Check = lambda job: ()) -> JobSpec:
+    """A file's job. The problems of its ManifestError name file and line."""
+    try:
+        return parse_manifest(source.document, also)
+    except ManifestError as error:
+        raise ManifestError(*map(source.place, error.problems)) from None
+
+
+def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) -> JobSpec:
+    """Raises ManifestError with all problems of the document; misspelt fields first, as they may be why others miss.
+
+    also: finds more of them in the job, in which harmless values stand for those that have a problem.
+    """
+    problems: list[Problem] = []
+    objects: list[ReadObject] = []
+    job = _root(document, problems, objects)
+    check_rules(objects, problems)
+    if found := [*causes_first(problems, _fields_by_name(), document), *also(job)]:
+        raise ManifestError(*found)
+    return job
+
+
+@cache
+def _fields_by_name() -> dict[str, tuple[str, ...]]:
+    """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""
+    found: dict[str, set[str]] = {}
+    frame = (*(("", name) for name in ROOT), *(("metadata", name) for name in METADATA))
+    for name, path in (*((name, join(above, name)) for above, name in frame), *places(JobSpec, "spec")):
+        found.setdefault(name, set()).add(path)
+    return {name: tuple(sorted(paths)) for name, paths in found.items()}
+
+
+def _root(document: Mapping[str, Any], problems: list[Problem], found: list[ReadObject]) -> JobSpec:
+    root = Fields(document, "", problems)
+    root.text("apiVersion", exactly(API_VERSION))
+    root.text("kind", exactly(KIND))
+    root.known.extend(ROOT)
+    metadata = root.child("metadata")
+    metadata.known.extend(METADATA)
+    name = metadata.text("name", DNS_LABEL)
+    namespace = metadata.optional_text("namespace", DNS_LABEL) or "default"
+    metadata.close()
+    job: JobSpec = read_object(JobSpec, root.child("spec"), found, name=name, namespace=namespace)
+    root.close()
+    return job

@@ -1,0 +1,129 @@
+"""What is allowed in a manifest and may surprise: a sentence for each. Pure."""
+
+from bamboo_core.job.placement_spec import MOST_DEVICES, SpreadPolicy, VerifyMode
+from bamboo_core.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, pod_spread, wanted_pipelines, wanted_workers
+from bamboo_core.text import count
+
+NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by the number of its replicas
+
+
+def warnings(spec: JobSpec) -> tuple[str, ...]:
+    """Each names the fields that it is about."""
+    of_protection = (_one_pipeline(spec), _replicas(spec), _standby(spec), _verify(spec))
+    found = (*of_protection, _loggers(spec), _one_zone(spec), _nodes(spec), _devices(spec), _budget(spec))
+    return tuple(filter(None, found))
+
+
+def _one_zone(spec: JobSpec) -> str:
+    """The loss of a zone takes everybody."""
+    policy = pod_spread(spec)
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and wanted_pipelines(spec) == 1:
+        return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
+    if policy is SpreadPolicy.SINGLE_ZONE and spec.checkpoint is None:
+        return "spec.spread.policy SingleZone without spec.checkpoint: the job ends if all nodes of its zone are lost"
+    return ""
+
+
+def _budget(spec: JobSpec) -> str:
+    """A job that may be suspended for good, or begin anew."""
+    if spec.budget is None or spec.budget.money is None or spec.checkpoint is not None:
+        return ""
+    return "spec.budget.money without spec.checkpoint: what is trained is lost when the money is spent before the end"
+
+
+def _nodes(spec: JobSpec) -> str:
+    """Nodes with several workers are so few that the loss of one takes a stage with it, or leaves it without shadow."""
+    room, workers = spec.spread.workers_per_node, wanted_workers(spec)
+    nodes = spec.spread.nodes(workers)
+    if room == 1 or workers == 1 or spec.redundancy.mode is RedundancyMode.NONE:
+        return ""
+    if nodes == 1:
+        ends = "the job goes back to its newest checkpoint" if spec.checkpoint else "the job ends"
+        return f"spec.spread.workersPerNode {room}: all {workers} workers are on one node, with whose loss {ends}"
+    stages, pipelines = spec.topology.stages, spec.topology.pipelines
+    if stages > 1 and room > pipelines * (stages // 2):
+        told = f"a node with {room} workers has neighbours in a pipeline of {count(stages, 'stage')}"
+        return f"spec.spread.workersPerNode {room}: {told}, for which nothing is computed in advance if they are lost"
+    return ""
+
+
+def _devices(spec: JobSpec) -> str:
+    """GPUs that stay idle, or processors where GPUs may be meant."""
+    devices, gpus = spec.worker.devices, spec.worker.resources.gpus
+    if devices > 1 and not gpus:
+        none = "asks for no GPUs, such as nvidia.com/gpu"
+        return f"spec.worker.devices {devices}: spec.worker.resources {none}; without them all of it runs on the CPU"
+    if idle := next((number for number in gpus if number not in ("0", "1") and devices == 1), ""):
+        allowed = idle.isdigit() and int(idle) <= MOST_DEVICES and not spec.topology.shard_optimizer
+        better = f"spec.worker.devices {idle} uses all" if allowed else "more workers with one GPU each would use all"
+        return f"spec.worker.resources: a worker uses one of its {idle} GPUs; {better}"
+    return ""
+
+
+def _loggers(spec: JobSpec) -> str:
+    """They are given what is in the history, which is kept beside the checkpoints."""
+    if spec.training.loggers and spec.checkpoint is None:
+        return "spec.training.loggers are given nothing without spec.checkpoint, but by bamboo run --output"
+    return ""
+
+
+def _replicas(spec: JobSpec) -> str:
+    """More than one are asked for, and there cannot be so many."""
+    asked, others = spec.redundancy.replicas, wanted_workers(spec) - 1
+    if asked > 1 and spec.redundancy.mode is RedundancyMode.NONE:
+        return f"spec.redundancy.replicas {asked} has no effect with spec.redundancy.mode None"
+    if asked > max(1, others):
+        return f"spec.redundancy.replicas {asked}: a worker has only {count(others, 'other')} to hold its stage's state"
+    return ""
+
+
+def _standby(spec: JobSpec) -> str:
+    """Stages of which no spare worker keeps a replica."""
+    stages, none = spec.standby.stages, f"spec.standby.stages {spec.standby.stages} has no effect"
+    if stages and not spec.standby.workers:
+        return f"{none} with spec.standby.workers 0"
+    if stages and spec.redundancy.mode is RedundancyMode.NONE:
+        return f"{none} with spec.redundancy.mode None"
+    if stages and spec.topology.stages == 1 and not spec.topology.chooses_stages:
+        return f"{none} with one stage"
+    return ""
+
+
+def _verify(spec: JobSpec) -> str:
+    """Results are there once that are to be compared."""
+    verify, mode, devices = spec.redundancy.verify, spec.redundancy.mode, spec.worker.devices
+    if verify is VerifyMode.NONE:
+        return ""
+    if spec.topology.pipelines == 1 and (mode is RedundancyMode.NONE or wanted_workers(spec) == 1):
+        why = "spec.redundancy.mode None and one pipeline" if mode is RedundancyMode.NONE else "one worker"
+        return f"spec.redundancy.verify {verify} with {why}: nothing is there twice, so nothing is compared"
+    if mode is RedundancyMode.NONE or devices > 1:
+        why = f"spec.worker.devices {devices}" if devices > 1 else f"spec.redundancy.mode {mode}"
+        return (
+            f"spec.redundancy.verify {verify} with {why}: no forwards are computed twice, so only states are compared"
+        )
+    return ""
+
+
+def _one_pipeline(spec: JobSpec) -> str:
+    """With several pipelines each stage lives on in the others."""
+    if max(spec.topology.pipelines, spec.elastic.min_pipelines) > 1:
+        return ""
+    ends = "the job goes back to its newest checkpoint" if spec.checkpoint else "the job ends"
+    if spec.topology.chooses_stages and wanted_workers(spec) > 1:
+        alone = f"spec.redundancy.mode None: {ends} if any worker vanishes while there is one pipeline"
+        two = "with spec.elastic.minPipelines: 2 there are always two"
+        return f"{alone}; {two}" if spec.redundancy.mode is RedundancyMode.NONE else ""
+    remedy = "with spec.topology.pipelines: 2 the other pipeline still has what they hold"
+    if spec.redundancy.mode is RedundancyMode.NONE:
+        return f"one pipeline and spec.redundancy.mode None: {ends} if any worker vanishes; {remedy}"
+    replicas, others = spec.redundancy.replicas, wanted_workers(spec) - 1
+    if spec.topology.stages == 1 and not others:
+        keeps = "with spec.standby.workers: 1 a second worker holds its state"
+        return f"one worker and no other copy of its state: {ends} if it vanishes; {keeps}"
+    if spec.topology.stages == 1:
+        return f"one pipeline of one stage: {ends} if its worker vanishes before a standby is filled; {remedy}"
+    holders = NUMBERS[min(replicas, others)]
+    if replicas < min(others, MOST_REPLICAS):
+        remedy += f", and with spec.redundancy.replicas: {replicas + 1} another worker"
+    return f"one pipeline: {ends} if {holders} neighbouring workers vanish at the same time; {remedy}"

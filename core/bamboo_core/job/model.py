@@ -1,0 +1,229 @@
+"""The types of a BambooJob are its API: what their annotations say, and a reader that knows nothing else.
+
+A field of such a type says by its annotation how its values look (`bamboo_core.job.forms`; true or false, an
+enumeration and another such type need no word) and which marks it has. The text below a field is its description. The
+parser (`read_object`), the CRD and docs/api.md are made from that; rules between fields are in
+`bamboo_core.job.manifest_rules`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from bamboo_core.job.fields import Fields, Problem, join, list_fits, show
+from bamboo_core.job.forms import FieldForm, FieldSlot, Flag, Inside, OneOf, TextOf
+from bamboo_core.job.text_patterns import TextPattern
+
+Values = dict[str, Any]
+Completion = Callable[[Values, Mapping[str, Any]], None]
+
+
+class Mark(Enum):
+    """What else is to be said of a field."""
+
+    FIXED = auto()  # it cannot change
+    WHILE_SUSPENDED = auto()  # it can change only while the job is suspended, but for the fields in it that are FREE
+    FREE = auto()  # it can change at any time, though its object cannot
+    FOLLOWS = auto()  # where it is absent, its value follows from other fields'
+    NOT_IN_SPEC = auto()  # its value is not said in the manifest's spec
+    NO_NUMBERS = auto()  # what is trained does not depend on it
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A field whose name in the manifest is not its attribute's in camel case."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unless:
+    """A field that has to be there unless that other one is."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A field that is an object of the API. optional: it is None where the field is absent, and not an empty one."""
+
+    kind: type
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectList:
+    """A field that is a list of objects of the API, at most so many; each has a name of its own."""
+
+    kind: type
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """The mark of a list of objects: how many there may be at most."""
+
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApiField:
+    """A field of a type of the API. name: in a manifest. default: made anew for each object; None: there is none.
+
+    unless: the other field that may be there instead, or "".
+    """
+
+    attribute: str
+    name: str
+    form: FieldForm | Object | ObjectList
+    marks: frozenset[Mark]
+    default: Callable[[], Any] | None
+    unless: str
+
+    @property
+    def required(self) -> bool:
+        return self.default is None and Mark.FOLLOWS not in self.marks and not self.unless
+
+    @property
+    def path(self) -> str:
+        """Its name, and that of the one field in it that is read as its value."""
+        return f"{self.name}.{self.form.name}" if isinstance(self.form, Inside) else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ReadObject:
+    """An object that was read, and where. given: the fields that were said, right or wrong."""
+
+    path: str
+    value: Any
+    given: frozenset[str]
+
+
+@cache
+def api_fields(kind: type) -> tuple[ApiField, ...]:
+    """The fields that a manifest may say of such an object."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = (_api_field(one, hints[one.name]) for one in dataclasses.fields(kind))
+    return tuple(one for one in found if one is not None)
+
+
+def _api_field(one: "dataclasses.Field[Any]", hint: Any) -> ApiField | None:
+    hint, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    marks = frozenset(mark for mark in said if isinstance(mark, Mark))
+    if Mark.NOT_IN_SPEC in marks:
+        return None
+    first, *rest = one.name.split("_")
+    name = first + "".join(part.capitalize() for part in rest)
+    named = next((other.name for other in said if isinstance(other, Named)), name)
+    unless = next((other.name for other in said if isinstance(other, Unless)), "")
+    return ApiField(one.name, named, _form(hint, said), marks, _default(one), unless)
+
+
+def _default(one: "dataclasses.Field[Any]") -> Callable[[], Any] | None:
+    if one.default_factory is not dataclasses.MISSING:
+        return one.default_factory
+    value = one.default
+    return None if value is dataclasses.MISSING else lambda: value
+
+
+def _form(hint: Any, said: list[Any]) -> FieldForm | Object | ObjectList:
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kind: type = next(member for member in members if member is not NoneType)
+    for one in said:
+        if isinstance(one, ListOf):
+            return ObjectList(get_args(kind)[0], one.most)
+        if isinstance(one, TextPattern):
+            return TextOf(one)
+        if not isinstance(one, Mark | Named | Unless):
+            form: FieldForm = one
+            return form
+    if kind is bool:
+        return Flag()
+    if issubclass(kind, StrEnum):
+        return OneOf(kind)
+    assert dataclasses.is_dataclass(kind), f"{hint} says no form"
+    return Object(kind, optional=NoneType in members)
+
+
+_completions: dict[type, Completion] = {}
+
+
+def completes(kind: type) -> Callable[[Completion], Completion]:
+    """Registers what finds the values of an object's fields that follow from others', in place.
+
+    It is called with the object's values, None for those that are absent or wrong, and with those of the object around
+    it whose fields come first.
+    """
+
+    def register(completion: Completion) -> Completion:
+        _completions[kind] = completion
+        return completion
+
+    return register
+
+
+def read_object(
+    kind: type, fields: Fields, found: list[ReadObject], around: Mapping[str, Any] | None = None, **known: Any
+) -> Any:
+    """An object of that type, in which a harmless value stands for each one that is wrong; that it is is noted.
+
+    found: gets this object and those in it. around: values of the object around it. known: values of its fields that
+    the manifest's spec does not say.
+    """
+    values: Values = dict(known)
+    for one in api_fields(kind):
+        values[one.attribute] = _read(one, fields, found, values)
+    given = frozenset(one.name for one in api_fields(kind) if fields.get(one.name) is not None)
+    if complete := _completions.get(kind):
+        complete(values, around or {})
+    for one in api_fields(kind):
+        if values[one.attribute] is None:
+            values[one.attribute] = one.default() if one.default else _harmless(one.form)
+    fields.close()
+    value = kind(**values)
+    found.append(ReadObject(fields.path, value, given))
+    return value
+
+
+def _read(one: ApiField, fields: Fields, found: list[ReadObject], before: Values) -> Any:
+    match one.form:
+        case Object(kind, optional):
+            if optional and not fields.has(one.name):
+                return None
+            return read_object(kind, fields.child(one.name), found, before)
+        case ObjectList(kind, most):
+            return _read_list(kind, most, one.name, fields, found)
+        case form:
+            instead = bool(one.unless) and fields.get(one.unless) is None
+            return form.read(FieldSlot(fields, one.name, one.required or instead))
+
+
+def _read_list(kind: type, most: int, name: str, fields: Fields, found: list[ReadObject]) -> tuple[Any, ...]:
+    items = fields.value(name, f"a list of at most {most} objects", list_fits(0, most)) or ()
+    path = fields.at(name)
+    read = [read_object(kind, Fields(v, f"{path}[{i}]", fields.problems), found) for i, v in enumerate(items)]
+    names: list[str] = [getattr(item, "name", "") for item in read]
+    for i, used in enumerate(names):
+        if used and names.index(used) < i:
+            told = f"{show(used)} is already used by {path}[{names.index(used)}].name"
+            fields.problems.append(Problem(f"{path}[{i}].name", told))
+    return tuple(read)
+
+
+def _harmless(form: FieldForm | Object | ObjectList) -> Any:
+    return None if isinstance(form, Object | ObjectList) else form.harmless
+
+
+def places(kind: type, above: str) -> Iterator[tuple[str, str]]:
+    """The name and the path of every field in such an object, but for those of objects in lists."""
+    for one in api_fields(kind):
+        path = join(above, one.name)
+        yield one.name, path
+        if isinstance(one.form, Object):
+            yield from places(one.form.kind, path)
+        elif isinstance(one.form, Inside):
+            yield one.form.name, join(path, one.form.name)

@@ -1,0 +1,231 @@
+"""Where a job's workers run, as what pods and how connected: frozen values of the manifest; see `spec`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any
+
+from bamboo_core.job.forms import Integer, Quantities, TextOf, Tree
+from bamboo_core.job.model import Mark
+from bamboo_core.job.text_patterns import DECIMAL, DNS_LABEL, IMAGE, LABEL_KEY, MACHINE
+
+MOST_WORKERS_PER_NODE = 64
+MANY = 1 << 20  # workers, in a pool without maxWorkers
+MOST_DEVICES = 16  # of a worker
+GPU_SUFFIX = "/gpu"  # of the resources that are GPUs: nvidia.com/gpu, amd.com/gpu
+
+
+class TransportType(StrEnum):
+    """How tensors travel between workers. NIXL: large ones by NVIDIA's library, over RDMA, EFA or shared memory."""
+
+    TCP = "TCP"
+    NIXL = "NIXL"
+
+
+class Capacity(StrEnum):
+    SPOT = "Spot"
+    ON_DEMAND = "OnDemand"
+
+
+class Preset(StrEnum):
+    """Whose node labels and taints the operator selects and tolerates."""
+
+    NONE = "None"
+    EKS = "EKS"
+    KARPENTER = "Karpenter"
+    GKE = "GKE"
+    AKS = "AKS"
+
+
+class SpreadPolicy(StrEnum):
+    """Where workers are, and who follows whom. Interleave: pods over all zones, neighbours in the ring in different
+    ones. ZonePerPipeline: each pipeline in one zone, different ones if possible. SingleZone: the whole job in one zone.
+    With ZonePerPipeline and a grid that the coordinator chooses, pods are spread as with Interleave: `spec.pod_spread`.
+    None: pods wherever the scheduler likes, and among these neighbours as with Interleave.
+    """
+
+    INTERLEAVE = "Interleave"
+    ZONE_PER_PIPELINE = "ZonePerPipeline"
+    SINGLE_ZONE = "SingleZone"
+    NONE = "None"
+
+    @property
+    def packs(self) -> bool:
+        """Are a pipeline's workers to be in the same zone, so that little crosses zones, instead of in many?"""
+        return self in (SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE)
+
+
+class DisruptionBudget(StrEnum):
+    """How many workers voluntary evictions, such as a drain's, may take at a time."""
+
+    ONE_AT_A_TIME = "OneAtATime"
+    NONE = "None"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when the job ends."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+class VerifyMode(StrEnum):
+    """What is done about results that have to be the same and are not; see docs/design/verify.md.
+
+    Report: it is told. Replace: whose results are wrong is replaced, and the job goes back to a checkpoint from before.
+    """
+
+    NONE = "None"
+    REPORT = "Report"
+    REPLACE = "Replace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePool:
+    """A kind of nodes."""
+
+    name: Annotated[str, DNS_LABEL]
+    """The name of the pool, a DNS label, unique in the list."""
+    capacity: Capacity = Capacity.SPOT
+    """Whether the nodes may be taken away (Spot) or stay (OnDemand)."""
+    preset: Preset = Preset.NONE
+    """The cloud or provisioner whose node labels and taints identify such nodes. With None the pool selects no nodes,
+    whatever its capacity; the worker's template has to do so.
+    """
+    price_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
+    """The price of one worker for an hour: its share of the node. A decimal number in quotes, such as "0.91", in any
+    currency. Without it the pool's workers are not included in the job's cost.
+    """
+    machine: Annotated[str | None, MACHINE] = None
+    """The name of its nodes' machine in the prices that the operator reads (--prices), which then count instead of
+    pricePerHour, a worker for its share of the node.
+    """
+    after_seconds: Annotated[int, Integer(0)] = 0
+    """How long a pod has to wait for a node in the pools before this one before this one is used."""
+    max_workers: Annotated[int | None, Integer()] = None
+    """The most workers in this pool. Without it there is no limit."""
+    revert: bool = False
+    """Whether workers move back to an earlier pool once that one has nodes again."""
+
+
+def priced_pool(pools: Iterable[NodePool], capacity: Capacity) -> NodePool | None:
+    """The first pool of that capacity that says a price: it counts for the job's others."""
+    return next((pool for pool in pools if pool.capacity is capacity and pool.price_per_hour is not None), None)
+
+
+def pool_price(pools: Iterable[NodePool], capacity: Capacity) -> float | None:
+    """USD per hour for a worker in the pools of that capacity, if one of them says it."""
+    pool = priced_pool(pools, capacity)
+    return None if pool is None or pool.price_per_hour is None else float(pool.price_per_hour)
+
+
+def next_prices(pools: Sequence[NodePool], counts: Mapping[str, int]) -> tuple[tuple[float, int], ...]:
+    """What more workers would cost in an hour, and how many at each price, in the order in which they would come.
+
+    Where workers are in a later pool, those before it are full or deliver nothing. counts: workers by pool.
+    """
+    first = max((index for index, pool in enumerate(pools) if counts.get(pool.name)), default=0)
+    found: list[tuple[float, int]] = []
+    for pool in (*pools[first:], *pools[:first]):
+        room = MANY if pool.max_workers is None else pool.max_workers - counts.get(pool.name, 0)
+        if pool.price_per_hour is not None and room > 0:
+            found.append((float(pool.price_per_hour), room))
+        if pool.max_workers is None:
+            break
+    return tuple(found)
+
+
+def one_price(pools: Iterable[NodePool]) -> float | None:
+    """USD per hour for a worker that is in no pool, as of `bamboo run`: what the first pool says that has a price."""
+    return next((float(pool.price_per_hour) for pool in pools if pool.price_per_hour is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadSpec:
+    """How workers are spread over zones and nodes. Those of one node are lost together."""
+
+    topology_key: Annotated[str, LABEL_KEY] = "topology.kubernetes.io/zone"
+    """The node label that says in which zone a node is."""
+    policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
+    """Interleave asks the scheduler to spread the pods over zones and nodes; None does not. In both cases neighbouring
+    stages are placed in different zones if possible, so that nearly all traffic crosses zones, which most clouds bill.
+    ZonePerPipeline keeps each pipeline in a zone, so that only the reduction of gradients crosses; with two pipelines
+    or more the loss of a zone costs no step. SingleZone keeps the whole job in one zone, with whose loss it goes back
+    to its checkpoint. In the last two a pod waits if its zone has no more nodes; but for ZonePerPipeline with
+    elastic.objective, where pods are spread as with Interleave and as few pipelines as may be are in several zones.
+    """
+    workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
+    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one the
+    scheduler is asked to fill nodes, never with more of them: a pod waits for another node instead. Workers of a node
+    are lost together: neighbouring stages and replicas are placed on different ones where possible. bamboo simulate and
+    bamboo plan take nodes of that size away.
+    """
+
+    def node_price(self, worker_price: Decimal | float | None) -> float | None:
+        """Of a node with all its workers, by what a pool says for one of them: its share of the node."""
+        return None if worker_price is None else float(worker_price) * self.workers_per_node
+
+    def nodes(self, workers: int) -> int:
+        """For so many workers."""
+        return -(-workers // self.workers_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcesSpec:
+    """The resources of a worker's container: Kubernetes quantities by resource name."""
+
+    limits: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
+    """The most it may use, by resource name, such as nvidia.com/gpu or memory."""
+    requests: Annotated[Mapping[str, str | int], Quantities()] = field(default_factory=dict)
+    """What it is guaranteed, by resource name. The default is the limits."""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """How many GPUs are asked for, each time that a number of them is said."""
+        asked = (*self.limits.items(), *self.requests.items())
+        return tuple(str(quantity) for name, quantity in asked if name.endswith(GPU_SUFFIX))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """The pods that workers run in.
+
+    template: see pod_fields for what is checked of it. allow_mixed_platforms: see control.platform. devices: see
+    docs/design/devices.md.
+    """
+
+    image: Annotated[str | None, IMAGE] = None
+    """The container image, with the task's module in it. Without it the operator's default is used."""
+    resources: ResourcesSpec = field(default_factory=ResourcesSpec)
+    """Resources of a worker's container."""
+    template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+    """Merged into the worker's PodTemplateSpec. The worker's container is called trainer. The same size limits apply as
+    to the task's config.
+    """
+    allow_mixed_platforms: bool = False
+    """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings are not those of the
+    job's other workers. True lets it train: then the job's bits depend on who ran what, and copies of a stage are not
+    compared.
+    """
+    devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
+    """The GPUs of a worker. It runs its stage in as many consecutive parts, one on each of them, so a stage has at
+    least as many layers. resources has to ask for as many (nvidia.com/gpu); without GPUs the parts run in turn on the
+    CPU. Results do not depend on it. Can change only while the job is suspended.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """How workers are replaced whose pods are not as they would be made now."""
+
+    paused: bool = False
+    """True replaces no worker until it is false again."""
+    max_surge: Annotated[int, Integer(0, 1)] = 1
+    """With 1 the new worker starts before an old one leaves, if there is a node for it. With 0 an old one leaves first.
+    """
+    progress_deadline_seconds: Annotated[int, Integer()] = 600
+    """How long a new worker may take until it is ready. After that no more workers are replaced, and those that are
+    there train on.
+    """

@@ -1,0 +1,529 @@
+"""What a BambooJob asks for, as frozen values: the types of the API, from which all else of it is made.
+
+`bamboo_core.job.manifest` is their only maker and checks every rule. A field's annotation says how its values look, and
+the text below it is its description (see `bamboo_core.job.model`). Absent parts are None; lists are tuples. Durations
+are seconds; field names are the manifest's in snake_case.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from bamboo_core.job.forms import Inside, Integer, IntegerOr, Integers, TextOf, Tree
+from bamboo_core.job.model import ListOf, Mark, Named, Values, completes
+from bamboo_core.job.placement_spec import (
+    CleanPodPolicy,
+    DisruptionBudget,
+    NodePool,
+    RolloutSpec,
+    SpreadPolicy,
+    SpreadSpec,
+    TransportType,
+    VerifyMode,
+    WorkerSpec,
+)
+from bamboo_core.job.text_patterns import DATE_TIME, DECIMAL, DNS_LABEL, DNS_NAME, ENTRYPOINT, MANAGER, MONEY, URI
+from bamboo_core.job.training_spec import TrainingSpec
+from bamboo_core.storage.url import shown_url
+
+MOST_LAYERS, MOST_REPLICAS = 10_000, 3  # of a model; of a stage's state
+MOST_WORKERS, MOST_STAGES, MOST_PIPELINES, MOST_STANDBYS = 10_000, 1024, 1024, 1024
+AUTO = "Auto"  # instead of a number of stages: the coordinator chooses
+DEFAULT_MANAGER = "bamboo.dev/operator"
+
+
+class RedundancyMode(StrEnum):
+    NONE = "None"
+    LAZY_FORWARD = "LazyForward"
+    EAGER_FORWARD = "EagerForward"
+    EAGER_BACKWARD = "EagerBackward"
+
+
+class ReplicaPlacement(StrEnum):
+    """Where replica state lives."""
+
+    DEVICE = "Device"
+    HOST = "Host"
+
+
+class Resume(StrEnum):
+    """Latest: start from the newest complete checkpoint if there is one. Never: only from one that the job has written
+    itself, else at step 0.
+    """
+
+    LATEST = "Latest"
+    NEVER = "Never"
+
+
+class StragglerPolicy(StrEnum):
+    """What is done about workers that are slower than others, and about layers that take longer than was counted.
+
+    Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers. Report: they are only shown.
+    """
+
+    MITIGATE = "Mitigate"
+    REPORT = "Report"
+    IGNORE = "Ignore"
+
+
+class FailureAction(StrEnum):
+    RESTART_WORKER = "RestartWorker"
+    FAIL_JOB = "FailJob"
+    IGNORE = "Ignore"  # replace the worker without counting against backoffLimit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """What is trained: what `build(config)` returns, the function at the entrypoint."""
+
+    entrypoint: Annotated[str, ENTRYPOINT]
+    """A Python function as module:function. It is called with the config and returns a Task."""
+    config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+    """The argument of the function: any JSON object, with at most 10000 values in 16 levels, strings of at most 65536
+    characters and names of at most 253.
+    """
+
+
+class PipelineSchedule(StrEnum):
+    """In which order a stage's forwards and backwards run; see docs/design/engine.md."""
+
+    ONE_F_ONE_B = "1F1B"
+    ZB_H1 = "ZBH1"  # weight gradients by themselves, later than those that the stage before waits for
+
+
+class ScheduleChoice(StrEnum):
+    """What a manifest says of the schedule. AUTO: the coordinator chooses it where it chooses the grid."""
+
+    AUTO = "Auto"
+    ONE_F_ONE_B = PipelineSchedule.ONE_F_ONE_B.value
+    ZB_H1 = PipelineSchedule.ZB_H1.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySpec:
+    """The grid of workers; see docs/design/engine.md for lookahead and schedule, shards.md for shard_optimizer.
+
+    stages: with `chooses_stages` the fewest that the coordinator may choose; the manifest says none then, or Auto.
+    split: None: as the layers' costs say.
+    """
+
+    stages: Annotated[int, IntegerOr(AUTO, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
+    """The number of stages into which the model's layers are split; a pipeline has one worker for each. Auto: the
+    coordinator chooses stages and pipelines for at most elastic.maxWorkers workers; with a split there are as many as
+    it has numbers. Cannot change.
+    """
+    pipelines: Annotated[int, Integer(1, MOST_PIPELINES)] = 1
+    """The number of pipelines, which train in parallel and share the batch. At most the number of microbatches in a
+    step. This is what `kubectl scale` sets. With stages Auto they are chosen, too.
+    """
+    lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
+    """How many forwards a stage runs further ahead of the next one than in plain 1F1B. 1 hides the time that data is on
+    the network and takes memory for more activations. Cannot change.
+    """
+    schedule: ScheduleChoice = ScheduleChoice.AUTO
+    """The order in which a stage runs forwards and backwards. 1F1B: one forward, one backward. ZBH1: weight gradients
+    are computed later, which leaves about a third of the bubbles; every stage then keeps the activations of as many
+    microbatches as the first one. Auto: with elastic.objective the coordinator chooses it; without one it is 1F1B. The
+    results are the same bits. A change takes effect with the next step.
+    """
+    flows_per_link: Annotated[int, Integer(1, 16), Mark.WHILE_SUSPENDED] = 4
+    """The number of TCP connections over which a worker spreads large frames to another one, for each of the three
+    lanes. The second and later ones are opened with the first frame of 1 MiB or more. Can change only while the job is
+    suspended.
+    """
+    split: Annotated[
+        tuple[int, ...] | None,
+        Integers("layers of each stage", "Layers of a stage.", most=MOST_STAGES, highest=MOST_LAYERS),
+        Mark.FIXED,
+    ] = None
+    """The number of layers of each stage, such as [3, 4, 4, 2]. Without it the stages are balanced by cost. Cannot
+    change.
+    """
+    shard_optimizer: Annotated[bool, Mark.FIXED] = False
+    """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
+    holder. From three pipelines on, and with at least as many layers. Cannot change.
+    """
+    transport: Annotated[TransportType, Mark.WHILE_SUSPENDED] = TransportType.TCP
+    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name, over RDMA, EFA or shared
+    memory; the workers' image needs it (docs/install.md). Can change only while the job is suspended.
+    """
+    chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
+
+    @property
+    def first_schedule(self) -> PipelineSchedule:
+        """By which a job runs as long as no other one was chosen."""
+        auto = self.schedule is ScheduleChoice.AUTO
+        return PipelineSchedule.ONE_F_ONE_B if auto else PipelineSchedule(self.schedule.value)
+
+
+class Objective(StrEnum):
+    """What the grid is chosen for. None: it is not. Throughput: the most samples a second that workers can train.
+
+    Value: the most samples for their price, of all that are about as fast; workers that add less than they cost are
+    given back.
+    """
+
+    NONE = "None"
+    THROUGHPUT = "Throughput"
+    VALUE = "Value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticSpec:
+    """The bounds within which the grid follows the capacity.
+
+    max_stages, max_workers: only with an objective; None: as many as the topology has. If the coordinator chooses the
+    stages there always are max_workers, which bound the stages, too.
+    """
+
+    min_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
+    """The fewest pipelines, at most topology.pipelines, which is also the default; with an objective it is 1."""
+    max_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
+    """The most pipelines, at least topology.pipelines, which is also the default; with an objective it is what the
+    workers and the batch allow. At most the number of microbatches in a step.
+    """
+    min_stages: Annotated[int, Integer(1, MOST_STAGES)] = 1
+    """With fewer workers than topology.stages, the layers are split anew over those that are there, down to this many
+    stages. With topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the
+    fewest stages that may be chosen.
+    """
+    objective: Annotated[Objective, Mark.FOLLOWS] = Objective.NONE
+    """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a
+    second, of all grids within the bounds that the nodes of the moment can run and have the memory for. Value: of all
+    numbers of workers with which the job is expected to be at least 0.95 times as fast as with maxWorkers it holds the
+    one that trains the most samples for their price (nodePools), and gives back the others. By default Throughput with
+    topology.stages Auto, else None.
+    """
+    max_stages: Annotated[int | None, Integer(1, MOST_STAGES)] = None
+    """The most stages that may be chosen, at least topology.stages, which is also the default; with Auto maxWorkers is.
+    """
+    max_workers: Annotated[int | None, Integer(1, MOST_WORKERS)] = None
+    """The most workers that run stages of a grid that is chosen, at least topology.stages x topology.pipelines, which
+    is also the default; required with topology.stages Auto.
+    """
+    stabilization_seconds: Annotated[int, Integer(0)] = 120
+    """How long there must be nodes for another grid before it changes; with an objective, at most."""
+    straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
+    """What is done about workers that are slower than others for stabilizationSeconds, and about layers that take
+    longer than was counted. Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers, or one
+    more worker is requested, which takes its place. Report: slow workers are only shown.
+    """
+
+    @property
+    def chooses_grid(self) -> bool:
+        return self.objective is not Objective.NONE
+
+    @property
+    def gives_back(self) -> bool:
+        """May the job hold fewer workers than it could have?"""
+        return self.objective is Objective.VALUE
+
+    def most_stages(self, topology: TopologySpec) -> int:
+        workers = min(MOST_STAGES, self.most_workers(topology))
+        return self.max_stages or (workers if topology.chooses_stages else topology.stages)
+
+    def most_workers(self, topology: TopologySpec) -> int:
+        """That run stages."""
+        return self.max_workers or topology.stages * topology.pipelines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedundancySpec:
+    """How the job is protected against the loss of a worker. transfer_mbps: in MB/s."""
+
+    mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.EAGER_FORWARD
+    """What is kept redundantly and computed in advance. None: nothing. LazyForward: each stage's state is held twice.
+    EagerForward: in its idle time a worker also computes the forwards of the stage that it holds a copy of.
+    EagerBackward: all forwards and backwards are computed twice. A change takes effect with the next step.
+    """
+    replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
+    """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
+    many workers may be lost at the same moment, and training goes on in the middle of the step; with workers in one
+    more zone than that, so many zones. Each replica takes memory and network. Without effect if mode is None.
+    """
+    placement: ReplicaPlacement = ReplicaPlacement.DEVICE
+    """Where replicas are kept. Host moves their optimizer state and the saved activations of redundant forwards to host
+    memory; their parameters and gradients stay on the device. Can change only while the job is suspended.
+    """
+    transfer_mbps: Annotated[int, Named("transferMBps"), Integer(1, 1_000_000)] = 500
+    """The most MB/s that a worker sends when it transfers a whole state. Can change only while the job is suspended."""
+    verify: VerifyMode = VerifyMode.NONE
+    """Whether results that are there twice are compared, bit by bit: redundant forwards with those of the worker that
+    runs the stage, and the copies of each state now and then. Report: a difference, which is silent corruption, is
+    reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced, and the job
+    goes back to a checkpoint from before (needs checkpoint). Not with training.deterministic false. Can change only
+    while the job is suspended.
+    """
+
+    @property
+    def kept(self) -> int:  # replicas that there should be of each stage's state
+        return 0 if self.mode is RedundancyMode.NONE else self.replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbySpec:
+    """Spare workers."""
+
+    workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
+    """The number of spare workers."""
+    stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
+    """Of how many stages, the first ones, a spare worker keeps replicas in step with training, beside those of
+    redundancy.replicas. It takes such a stage over in the middle of a step, so that no worker runs two stages. Its
+    memory has to hold the states of that many stages, and each of these sends its gradients to one worker more. At most
+    topology.stages count, and none with one stage or with redundancy.mode None.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSpec:
+    """Where checkpoints are written. Exactly one of the two is set."""
+
+    uri: Annotated[str | None, TextOf(URI, shown=shown_url)] = None
+    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, without
+    credentials and parameters; credentials come from the pod's environment or service account.
+    """
+    claim_name: Annotated[
+        str | None,
+        Named("persistentVolumeClaim"),
+        Inside("claimName", TextOf(DNS_NAME), "The name of a PersistentVolumeClaim in the job's namespace."),
+    ] = None
+    """A volume that every worker mounts; its access mode has to allow several pods."""
+
+
+def storage_place(uri: str | None, claim_name: str | None) -> str:
+    """Where checkpoints are, for a person: without credentials."""
+    return shown_url(uri) if uri is not None else f"claim {claim_name}"
+
+
+USUAL_STEPS: Final = 200  # from one checkpoint to the next, unless steps are long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    """Where checkpoints are written, and how often.
+
+    every_steps: None: as the coordinator finds right, USUAL_STEPS as long as nothing is known.
+    """
+
+    storage: StorageSpec
+    """Where to write, uri or persistentVolumeClaim. A place of its own for each job."""
+    every_steps: Annotated[int | None, Integer()] = None
+    """Steps from one checkpoint to the next; by default 200, or fewer where that is worth it. The last step has one,
+    too.
+    """
+    keep_latest: Annotated[int, Integer(1, 10_000)] = 3
+    """The number of checkpoints to keep; older ones are deleted."""
+    keep_in_memory: bool = True
+    """True lets each worker keep in host memory what it has written of the newest checkpoint, so that a job that goes
+    back to it reads only what was lost. All workers together keep one copy of the job's state, and two while a
+    checkpoint is being written.
+    """
+    keep_best: bool = False
+    """A checkpoint of each evaluated state; the one with the best metric (training.evaluation.metric) stays."""
+    resume: Resume = Resume.LATEST
+    """Latest: the job starts from the newest complete checkpoint if there is one. Never: it starts at step 0, and goes
+    back, or on after a suspension, only to checkpoints that it has written itself.
+    """
+    allow_other_data: bool = False
+    """False ends a job (DataMismatch) whose data are not those that the checkpoint was trained with. True goes on from
+    it.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSpec:
+    """What the job may cost, in the currency of the pools' prices, and by when it is to be done."""
+
+    money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
+    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job is suspended,
+    with its state kept if it has a checkpoint store; with more money it goes on.
+    """
+    money_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
+    """What the workers may cost in an hour, a decimal number in quotes, with elastic.objective Value; the smallest grid
+    is held in any case.
+    """
+    done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
+    """When the last step is to be done, a date and time with its zone (RFC 3339), such as 2026-12-24T18:00:00Z. The
+    status says whether it will be. With elastic.objective Value the job holds as many workers as that takes. One that
+    has passed is no error.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSpec:
+    """A Kueue local queue."""
+
+    name: Annotated[str, DNS_NAME]
+    """The name of a LocalQueue in the job's namespace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRule:
+    """One rule."""
+
+    name: Annotated[str, DNS_LABEL]
+    """The name of the rule, a DNS label, unique in the list."""
+    on_exit_codes: Annotated[
+        tuple[int, ...], Integers("exit codes", "The exit code of a worker's container.", most=64, highest=255)
+    ]
+    """The exit codes that the rule matches."""
+    action: FailureAction
+    """RestartWorker replaces the worker, and the failure counts towards backoffLimit. FailJob ends the job. Ignore
+    replaces the worker, and the failure does not count.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """What is done when a worker fails. Disruptions never count."""
+
+    backoff_limit: Annotated[int, Integer(0)] = 6
+    """More failures than this, without a committed step in between, end the job."""
+    rules: Annotated[tuple[FailureRule, ...], ListOf(20)] = ()
+    """What to do for which exit code. The first rule that matches applies; without one the worker is replaced and the
+    failure counts.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What is to be trained, and how."""
+
+    name: Annotated[str, Mark.NOT_IN_SPEC]
+    namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
+    suspend: bool = False
+    """True stops the job and releases its nodes. A job that keeps checkpoints writes one first, and goes on from there;
+    another one starts at step 0. Kueue uses this field to make a job wait.
+    """
+    managed_by: Annotated[str, MANAGER, Mark.FIXED] = DEFAULT_MANAGER
+    """The controller that manages the job, as domain/path. Bamboo's operator ignores jobs with another value than its
+    own. Cannot change.
+    """
+    task: Annotated[TaskSpec, Mark.FIXED]
+    """What is trained. Cannot change."""
+    training: Annotated[TrainingSpec, Mark.FIXED]
+    """How long to train, with which batch sizes and which precision. Cannot change."""
+    topology: Annotated[TopologySpec, Mark.FOLLOWS]
+    """The grid of workers."""
+    elastic: Annotated[ElasticSpec, Mark.FOLLOWS]
+    """The bounds within which pipelines and stages follow the available nodes. Without bounds the number of pipelines
+    does not change.
+    """
+    redundancy: Annotated[RedundancySpec, Mark.WHILE_SUSPENDED] = field(default_factory=RedundancySpec)
+    """How the job is protected against the loss of a worker."""
+    standby: StandbySpec = field(default_factory=StandbySpec)
+    """Spare workers, which replace lost ones."""
+    node_pools: Annotated[tuple[NodePool, ...], ListOf(16)] = ()
+    """Where workers may run; the pools are tried in this order. Without pools they run on any node that fits."""
+    spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
+    """How workers are spread over zones and nodes. Cannot change."""
+    checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
+    """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
+    worker: WorkerSpec = field(default_factory=WorkerSpec)
+    """The pods that workers run in. When it changes while the job runs, the workers are replaced one after the other.
+    """
+    rollout: RolloutSpec = field(default_factory=RolloutSpec)
+    """How workers are replaced while the job trains, when worker has changed or a newer operator makes pods in another
+    way.
+    """
+    queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
+    """The Kueue queue in which the job waits. Can change only while the job is suspended."""
+    budget: BudgetSpec | None = None
+    """What the job may cost, by the prices of the node pools, each of which then needs one, and by when it is to be
+    done.
+    """
+    failure_policy: Annotated[FailurePolicy, Mark.FIXED] = field(default_factory=FailurePolicy)
+    """What to do when a worker fails. A disruption, such as a lost node, is no failure. Cannot change."""
+    active_deadline_seconds: Annotated[int | None, Integer()] = None
+    """How long the job may run before it fails. Without it there is no limit."""
+    progress_deadline_seconds: Annotated[int, Integer()] = 1800
+    """How long the job may go without a committed step before it fails."""
+    ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None
+    """How long after its end the job is deleted. Without it the job is kept."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which pods are deleted when the job ends: those that still run, all, or none."""
+    disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
+    """OneAtATime creates a PodDisruptionBudget while the job trains: drains and other evictions take one worker, and
+    the next when every stage is held by two workers again. None creates no budget.
+    """
+
+
+@completes(TopologySpec)
+def _complete_stages(values: Values, around: Mapping[str, Any]) -> None:
+    """There are as many stages as the split has numbers, if it is there and no number of stages is given."""
+    values["chooses_stages"] = values["split"] is None and values["stages"] is None
+    if values["stages"] is None and values["split"] is not None:
+        values["stages"] = len(values["split"])
+
+
+@completes(ElasticSpec)
+def _complete_bounds(values: Values, around: Mapping[str, Any]) -> None:
+    """With an objective pipelines have no bounds but those of the workers and of the batch.
+
+    Where the manifest says no number of stages there is one.
+    """
+    topology, training = around["topology"], around["training"]
+    if values["objective"] is None:
+        values["objective"] = Objective.THROUGHPUT if topology.chooses_stages else Objective.NONE
+    low = high = topology.pipelines
+    if values["objective"] is not Objective.NONE:
+        workers = values["max_workers"] or topology.stages * topology.pipelines
+        room = min(workers // (values["min_stages"] or 1), MOST_PIPELINES)
+        low, high = 1, max(high, min(room, training.most_pipelines if training.microbatches else 1))
+    values["min_pipelines"] = values["min_pipelines"] or low
+    values["max_pipelines"] = values["max_pipelines"] or high
+
+
+@completes(JobSpec)
+def _complete_chosen_stages(values: Values, around: Mapping[str, Any]) -> None:
+    """A grid that is chosen has the fewest stages that it may have, until it is."""
+    if values["topology"].chooses_stages:
+        values["topology"] = replace(values["topology"], stages=values["elastic"].min_stages)
+
+
+def schedules(spec: JobSpec) -> tuple[PipelineSchedule, ...]:
+    """Those that the coordinator may choose from; the first one until it has. One if there is no choice of a grid, by
+    which it knows what steps take, and with compiled layers, whose weight gradients cannot be postponed.
+    """
+    first = spec.topology.first_schedule
+    chosen = spec.topology.schedule is ScheduleChoice.AUTO and spec.elastic.chooses_grid and not spec.training.compile
+    return (first, PipelineSchedule.ZB_H1) if chosen else (first,)
+
+
+def wanted_pipelines(spec: JobSpec) -> int:
+    """As many as the coordinator asks workers for."""
+    if spec.elastic.chooses_grid:
+        return spec.topology.pipelines
+    return max(spec.topology.pipelines, spec.elastic.max_pipelines)
+
+
+def pod_spread(spec: JobSpec) -> SpreadPolicy:
+    """Which pods are to be in the same zone. Those of a job whose grid the coordinator chooses cannot be made for one
+    of its pipelines, whose number is not known yet: they go where nodes are, and pipelines are formed zone by zone.
+    """
+    policy = spec.spread.policy
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.elastic.chooses_grid and spec.elastic.max_pipelines > 1:
+        return SpreadPolicy.INTERLEAVE
+    return policy
+
+
+def whole_workers(spec: JobSpec) -> int:
+    """Of the grid that the manifest says; of one that is chosen from the beginning as many as it may have."""
+    topology = spec.topology
+    return spec.elastic.most_workers(topology) if topology.chooses_stages else topology.stages * topology.pipelines
+
+
+def fewest_workers(spec: JobSpec) -> int:
+    """With fewer a job that has trained nothing never begins."""
+    stages = spec.elastic.min_stages if spec.elastic.chooses_grid else spec.topology.stages
+    return stages * spec.elastic.min_pipelines
+
+
+def wanted_workers(spec: JobSpec) -> int:
+    """Those on standby included."""
+    if spec.elastic.chooses_grid:
+        return spec.elastic.most_workers(spec.topology) + spec.standby.workers
+    return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers

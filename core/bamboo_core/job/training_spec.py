@@ -1,0 +1,281 @@
+"""How a job trains: frozen values of the manifest's `training`; see `bamboo_core.job.spec`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated, Any
+
+from bamboo_core.job.fields import MAX_INT64
+from bamboo_core.job.forms import Inside, Integer, Number, Tree
+from bamboo_core.job.model import ListOf, Mark, Unless, Values, completes
+from bamboo_core.job.text_patterns import DNS_LABEL, ENTRYPOINT, METRIC
+
+UNKNOWN_STEPS = 2**31  # more than any job has
+MOST_SKIPS, MOST_SCALE_POWER = 1000, 32  # skips: in a row
+DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
+
+
+class Precision(StrEnum):
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class ParameterPrecision(StrEnum):
+    """The number format of parameters and of what is remembered of them, of what layers pass on, of final gradients."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Goal(StrEnum):
+    """Which values of a metric are better: small or large ones."""
+
+    MIN = "Min"
+    MAX = "Max"
+
+
+class NonFinite(StrEnum):
+    """What becomes of a step whose loss or gradient is not finite. Skip: the model stays as it was before it."""
+
+    FAIL = "Fail"
+    SKIP = "Skip"
+
+
+class Unit(StrEnum):
+    """In what the length of a training is counted."""
+
+    STEPS = "steps"
+    SAMPLES = "samples"
+    TOKENS = "tokens"
+    EPOCHS = "epochs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """How long a job trains, in one of the units."""
+
+    steps: Annotated[int | None, Integer()] = None
+    """As spec.training.steps."""
+    samples: Annotated[int | None, Integer(1, MAX_INT64)] = None
+    """Samples, those that come again counted again."""
+    tokens: Annotated[int | None, Integer(1, MAX_INT64)] = None
+    """Tokens. The task has to say how many a sample has (tokens_per_sample)."""
+    epochs: Annotated[int | None, Integer(1, MAX_INT64)] = None
+    """Passes over the dataset. The last step may begin another pass."""
+
+    @property
+    def unit(self) -> Unit:
+        """The one that is said; steps, if none is, as of a manifest that has problems."""
+        return next((unit for unit in Unit if getattr(self, unit) is not None), Unit.STEPS)
+
+    @property
+    def amount(self) -> int:
+        """Of the unit."""
+        amount: int | None = getattr(self, self.unit)
+        return 1 if amount is None else amount
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit if self.amount > 1 else self.unit[:-1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSpec:
+    """How a model is measured on other data while it trains. patience: None: it never ends the job."""
+
+    every_steps: Annotated[int, Integer()]
+    """Steps from one evaluation to the next. The last state is evaluated, too."""
+    batches: Annotated[int | None, Integer()] = None
+    """The most batches of microBatchSize samples, from the beginning of the evaluation's dataset. By default all."""
+    metric: Annotated[str, METRIC] = "loss"
+    """Which metric decides which state is the best."""
+    goal: Goal = Goal.MIN
+    """Whether small or large values of the metric are better."""
+    patience: Annotated[int | None, Integer()] = None
+    """The job is complete (EarlyStopped) after so many evaluations without a better one, with the state evaluated last.
+    """
+    min_delta: Annotated[float, Number()] = 0.0
+    """By how much at least the metric must be better to count as better."""
+
+
+class LoggerType(StrEnum):
+    """Who writes the job's history to another system."""
+
+    TENSORBOARD = "TensorBoard"
+    WEIGHTS_AND_BIASES = "WeightsAndBiases"
+    MLFLOW = "MLflow"
+    CUSTOM = "Custom"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerSpec:
+    """A logger."""
+
+    name: Annotated[str, DNS_LABEL]
+    """The name of the logger, a DNS label, unique in the list."""
+    type: LoggerType
+    """What it writes to. The library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
+    worker's environment (worker.template), never from here.
+    """
+    entrypoint: Annotated[str | None, ENTRYPOINT] = None
+    """With type Custom, a Python function as module:function. It is called with the config's values as keyword
+    arguments, and returns a function that makes the logger.
+    """
+    config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
+    """Keyword arguments: of TensorBoard folder, of WeightsAndBiases project (required) and those of wandb.init, of
+    MLflow experiment (required) and tracking_uri.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaleSpec:
+    """How losses in fp16 are scaled."""
+
+    initial_power: Annotated[int, Integer(0, MOST_SCALE_POWER)] = 16
+    """The first scale is 2 to this power."""
+    growth_interval: Annotated[int, Integer()] = 2000
+    """Steps with finite gradients, one after the other, after which the scale doubles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec:
+    """How long a job trains, with which batch sizes and number formats.
+
+    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: None if steps were said. ema:
+    the decay of the average; None: there is none. gradient_groups: None: as `groups` finds. loss_scale: None: the
+    default one, in fp16 (`scaling`).
+    """
+
+    steps: Annotated[int, Integer(), Unless("until"), Mark.NO_NUMBERS]
+    """Optimizer steps until the job is complete. Or use until."""
+    global_batch_size: Annotated[int, Integer()]
+    """Samples in a step, over all pipelines, whatever their number. A multiple of microBatchSize."""
+    micro_batch_size: Annotated[int, Integer()]
+    """Samples that travel through a pipeline together. A step accumulates the gradients of all its microbatches."""
+    seed: Annotated[int, Integer(0, MAX_INT64)] = 0
+    """Determines the order of samples and all random numbers. The same seed gives the same weights, on any grid."""
+    precision: Precision = Precision.FP32
+    """The number format in which layers compute. With fp16 losses are scaled, and a step in which a gradient overflows
+    is skipped.
+    """
+    parameter_precision: ParameterPrecision = ParameterPrecision.FP32
+    """The number format of parameters, and of what the optimizer remembers of them. bf16 takes half the memory and
+    rounds each update; gradients are still summed in fp32.
+    """
+    boundary_precision: ParameterPrecision = ParameterPrecision.FP32
+    """The number format of what a layer gives to the next one, and of its gradient. bf16 halves what stages send to
+    each other; it is rounded after every layer.
+    """
+    gradient_precision: ParameterPrecision = ParameterPrecision.FP32
+    """The number format of a step's final gradients. bf16 rounds the sums over all microbatches, which halves what
+    replicas receive; they are summed in fp32.
+    """
+    max_gradient_norm: Annotated[float | None, Number()] = None
+    """Gradients with a larger norm, over the whole model, are scaled down to it. Without it gradients are not clipped.
+    """
+    non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
+    """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends (but not for a
+    gradient with precision fp16, whose scale falls). Skip: all workers drop its gradients and go on.
+    """
+    max_consecutive_skips: Annotated[int, Integer(1, MOST_SKIPS), Mark.NO_NUMBERS] = 10
+    """With nonFinite Skip, or precision fp16, the job ends when more steps than that are skipped in a row."""
+    evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
+    """Measures the model on other data from time to time, with the loss and the task's metrics."""
+    loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
+    """Other systems that are given the job's history as it is written. They need spec.checkpoint (or `bamboo run
+    --output`).
+    """
+    ema: Annotated[
+        float | None,
+        Inside(
+            "decay",
+            Number(1, below=True),
+            "What of the average stays at each step, such as 0.999; the rest is the weights after the step.",
+        ),
+    ] = None
+    """Keeps an exponential moving average of the weights beside them, in checkpoints too; bamboo export --ema writes
+    it. It takes as much memory as the parameters.
+    """
+    reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
+    """The same weights, to the last bit, with any number of stages and pipelines. With false gradients are summed
+    within each pipeline first: less memory with few pipelines, and other bits with another number.
+    """
+    gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
+    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. A pipeline runs whole
+    groups, so it is the most pipelines there can be. A pipeline with n groups needs log2(n) more buffers of the size of
+    its stage's gradient. By default up to 16 groups of equal size.
+    """
+    until: Annotated[Until | None, Mark.NO_NUMBERS] = None
+    """How long to train, in another unit than steps, rounded up to whole steps."""
+    deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
+    """Work that is done twice gives the same bits: torch's deterministic algorithms on GPUs, a look at the task before
+    the first step, and comparisons of copies. False lets kernels add in any order, and compares nothing.
+    """
+    loss_scale: LossScaleSpec | None = None
+    """With precision fp16, by what losses are multiplied before their backward. It halves after a step in which a
+    gradient is not finite, and doubles after growthInterval steps in which all are.
+    """
+    compile: Annotated[bool, Mark.NO_NUMBERS] = False
+    """Each layer's forward and backward is compiled by torch.compile. Needs a C++ compiler and Python's headers in the
+    workers' image. The bits are the same on every grid, and other ones than without it.
+    """
+
+    @property
+    def known_steps(self) -> int | None:
+        """How many; None if it is not known yet."""
+        return None if self.steps == UNKNOWN_STEPS else self.steps
+
+    def with_data(self, samples: int, tokens_per_sample: int | None) -> "TrainingSpec":
+        """With the number of steps that it takes on a dataset of so many samples; the last one is whole.
+
+        Raises ValueError if tokens are to be counted and a sample does not say how many it has.
+        """
+        if self.until is None or self.known_steps is not None:
+            return self
+        amount = self.until.amount
+        if self.until.unit is Unit.EPOCHS:
+            return replace(self, steps=_steps(amount * samples, self.global_batch_size))
+        if tokens_per_sample is None:
+            raise ValueError("training.until counts tokens, but the task does not say its tokens_per_sample")
+        return replace(self, steps=_steps(amount, tokens_per_sample * self.global_batch_size))
+
+    @property
+    def scaling(self) -> LossScaleSpec | None:
+        """Of the losses; None: they are not scaled."""
+        return (self.loss_scale or LossScaleSpec()) if self.precision is Precision.FP16 else None
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in one step, over all pipelines."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def groups(self) -> int | None:
+        """In how many groups gradients are summed; None: in as many as there are pipelines."""
+        if not self.reproducible:
+            return None
+        size = -(-self.microbatches // DEFAULT_GROUPS)
+        return self.gradient_groups or -(-self.microbatches // size)
+
+    @property
+    def most_pipelines(self) -> int:
+        """Each one has a share of a step."""
+        return self.groups or self.microbatches
+
+
+def _steps(amount: int, per_step: int) -> int:
+    return min(-(-amount // per_step), UNKNOWN_STEPS - 1)
+
+
+def training_steps(until: Until, global_batch_size: int) -> int:
+    """As far as that can be told without the data; else UNKNOWN_STEPS."""
+    if until.unit is Unit.STEPS:
+        return until.amount
+    return _steps(until.amount, global_batch_size) if until.unit is Unit.SAMPLES else UNKNOWN_STEPS
+
+
+@completes(TrainingSpec)
+def _complete_steps(values: Values, around: Mapping[str, Any]) -> None:
+    """Steps follow from another unit, as far as that can be told. What does not fit is told already."""
+    if values["until"] is not None:
+        values["steps"] = training_steps(values["until"], values["global_batch_size"] or 1)

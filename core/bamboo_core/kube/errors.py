@@ -1,0 +1,40 @@
+"""What is wrong on the way to the cluster, or there: each as one sentence for the user of the command line."""
+
+from bamboo_core.names import EXIT_FAILED, EXIT_USAGE
+
+
+class RemoteError(Exception):
+    """Its text is one sentence for the user; code: the command's exit code."""
+
+    code = EXIT_FAILED
+
+
+class ConfigError(RemoteError):
+    """The kubeconfig, or a flag that chooses from it, is wrong."""
+
+    code = EXIT_USAGE
+
+
+class UsageError(RemoteError):
+    """A flag or an argument is wrong."""
+
+    code = EXIT_USAGE
+
+
+class ClusterUnreachable(RemoteError):
+    """The API server cannot be reached. This may pass."""
+
+
+class ApiError(RemoteError):
+    """The API server refused. status: the HTTP code; reason: Kubernetes' word for it, such as NotFound.
+
+    message: Kubernetes' sentence; may be "", and then the text is one of ours.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message or f"the API server answered {status} {reason}".rstrip())
+        self.status, self.reason, self.message = status, reason, message
+
+    @property
+    def may_pass(self) -> bool:
+        return self.status == 429 or self.status >= 500

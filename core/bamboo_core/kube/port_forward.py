@@ -1,0 +1,104 @@
+"""A pod's port on this machine: what `kubectl port-forward` does, over WebSockets through the API server.
+
+By hand, because the official client (37.0.2) forwards ports with threads and its blocking side only.
+"""
+
+import asyncio
+import struct
+
+import aiohttp
+
+from bamboo_core.complaints import system_reason
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_core.kube.request_parts import pod_path
+from bamboo_core.text import printable
+
+PROTOCOL = "v4.channel.k8s.io"  # what the kubelet speaks to a port that is forwarded over a WebSocket
+DATA, ERROR = 0, 1  # its channels
+CHUNK = 64 << 10
+
+
+class PortForward:
+    """A port of this machine, loopback only, that leads to a pod's. One WebSocket for each connection."""
+
+    def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
+        self._api, self._path, self._port = api, f"{pod_path(namespace, pod)}/portforward", port
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._broken = asyncio.Event()
+
+    async def open(self, port: int = 0) -> int:
+        """Listens; returns the port. Tries the way once, so that what is wrong with it is said at once."""
+        async with self._api.socket(self._path, {"ports": str(self._port)}, PROTOCOL):
+            pass
+        try:
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
+        except OSError as error:
+            raise RemoteError(f"--port {port}: {system_reason(error)}") from None
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def broken(self) -> None:
+        """Until the pod cannot be reached any more."""
+        await self._broken.wait()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            async with self._api.socket(self._path, {"ports": str(self._port)}, PROTOCOL) as socket:
+                await _join(reader, writer, socket, self._port)
+        except ApiError as error:
+            if error.status == 404:
+                self._broken.set()
+        except (RemoteError, ConnectionError, aiohttp.ClientError):
+            pass  # this connection only: the browser tries again by itself
+        except asyncio.CancelledError:
+            pass  # it ends here in any case, and asyncio would print a traceback for a handler that was cancelled
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+
+async def _join(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: aiohttp.ClientWebSocketResponse, port: int
+) -> None:
+    """Until either side ends."""
+
+    async def up() -> None:
+        while data := await reader.read(CHUNK):
+            await socket.send_bytes(bytes([DATA]) + data)
+
+    async def down() -> None:
+        greeted: set[int] = set()  # each channel begins with the port's number
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                continue
+            channel, data = message.data[0], message.data[1:]
+            if channel not in greeted:
+                greeted.add(channel)
+                data = data[2:] if data[:2] == struct.pack("<H", port) else data
+            if channel == ERROR and data:
+                raise RemoteError(f"the pod refuses the connection: {printable(data.decode(errors='replace'))}")
+            if channel == DATA and data:
+                writer.write(data)
+                await writer.drain()
+
+    ways = [asyncio.create_task(up()), asyncio.create_task(down())]
+    try:
+        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in done:
+            way.result()  # raises what ended it
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)

@@ -1,0 +1,107 @@
+"""How metrics are declared and exported: what is in none of the catalogs (all: `every_metric`) is on no page.
+
+Nothing is counted with prometheus-client's own counters. Whoever exports keeps plain numbers, and a page is filled from
+them when it is asked for: nothing is counted twice, and what is gone has no series any more.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from bamboo_core.metrics.histogram import Histogram
+
+
+class MetricKind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Exporter(StrEnum):
+    OPERATOR = "operator"
+    WORKER = "worker"
+    RUN = "bamboo run"
+
+
+Buckets = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric as it is declared: what is not declared cannot be exported."""
+
+    name: str  # as it is queried, a histogram's without _bucket
+    kind: MetricKind
+    help: str
+    by: tuple[Exporter, ...]
+    labels: tuple[str, ...] = ()
+    unit: str = ""  # empty for a plain number
+    buckets: Buckets = ()  # upper bounds
+
+    def histogram(self, values: Iterable[float] = ()) -> Histogram:
+        """An empty one, or one of those values, with this metric's buckets."""
+        assert self.kind is MetricKind.HISTOGRAM, self.name
+        return Histogram(self.buckets, values)
+
+
+Families = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+_MAKERS = {
+    MetricKind.COUNTER: CounterMetricFamily,
+    MetricKind.GAUGE: GaugeMetricFamily,
+    MetricKind.HISTOGRAM: HistogramMetricFamily,
+}
+
+
+class MetricsPage:
+    """What one exporter tells at one moment."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+        self._families: dict[str, Families] = {}
+
+    def add(self, metric: Metric, value: float, *labels: str) -> None:
+        """Adds a value to the page. labels: values in the order of the metric's labels."""
+        family = self._family(metric, labels)
+        assert not isinstance(family, HistogramMetricFamily), metric.name
+        family.add_metric(labels, value)
+
+    def add_known(self, metric: Metric, value: float | None, *labels: str) -> None:
+        """Adds a value, or nothing at all if there is none."""
+        if value is not None:
+            self.add(metric, value, *labels)
+
+    def add_histogram(self, metric: Metric, histogram: Histogram, *labels: str) -> None:
+        family = self._family(metric, labels)
+        assert isinstance(family, HistogramMetricFamily), metric.name
+        assert histogram.bounds == metric.buckets, metric.name
+        family.add_metric(labels, histogram.cumulative(), histogram.total)
+
+    def families(self) -> Iterable[Family]:
+        return self._families.values()
+
+    def _family(self, metric: Metric, labels: tuple[str, ...]) -> Families:
+        assert self._exporter in metric.by, f"{metric.name} is not declared for {self._exporter}"
+        assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
+        if metric.name not in self._families:
+            self._families[metric.name] = _MAKERS[metric.kind](metric.name, metric.help, labels=metric.labels)
+        return self._families[metric.name]
+
+
+class MetricsPageCollector(Collector):
+    """A collector for a registry: every scrape gets a page that is filled anew. fill: may be called in any thread."""
+
+    def __init__(self, exporter: Exporter, fill: Callable[[MetricsPage], None]) -> None:
+        self._exporter, self._fill = exporter, fill
+
+    def collect(self) -> Iterable[Family]:
+        page = MetricsPage(self._exporter)
+        self._fill(page)
+        return page.families()
+
+    def describe(self) -> Iterable[Family]:
+        """No families. Without this method the registry would collect when the collector is registered."""
+        return ()

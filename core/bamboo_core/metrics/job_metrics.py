@@ -1,0 +1,150 @@
+"""A job's metrics, from what its coordinator says of it: the same for the operator and for `bamboo run`."""
+
+from collections import Counter
+
+from bamboo_core.control.memory import Traffic
+from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo_core.coordinator.distribution import Distribution
+from bamboo_core.coordinator.events import Status, Takeover, WorkerState
+from bamboo_core.coordinator.job_status import trained_samples
+from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.metrics import job_catalog as table
+from bamboo_core.metrics.exposition import Metric, MetricsPage
+from bamboo_core.metrics.histogram import Histogram
+
+JobKey = tuple[str, str]  # namespace and name
+
+
+def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
+    """How far it is. Nothing while a restarted coordinator does not know it."""
+    if status.phase == "Recovering":
+        return
+    page.add(table.JOB_STEP, status.step, *job)
+    page.add_known(table.JOB_DESIRED_STEPS, status.steps, *job)
+    page.add_known(table.JOB_LOSS, status.loss, *job)
+    if status.evaluations:
+        step, metrics = status.evaluations[-1]
+        page.add(table.JOB_EVALUATED_STEP, step, *job)
+        for name, value in metrics.items():
+            page.add_known(table.JOB_EVALUATION, value, *job, name)
+    for name, value in status.metrics:
+        page.add_known(table.JOB_METRIC, value, *job, name)
+    page.add_known(table.JOB_STEP_DURATION, status.step_seconds, *job)
+    page.add_known(table.JOB_SAMPLES_PER_SECOND, status.samples_per_second, *job)
+    page.add_known(table.JOB_ETA, status.eta_seconds, *job)
+    page.add(table.JOB_EPOCH, status.epoch, *job)
+
+
+def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -> None:
+    """Who takes part now; None: nobody."""
+    counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
+    for state in WorkerState:
+        page.add(table.JOB_WORKERS, counts[state], *job, state.value)
+    page.add(table.JOB_READY_WORKERS, counts.total() - counts[WorkerState.STARTING], *job)
+    page.add(table.JOB_PIPELINES, len(status.grid) if status else 0, *job)
+    page.add(table.JOB_UNPROTECTED_STAGES, len(status.unprotected) if status else 0, *job)
+    page.add(table.JOB_DESIRED_REPLICAS, spec.redundancy.kept, *job)
+    page.add_known(table.JOB_REPLICAS, status.replicas if status else 0, *job)
+
+
+def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
+    """Which workers are stragglers now, with their figures."""
+    found = status.slow if status else ()
+    page.add(table.JOB_STRAGGLERS, len(found), *job)
+    for one in found:
+        page.add(table.JOB_STRAGGLER_SECONDS, one.seconds, *job, one.worker, "own")
+        page.add(table.JOB_STRAGGLER_SECONDS, one.usual, *job, one.worker, "usual")
+
+
+def protected(page: MetricsPage, job: JobKey, *, holds: bool, reason: str) -> None:
+    """Is it, and why: as its condition Protected says."""
+    page.add(table.JOB_PROTECTED, holds, *job, reason)
+
+
+def history(page: MetricsPage, job: JobKey, status: Status) -> None:
+    """What it went through since the coordinator was made: counters begin with it, so that what they say of a time
+    is right also if a coordinator before it had counted on (see `Meter` of the operator).
+    """
+    page.add(table.JOB_LOST_SAMPLES, status.trained_without, *job)
+    page.add(table.JOB_SKIPPED_STEPS, status.skipped_steps, *job)
+    page.add(table.JOB_RESTARTS, status.restarts, *job)
+    page.add(table.JOB_PREEMPTIONS, status.notices, *job, "true")
+    page.add(table.JOB_PREEMPTIONS, status.preemptions - status.notices, *job, "false")
+    takeovers = status.takeovers
+    for notice in (True, False):
+        pauses = table.JOB_TAKEOVER_PAUSE.histogram(t.pause_ms / 1e3 for t in takeovers if t.notice is notice)
+        page.add_histogram(table.JOB_TAKEOVER_PAUSE, pauses, *job, str(notice).lower())
+    for phase in table.PHASES:
+        parts = table.JOB_TAKEOVER_PHASE.histogram(_milliseconds(t, phase) / 1e3 for t in takeovers)
+        page.add_histogram(table.JOB_TAKEOVER_PHASE, parts, *job, phase)
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.forwards for t in takeovers), *job, "forward")
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.backwards for t in takeovers), *job, "backward")
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.reused for t in takeovers), *job, "reused")
+    if (found := status.differences) is not None:
+        page.add(table.JOB_DIFFERENCES, found.forwards, *job, "forward")
+        page.add(table.JOB_DIFFERENCES, found.states, *job, "state")
+        page.add(table.JOB_CORRUPT_WORKERS, len(found.corrupt), *job)
+    if status.most_memory is not None:
+        for kind, size in status.most_memory[1].by_kind().items():
+            page.add(table.JOB_LARGEST_MEMORY, size, *job, kind)
+    for kind in Traffic.__struct_fields__ if status.traffic else ():
+        mean = sum(sent.by_kind()[kind] for _, sent in status.traffic) / len(status.traffic)
+        page.add(table.JOB_STEP_SENT, mean, *job, kind)
+    if status.checkpoint is not None:
+        _checkpoints(page, job, status.checkpoint.counts)
+
+
+def checkpoint(page: MetricsPage, job: JobKey, *, step: int, every_steps: int, age: float | None) -> None:
+    """The newest one of a job that keeps checkpoints. age: in seconds, None if it has none."""
+    page.add(table.JOB_CHECKPOINT_STEP, step, *job)
+    page.add(table.JOB_CHECKPOINT_EVERY, every_steps, *job)
+    page.add_known(table.JOB_CHECKPOINT_AGE, age, *job)
+
+
+def _checkpoints(page: MetricsPage, job: JobKey, counts: CheckpointCounts) -> None:
+    _histogram(page, table.JOB_CHECKPOINT_DURATION, counts.durations, job)
+    _histogram(page, table.JOB_CHECKPOINT_STALL, counts.stalls, job)
+    page.add(table.JOB_CHECKPOINT_BYTES, counts.bytes, *job)
+    for reason in AbandonReason:
+        page.add(table.JOB_CHECKPOINTS_ABANDONED, counts.abandoned.get(reason, 0), *job, reason.value)
+    for cause in RestoreCause:
+        page.add(table.JOB_RESTORES, counts.restores.get(cause, 0), *job, cause.value)
+    for problem in RestoreProblem:
+        page.add(table.JOB_RESTORE_PROBLEMS, counts.problems.get(problem, 0), *job, problem.value)
+    page.add(table.JOB_REPEATED_STEPS, counts.repeated, *job)
+    page.add(table.JOB_REPEATED_SECONDS, counts.repeated_seconds, *job)
+
+
+def _histogram(page: MetricsPage, metric: Metric, found: Distribution, job: JobKey) -> None:
+    page.add_histogram(metric, Histogram.of(found.bounds, found.counts, found.total), *job)
+
+
+def _milliseconds(takeover: Takeover, phase: str) -> float:
+    return {"decide": takeover.decide_ms, "reform": takeover.reform_ms, "recompute": takeover.recompute_ms}[phase]
+
+
+def samples(before: CoordinatorState, after: CoordinatorState) -> int:
+    """Samples that went into the model in the steps committed between these two states of one coordinator."""
+    return trained_samples(after) - trained_samples(before)
+
+
+def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
+    """Worker-seconds that the steps were worth which were committed between these two states of one coordinator.
+
+    A step is worth its duration, but no more than the usual one before it, for each worker that owns a stage. So a
+    takeover's pause is worth nothing, nor is a worker on standby, nor what was repeated, in a step or after going back
+    to a checkpoint.
+    """
+    steps = after.progress.trained - before.progress.trained
+    if (
+        steps <= 0
+        or after.plan is None
+        or after.progress.step_seconds is before.progress.step_seconds
+        or not after.progress.step_seconds
+    ):
+        return 0.0
+    latest = after.progress.step_seconds[-1]
+    seconds = latest if before.usual_step is None else min(latest, before.usual_step)
+    owners = {a.owner for row in after.plan.pipelines for a in row}
+    return steps * seconds * len(owners)

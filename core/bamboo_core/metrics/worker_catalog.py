@@ -1,0 +1,94 @@
+"""What each worker exports of itself: every metric, with its help text and labels."""
+
+from bamboo_core.metrics.exposition import Buckets, Exporter, Metric, MetricKind
+from bamboo_core.metrics.histogram import STEP_SECONDS
+
+
+def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
+    """A metric of workers. Whose it is (namespace, job, pod) is for the scraper to say: a worker runs its
+    user's code.
+    """
+    full = f"bamboo_worker_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(Exporter.WORKER,), buckets=buckets)
+
+
+WORKER_INFO = _worker(
+    "info",
+    MetricKind.GAUGE,
+    "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
+    *("worker", "device", "version"),
+)
+WORKER_STEP = _worker("step", MetricKind.GAUGE, "Committed steps of the job, as far as this worker knows.")
+WORKER_STAGES = _worker("stages", MetricKind.GAUGE, "Stages whose state it holds; role: owner or replica.", "role")
+WORKER_STEP_DURATION = _worker(
+    "step_duration_seconds",
+    MetricKind.HISTOGRAM,
+    "Time between two commits. Only the owner of the first stage of the first pipeline counts.",
+    unit="seconds",
+    buckets=STEP_SECONDS,
+)
+WORKER_TIME = _worker(
+    "time_seconds_total",
+    MetricKind.COUNTER,
+    "How the worker spent its time. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
+    "kind",
+    unit="seconds",
+)
+WORKER_SENT = _worker(
+    "sent_bytes_total",
+    MetricKind.COUNTER,
+    "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
+    "replicas), parameters (of shards), state (whole states for replicas), layers (after another split, or from a "
+    "checkpoint's copies) or control.",
+    "kind",
+    unit="bytes",
+)
+WORKER_RESENT = _worker(
+    "resent_bytes_total",
+    MetricKind.COUNTER,
+    "The part of it that had been sent before, from the log.",
+    "kind",
+    unit="bytes",
+)
+WORKER_BROKEN_LINKS = _worker(
+    "broken_links_total", MetricKind.COUNTER, "Times that a link to a peer in the plan broke."
+)
+WORKER_CHECKPOINT_BYTES = _worker(
+    "checkpoint_written_bytes_total",
+    MetricKind.COUNTER,
+    "Its parts of checkpoints, written to the store.",
+    unit="bytes",
+)
+WORKER_CHECKPOINT_STALL = _worker(
+    "checkpoint_stall_seconds_total",
+    MetricKind.COUNTER,
+    "How long it has not trained because it copied its parts of checkpoints.",
+    unit="seconds",
+)
+WORKER_MICROBATCH = _worker(
+    "microbatch_seconds",
+    MetricKind.GAUGE,
+    "What a microbatch takes in the stages that the worker runs, without waits: the median of the newest ones.",
+    "stage",
+    "pass",
+    unit="seconds",
+)
+WORKER_COMPILE = _worker(
+    "compile_seconds",
+    MetricKind.GAUGE,
+    "What compiling the layers of each stage that it holds took, before the stage was run; 0 without training.compile.",
+    "stage",
+    unit="seconds",
+)
+WORKER_COMPARED = _worker(
+    "forwards_compared_total",
+    MetricKind.COUNTER,
+    "Forwards that it computed in advance and compared with the owner's; with redundancy.verify only.",
+)
+WORKER_MEMORY = _worker(
+    "memory_bytes",
+    MetricKind.GAUGE,
+    "Its memory use by kind, the larger of two measurements in a step.",
+    "kind",
+    unit="bytes",
+)

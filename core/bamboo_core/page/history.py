@@ -1,0 +1,147 @@
+"""What a shell keeps of a job's past for its page: bounded curves of its steps, what happened, what was said.
+
+It is fed by the shell after every event, which costs a comparison unless something is new; the coordinator knows
+nothing of it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from bamboo_core.coordinator.events import Emit, Takeover
+
+MOST_POINTS = 400
+MOST_EVENTS = 100
+MOST_MARKS = 200
+Clock = Callable[[], float]
+
+
+def steady_clock() -> Clock:
+    """Seconds since 1970 that never jump: the difference of two readings is the time that passed."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What is measured of a step. None: not known."""
+
+    loss: float | None
+    gradient_norm: float | None = None  # the global one, before clipping
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of the job's curves."""
+
+    step: int  # so many were committed at that time
+    at: float
+    # of the steps since the point before. Loss and gradient norm are their means; the learning rate is that of the last
+    # one
+    figures: StepFigures
+
+
+class Curves:
+    """The figures of a job's steps over time in at most `most` points (an even number).
+
+    When it is full, every two neighbours become one, and from then on a point stands for twice as many steps: however
+    long the job runs, all of it is there, and memory is bounded.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most, self._every = most, 1
+        self._points: list[Point] = []
+        self._open: list[Point] = []  # the newest steps, fewer than a point stands for
+
+    def add(self, step: int, at: float, figures: StepFigures) -> None:
+        self._open.append(Point(step, at, figures))
+        if len(self._open) < self._every:
+            return
+        self._points.append(_joined(self._open))
+        self._open = []
+        if len(self._points) >= self._most:
+            self._points = [_joined(self._points[i : i + 2]) for i in range(0, len(self._points), 2)]
+            self._every *= 2
+
+    def points(self) -> tuple[Point, ...]:
+        """Oldest first; the last one is always the newest step."""
+        return (*self._points, *([_joined(self._open)] if self._open else []))
+
+
+def _joined(points: Sequence[Point]) -> Point:
+    figures = StepFigures(
+        _mean([point.figures.loss for point in points]),
+        _mean([point.figures.gradient_norm for point in points]),
+        points[-1].figures.learning_rate,
+    )
+    return Point(points[-1].step, points[-1].at, figures)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+class TimelineKind(StrEnum):
+    """What the timeline tells of."""
+
+    NOTICE = "notice"
+    LOSS = "loss"
+    TAKEOVER = "takeover"
+    RESTORE = "restore"
+
+
+# By an Emit's reason.
+MARKED = {
+    "NoticeReceived": TimelineKind.NOTICE,
+    "WorkerLost": TimelineKind.LOSS,
+    "Restored": TimelineKind.RESTORE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineMark:
+    """Something that happened to the job."""
+
+    at: float
+    kind: TimelineKind
+    message: str
+    takeover: Takeover | None = None  # of a mark of that kind
+
+
+class JobHistory:
+    """One job's past, as far as its shell has seen it."""
+
+    def __init__(self, clock: Clock | None = None, *, most_points: int = MOST_POINTS) -> None:
+        self.now: Clock = clock or steady_clock()
+        self.since = self.now()
+        self.curves = Curves(most_points)
+        self.events: deque[tuple[float, Emit]] = deque(maxlen=MOST_EVENTS)
+        self.marks: deque[TimelineMark] = deque(maxlen=MOST_MARKS)
+        self._step: int | None = None
+        self._takeovers = 0
+
+    def follow(self, step: int, figures: StepFigures, takeovers: Sequence[Takeover]) -> None:
+        """Takes in how far the job is. step: committed so far; fewer than before if the job has gone back to a
+        checkpoint. figures: of the last one.
+
+        takeovers: all so far, in order.
+        """
+        if step != self._step:
+            if self._step is not None and step > self._step:
+                self.curves.add(step, self.now(), figures)
+            self._step = step
+        for takeover in takeovers[self._takeovers :]:
+            self.marks.append(TimelineMark(self.now(), TimelineKind.TAKEOVER, "", takeover))
+        self._takeovers = len(takeovers)
+
+    def add_event(self, emit: Emit) -> None:
+        """Everything that the user is told."""
+        at = self.now()
+        self.events.append((at, emit))
+        if (kind := MARKED.get(emit.reason)) is not None:
+            self.marks.append(TimelineMark(at, kind, emit.message))

@@ -1,0 +1,150 @@
+"""The page over HTTP: three static files for everybody, and the job's document for who may see it. Read-only.
+
+The token comes in the URL's fragment, which browsers do not send; the page sends it with each request for the document.
+So another site can neither read the document nor have the browser ask for it.
+"""
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from bamboo_core.page.document import Document, encode
+
+MOST_TOKEN = 4096  # characters; a ServiceAccount's token has some 1,200
+FILES = {  # what is served under which name, beside the document
+    "": ("index.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+    "parts.js": ("parts.js", "text/javascript"),
+    "charts.js": ("charts.js", "text/javascript"),
+    "curves.js": ("curves.js", "text/javascript"),
+    "dom.js": ("dom.js", "text/javascript"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Server": "bamboo",
+}
+LINGER_SECONDS = 1.5  # that a page which is being looked at may still learn how the job ended
+WATCHED_SECONDS = 2.5  # a page that asked so recently is being looked at
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+class PageError(Exception):
+    """The page cannot be served; the text is a sentence for the user."""
+
+
+def add_page(app: web.Application, prefix: str, state: Callable[[web.Request], Awaitable[web.Response]]) -> None:
+    """Routes under that prefix, which ends with a slash; state: answers with the document, or refuses."""
+    static = {name: (_file(file), kind) for name, (file, kind) in FILES.items()}
+
+    def serve(name: str) -> Handler:
+        body, kind = static[name]
+
+        async def handler(_: web.Request) -> web.Response:
+            return web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
+
+        return handler
+
+    for name in FILES:
+        app.router.add_get(prefix + name, serve(name))
+    app.router.add_get(prefix + "state", state)
+
+
+def _file(name: str) -> bytes:
+    return (files("bamboo_core.page") / "static" / name).read_bytes()
+
+
+def answer(document: Document) -> web.Response:
+    return web.Response(body=encode(document), content_type="application/json", headers=HEADERS)
+
+
+def refusal(status: int, sentence: str, **headers: str) -> web.Response:
+    """A reason for the user; Retry_After stands for Retry-After."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = msgspec.json.encode({"error": sentence})
+    return web.Response(status=status, body=body, content_type="application/json", headers={**HEADERS, **named})
+
+
+def bearer(request: web.Request) -> str | None:
+    """The token that the request brings, if there is one of a sensible length."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token if scheme == "Bearer" and 0 < len(token) <= MOST_TOKEN and token.isascii() else None
+
+
+class LocalPage:
+    """The page of a run on this machine, at a port of 127.0.0.1. document: asked whenever a browser does."""
+
+    def __init__(self, document: Callable[[], Document], *, port: int = 0) -> None:
+        self._document, self._port = document, port
+        self._token = secrets.token_urlsafe(18)
+        self._runner: web.AppRunner | None = None
+        self._asked: float | None = None
+        self._end_told = asyncio.Event()
+
+    async def start(self) -> str:
+        """Listens; returns the page's URL with the token. Raises PageError if the port cannot be had."""
+        try:
+            sock = socket.create_server(("127.0.0.1", self._port))
+        except OSError as error:
+            raise PageError(f"--page-port {self._port}: {os.strerror(error.errno or 0)}") from None
+        app = web.Application(middlewares=[_only_this_machine])
+        add_page(app, "/", self._state)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.SockSite(self._runner, sock).start()
+        return f"http://127.0.0.1:{sock.getsockname()[1]}/#token={self._token}"
+
+    async def stop(self) -> None:
+        """Waits a moment for a page that is being looked at, if the document says that the job is over."""
+        if self._watched() and self._document().state.over:
+            try:
+                async with asyncio.timeout(LINGER_SECONDS):
+                    await self._end_told.wait()
+            except TimeoutError:
+                pass
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _watched(self) -> bool:
+        return self._asked is not None and asyncio.get_running_loop().time() - self._asked < WATCHED_SECONDS
+
+    async def _state(self, request: web.Request) -> web.Response:
+        offered = bearer(request) or ""
+        if not hmac.compare_digest(offered.encode(), self._token.encode()):
+            return refusal(401, "The token is not that of this run.", WWW_Authenticate="Bearer")
+        self._asked = asyncio.get_running_loop().time()
+        document = self._document()
+        if document.state.over:
+            asyncio.get_running_loop().call_soon(self._end_told.set)
+        return answer(document)
+
+
+@web.middleware
+async def _only_this_machine(request: web.Request, handler: Handler) -> Any:
+    """Refuses a request to another site's name that leads here, so that its pages are not of our origin."""
+    name = request.host.lower()
+    name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
+    if name not in HOSTS:
+        return refusal(421, "This page is for 127.0.0.1 and localhost only.")
+    return await handler(request)

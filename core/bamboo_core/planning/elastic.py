@@ -1,0 +1,106 @@
+"""How many pipelines the job runs: follows the workers that are there, within the bounds of the specification.
+
+A resize never disturbs a step. Growing first fills the newcomers as additional replicas, then adds their row at a step
+boundary. Shrinking takes the share away from the last rows at a step boundary; their workers have become replicas of
+the rows that stay, and heal those. The rows and the old layouts are dropped once a step has been committed with the
+new layout, because until then a step under the old one may still have to be finished by somebody else. Another schedule
+takes the same way.
+"""
+
+from bamboo_core import text
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.planning.desired import PlanningView, owners_of_new_rows
+from bamboo_core.planning.grid import make_layout
+from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan
+from bamboo_core.planning.transitions import next_plan
+
+
+def desired_pipelines(staying: int, spec: JobSpec) -> int:
+    """How many pipelines the staying workers fill, within the bounds."""
+    most = min(spec.elastic.max_pipelines, spec.training.most_pipelines)
+    return max(spec.elastic.min_pipelines, min(most, staying // spec.topology.stages))
+
+
+def resize(view: PlanningView) -> Plan | None:
+    """Begin to run with another number of pipelines, if all that it takes is in place, or by another schedule."""
+    plan = view.plan
+    if len(plan.layouts) > 1:
+        return None
+    if view.pipelines == plan.target.pipelines:
+        return _reorder(view) if view.schedule is not plan.target.schedule else None
+    return _shrink(view) if view.pipelines < plan.target.pipelines else _grow(view)
+
+
+def _reorder(view: PlanningView) -> Plan:
+    """The plan in which the same cells run their forwards and backwards in another order from some step on. It changes
+    no bit.
+    """
+    plan = view.plan
+    cells = {c: plan.at(c) for c in plan.cells()}
+    told = f"schedule {view.schedule} from the next step on"
+    return next_plan(view, cells, "ScheduleChanged", told, boundary=True, layouts=_layouts(view, plan.target.pipelines))
+
+
+def _grow(view: PlanningView) -> Plan | None:
+    plan, newcomers = view.plan, owners_of_new_rows(view)
+    stages = range(len(plan.stages))
+    filled = all((Cell(0, cell.stage), w) in view.synced for cell, w in newcomers.items())
+    if not newcomers or not filled:
+        return None
+    cells = {c: plan.at(c) for c in plan.cells()}
+    for d in sorted({cell.pipeline for cell in newcomers}):
+        row = [newcomers[Cell(d, s)] for s in stages]
+        for s, replicas in enumerate(view.replicas_in(row)):
+            cells[Cell(d, s)] = Assignment(owner=row[s], replicas=replicas)
+    count = plan.target.pipelines + len(newcomers) // len(stages)
+    return next_plan(
+        view, cells, "Growing", f"{count} pipelines from the next step on", boundary=True, layouts=_layouts(view, count)
+    )
+
+
+def _shrink(view: PlanningView) -> Plan:
+    plan, count = view.plan, view.pipelines
+    cells = {c: plan.at(c) for c in plan.cells()}
+    kept_owners = {plan.at(c).owner for c in plan.cells() if c.pipeline < count}
+    for cell in plan.cells():
+        worker = plan.at(cell).owner
+        if cell.pipeline < count or worker in kept_owners or worker in view.leaving:
+            continue
+        successor_of = _most_needy(view, cell.stage, count)
+        if worker not in cells[successor_of].holders:
+            kept = cells[successor_of]
+            cells[successor_of] = Assignment(owner=kept.owner, replicas=(*kept.replicas, worker))
+    return next_plan(
+        view,
+        cells,
+        "Shrinking",
+        f"{text.count(count, 'pipeline')} from the next step on",
+        boundary=True,
+        layouts=_layouts(view, count),
+    )
+
+
+def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
+    """The cell of a stage whose owner leaves or has more than one cell; else the first one."""
+    cells = [Cell(d, stage) for d in range(pipelines)]
+    owner = {c: view.plan.at(c).owner for c in cells}
+    return next((c for c in cells if owner[c] in view.leaving or len(view.plan.owned_by(owner[c])) > 1), cells[0])
+
+
+def _layouts(view: PlanningView, pipelines: int) -> tuple[Layout, ...]:
+    plan, target = view.plan, view.plan.target
+    microbatches, groups = sum(map(len, target.split)), len(target.groups) - 1 if target.groups else None
+    return (*plan.layouts, make_layout(target.generation + 1, microbatches, pipelines, groups, view.schedule))
+
+
+def drop_old_layouts(view: PlanningView) -> Plan | None:
+    """Drop old layouts and rows once a step has been committed under the newest layout."""
+    plan = view.plan
+    if len(plan.layouts) == 1 or view.generation < plan.target.generation:
+        return None
+    count = plan.target.pipelines
+    cells = {c: plan.at(c) for c in plan.cells() if c.pipeline < count}
+    told = f"the job runs {text.count(count, 'pipeline')}"
+    if plan.layouts[0].schedule is not plan.target.schedule:
+        told += f" by schedule {plan.target.schedule}"
+    return next_plan(view, cells, "Resized", told, layouts=(plan.target,))

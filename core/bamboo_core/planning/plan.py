@@ -1,0 +1,412 @@
+"""The plan: who holds what, and how a step's microbatches are split. A frozen value, made only by the coordinator.
+
+Two things are kept apart on purpose. The *assignment* (who owns and who replicates each cell) changes with the epoch
+and may change in the middle of a step. The *layout* (how many pipelines, which microbatches each runs) has a
+generation of its own and is switched only by the commit of a step, so that no step ever changes its split midway.
+"""
+
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from bamboo_core.job.spec import MOST_LAYERS, MOST_STAGES, MOST_WORKERS, JobSpec, PipelineSchedule, RedundancyMode
+from bamboo_core.planning.gradient_groups import SumNode, are_bounds, group_bounds, share_of
+
+WorkerId = str
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Short = Annotated[str, msgspec.Meta(max_length=256)]
+
+MOST_EPOCHS = 10**9
+MOST_GROUPS = 10**6
+MOST_LAYOUTS = 2  # the one in force and the next: the job is resized again only when one is left
+
+
+class Cell(NamedTuple):
+    """One stage of one pipeline."""
+
+    pipeline: int
+    stage: int
+
+
+@lru_cache(maxsize=16)
+def _grid(pipelines: int, stages: int) -> tuple[Cell, ...]:
+    """Asked for many times for each event, by every job of an operator; most of them have few sizes."""
+    return tuple(Cell(d, s) for d in range(pipelines) for s in range(stages))
+
+
+ROOT = Cell(0, 0)  # its owner decides when a step is committed
+
+
+class Portion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some of a cell's groups of microbatches and who runs them."""
+
+    worker: WorkerId
+    # first, end: half-open, of as many equal parts of the cell's groups as the last portion's end says
+    first: Annotated[int, msgspec.Meta(ge=0, le=MOST_GROUPS)]
+    end: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS)]
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who runs a cell, and who keeps a replica of its state; the first replica is the shadow."""
+
+    owner: WorkerId
+    replicas: tuple[WorkerId, ...] = ()
+    # who runs which of its microbatches (see `portions`); empty: the owner runs them all
+    portions: tuple[Portion, ...] = ()
+
+    @property
+    def shadow(self) -> WorkerId | None:
+        return self.replicas[0] if self.replicas else None
+
+    @property
+    def holders(self) -> tuple[WorkerId, ...]:
+        return (self.owner, *self.replicas)
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """The global microbatch indices that each pipeline runs in a step, and by which schedule."""
+
+    generation: int
+    split: tuple[tuple[int, ...], ...]
+    # the first microbatch of each group whose gradients are summed by itself (see `gradient_groups`), and the number of
+    # microbatches. Empty: what a pipeline runs is one group, so the sum depends on their number
+    groups: tuple[int, ...] = ()
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+
+    @property
+    def pipelines(self) -> int:
+        return len(self.split)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """The bounds of the groups, whoever says them."""
+        return self.groups or (*(part[0] for part in self.split), sum(map(len, self.split)))
+
+    @cached_property
+    def shares(self) -> tuple[SumNode, ...]:
+        """The groups that each pipeline runs. Raises ValueError if one does not run consecutive, whole groups."""
+        bounds = self.bounds
+        return tuple(share_of(part, bounds) for part in self.split)
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A live worker and where its data plane listens."""
+
+    worker: WorkerId
+    host: Short
+    port: Port
+    zone: Short = ""
+    node: Short = ""  # with which it is lost, together with the other workers there; "": that is not known
+
+    @property
+    def failure_domain(self) -> str:
+        """Equal for workers that are lost together. One whose node is not known has its own, which is no node's."""
+        return self.node or f"/{self.worker}"
+
+
+class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
+    """A checkpoint in the job's store."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]  # optimizer steps that its state has seen
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]  # of the attempt
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """The truth of one epoch."""
+
+    epoch: int
+    stages: tuple[tuple[int, int], ...]  # the half-open layer range of each stage
+    pipelines: tuple[tuple[Assignment, ...], ...]  # [pipeline][stage]
+    layouts: tuple[Layout, ...]  # those that may be in force, oldest first; the last one is the target
+    workers: tuple[Peer, ...]
+    mode: RedundancyMode = RedundancyMode.LAZY_FORWARD
+    # the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier origin is
+    # of no use any more
+    origin: int = 1
+    restore: CheckpointId | None = None
+    # workers that may give different bits have held states since then, so that the copies of a stage may differ in
+    # their last bits
+    mixed: bool = False
+    # `restore` names no checkpoint of the store but a state that the workers held in memory while the layers were split
+    # anew
+    moved: bool = False
+    # of each layer, who has a copy in memory of the state that `restore` names, until all have begun with it; of a
+    # checkpoint's layers some may have nobody, and are read from the store
+    sources: tuple[tuple[WorkerId, ...], ...] = ()
+    # of pipelines of one stage, the layers whose optimizer state each pipeline's cell has, if not all of them do
+    # (`shards`)
+    shards: tuple[tuple[int, int], ...] = ()
+    # of all stages, in order, the layers that each device of a worker runs, if it has several (`splits.devices`)
+    device_layers: tuple[tuple[int, int], ...] = ()
+    boundary: bool = False  # takes effect at the step boundary that the root picks; else at once
+    reason: str = ""
+    message: str = ""
+
+    def at(self, cell: Cell) -> Assignment:
+        return self.pipelines[cell.pipeline][cell.stage]
+
+    def cells(self) -> tuple[Cell, ...]:
+        return _grid(len(self.pipelines), len(self.stages))
+
+    def has(self, cell: Cell) -> bool:
+        """Is it one of the plan's cells, whoever says so?"""
+        return 0 <= cell.pipeline < len(self.pipelines) and 0 <= cell.stage < len(self.stages)
+
+    @property
+    def state_layers(self) -> tuple[tuple[int, int], ...]:
+        """The layers of each state that workers hold, by its number: of a stage, or of a shard."""
+        return self.shards or self.stages
+
+    def state_of(self, cell: Cell) -> int:
+        """The number of the state that a cell's owner and replicas hold."""
+        return cell.pipeline if self.shards else cell.stage
+
+    def cell_of(self, state: int) -> Cell:
+        """The first cell whose holders hold that state."""
+        return Cell(state, 0) if self.shards else Cell(0, state)
+
+    def owned_by(self, worker: WorkerId) -> list[Cell]:
+        return list(self._by_owner.get(worker, ()))
+
+    def replicated_by(self, worker: WorkerId) -> list[Cell]:
+        return list(self._by_replica.get(worker, ()))
+
+    def owners(self) -> frozenset[WorkerId]:
+        """Who runs a cell."""
+        return self._owners
+
+    @property
+    def is_doubled(self) -> bool:
+        """Does a worker run several cells of the target layout?"""
+        return len(self.target_owners) < self.target.pipelines * len(self.stages)
+
+    @cached_property
+    def target_owners(self) -> frozenset[WorkerId]:
+        """Who runs a cell of the target layout."""
+        return frozenset(assignment.owner for row in self.pipelines[: self.target.pipelines] for assignment in row)
+
+    def holders_of(self, state: int) -> frozenset[WorkerId]:
+        """Who holds a state, by its number: of a stage, or of a shard."""
+        return self._holders_of[state]
+
+    def holders(self) -> frozenset[WorkerId]:
+        """Who has a part: runs a cell, or keeps a replica of one."""
+        return self._holders
+
+    def worker_ids(self) -> frozenset[WorkerId]:
+        return self._worker_ids
+
+    def peer(self, worker: WorkerId) -> Peer | None:
+        return self._peers.get(worker)
+
+    @cached_property
+    def _by_owner(self) -> dict[WorkerId, list[Cell]]:
+        """These indexes are made when they are first asked for; a plan does not change."""
+        found: dict[WorkerId, list[Cell]] = {}
+        for cell in self.cells():
+            found.setdefault(self.at(cell).owner, []).append(cell)
+        return found
+
+    @cached_property
+    def _by_replica(self) -> dict[WorkerId, list[Cell]]:
+        found: dict[WorkerId, list[Cell]] = {}
+        for cell in self.cells():
+            for worker in dict.fromkeys(self.at(cell).replicas):
+                found.setdefault(worker, []).append(cell)
+        return found
+
+    @cached_property
+    def _holders(self) -> frozenset[WorkerId]:
+        return frozenset(w for row in self.pipelines for assignment in row for w in assignment.holders)
+
+    @cached_property
+    def _owners(self) -> frozenset[WorkerId]:
+        return frozenset(assignment.owner for row in self.pipelines for assignment in row)
+
+    @cached_property
+    def _holders_of(self) -> tuple[frozenset[WorkerId], ...]:
+        found: list[set[WorkerId]] = [set() for _ in self.state_layers]
+        for cell in self.cells():
+            found[self.state_of(cell)].update(self.at(cell).holders)
+        return tuple(map(frozenset, found))
+
+    @cached_property
+    def _worker_ids(self) -> frozenset[WorkerId]:
+        return frozenset(self._peers)
+
+    @cached_property
+    def _peers(self) -> dict[WorkerId, Peer]:
+        """The first one of each name."""
+        found: dict[WorkerId, Peer] = {}
+        for one in self.workers:
+            found.setdefault(one.worker, one)
+        return found
+
+    @property
+    def target(self) -> Layout:
+        return self.layouts[-1]
+
+    @property
+    def first_step(self) -> int:
+        """The step with which the workers' states began."""
+        return self.restore.step if self.restore else 0
+
+
+def plan_problems(plan: Plan) -> list[str]:
+    """What breaks the plan's invariants; empty if it is sound. Takes any plan, however malformed."""
+    if not plan.stages or not plan.pipelines or not plan.layouts:
+        return ["there are no stages, no pipelines or no layouts"]
+    if any(len(row) != len(plan.stages) for row in plan.pipelines):
+        return ["a pipeline does not have one cell for each stage"]
+    return [
+        *_holder_problems(plan),
+        *_portion_problems(plan),
+        *_layout_problems(plan),
+        *_source_problems(plan),
+        *_shard_problems(plan),
+        *_device_problems(plan),
+    ]
+
+
+def _device_problems(plan: Plan) -> list[str]:
+    if not plan.device_layers:
+        return []
+    devices, rest = divmod(len(plan.device_layers), len(plan.stages))
+    problems = []
+    if plan.shards or any(assignment.portions for row in plan.pipelines for assignment in row):
+        problems.append("workers have several devices, and shards or portions")
+    bounds = [0, *(end for _, end in plan.device_layers)]
+    if plan.device_layers != tuple(pairwise(bounds)) or any(a >= b for a, b in pairwise(bounds)):
+        problems.append("what devices run is not a partition of the layers")
+    if rest or [end for _, end in plan.device_layers[devices - 1 :: max(1, devices)]] != [b for _, b in plan.stages]:
+        problems.append("stages do not have the layers of as many devices each")
+    return problems
+
+
+def _shard_problems(plan: Plan) -> list[str]:
+    if not plan.shards:
+        return []
+    problems = []
+    if len(plan.stages) > 1:
+        problems.append("there are shards of the optimizer's state, and several stages")
+    if len(plan.shards) != len(plan.pipelines):
+        problems.append("there is not one shard of the optimizer's state for each pipeline")
+    bounds = [0, *(end for _, end in plan.shards)]
+    expected = tuple(pairwise(bounds))
+    if plan.shards != expected or any(a >= b for a, b in expected) or bounds[-1] != plan.stages[-1][1]:
+        problems.append("shards are not a partition of the layers")
+    return problems
+
+
+def _holder_problems(plan: Plan) -> list[str]:
+    problems = []
+    known = plan.worker_ids()
+    if len(known) != len(plan.workers):
+        problems.append("a worker is listed twice")
+    for cell in plan.cells():
+        holders = plan.at(cell).holders
+        if len(set(holders)) != len(holders):
+            problems.append(f"{cell} is held twice by one worker")
+        problems += [f"{cell} names {w}, which is not a live worker" for w in holders if w not in known]
+    return problems
+
+
+def _portion_problems(plan: Plan) -> list[str]:
+    problems, owners = [], {plan.at(c).owner for c in plan.cells()}
+    for cell in plan.cells():
+        portions = plan.at(cell).portions
+        if portions and len(plan.stages) > 1:
+            problems.append(f"{cell} is run by several workers, and its pipeline has several stages")
+        bounds = [0, *(portion.end for portion in portions)]
+        if any((p.first, p.end) != (a, b) or a >= b for p, (a, b) in zip(portions, pairwise(bounds), strict=True)):
+            problems.append(f"the portions of {cell} are not a partition of it")
+        problems += [f"{cell} is run by {p.worker}, which owns no cell" for p in portions if p.worker not in owners]
+    return problems
+
+
+def _source_problems(plan: Plan) -> list[str]:
+    if not plan.sources:
+        return []
+    problems = []
+    if plan.restore is None or plan.epoch != plan.origin:
+        problems.append("it names who holds a state's layers, and does not begin with that state")
+    if len(plan.sources) != plan.stages[-1][1]:
+        problems.append("it does not name who holds each layer")
+    if plan.moved and not all(plan.sources):
+        problems.append("a layer is held by nobody")
+    if not plan.worker_ids().issuperset(w for holders in plan.sources for w in holders):
+        problems.append("a layer is held by somebody who is not a live worker")
+    return problems
+
+
+def _layout_problems(plan: Plan) -> list[str]:
+    problems = []
+    if max(layout.pipelines for layout in plan.layouts) != len(plan.pipelines):
+        problems.append("the layouts have more or fewer pipelines than are assigned")
+    if any(not layout.split for layout in plan.layouts):
+        problems.append("a layout has no pipelines")
+    generations = [-1, *(layout.generation for layout in plan.layouts)]
+    if any(newer <= older for older, newer in pairwise(generations)):
+        problems.append("the layouts' generations do not rise")
+    expected = 0
+    for first, last in plan.stages:
+        if first != expected or last <= first:
+            problems.append("stages are not a partition of the layers")
+        expected = last
+    microbatches = [sorted(m for part in layout.split for m in part) for layout in plan.layouts]
+    if any(m != list(range(len(microbatches[0]))) for m in microbatches):
+        problems.append("a layout does not run every microbatch exactly once")
+    else:
+        problems += [problem for layout in plan.layouts for problem in _group_problems(layout)]
+    if len({layout.groups for layout in plan.layouts}) > 1:
+        problems.append("the layouts do not sum gradients in the same groups")
+    return problems
+
+
+def _group_problems(layout: Layout) -> list[str]:
+    if layout.groups and not are_bounds(layout.groups, sum(map(len, layout.split))):
+        return ["a layout's groups are not a partition of the microbatches"]
+    try:
+        _ = layout.shares
+    except ValueError as error:
+        return [f"a layout's groups: {error}"]
+    return []
+
+
+def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
+    """Why a plan that somebody brings can be none of this job's; empty if it can. Takes any plan, however malformed.
+
+    The bounds of `spec.elastic` are no reason: an edit may have changed them, and the job is still on its way there.
+    """
+    microbatches = spec.training.microbatches
+    problems = []
+    if not 1 <= plan.origin <= plan.epoch <= MOST_EPOCHS:
+        problems.append("the epoch is out of range")
+    if plan.first_step > spec.training.steps:
+        problems.append("it begins after the last step")
+    if not 1 <= len(plan.stages) <= MOST_STAGES:
+        problems.append(f"{len(plan.stages)} stages instead of 1 to {MOST_STAGES}")
+    elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:
+        problems.append("the stages do not have the layers that spec.topology.split says")
+    elif plan.stages[-1][1] > MOST_LAYERS:
+        problems.append("there are too many layers")
+    if len(plan.device_layers) != (len(plan.stages) * spec.worker.devices if spec.worker.devices > 1 else 0):
+        problems.append(f"it is not for workers with spec.worker.devices {spec.worker.devices}")
+    if len(plan.pipelines) > microbatches:
+        problems.append(f"{len(plan.pipelines)} pipelines for {microbatches} microbatches")
+    if len(plan.workers) > MOST_WORKERS or len(plan.layouts) > MOST_LAYOUTS:
+        problems.append("there are too many workers or layouts")
+    elif any(sum(map(len, layout.split)) != microbatches for layout in plan.layouts):
+        problems.append(f"a layout does not have {microbatches} microbatches")
+    elif any(layout.groups != _expected_groups(spec) for layout in plan.layouts if layout.groups):
+        problems.append(f"a layout does not sum gradients in {spec.training.groups} groups")
+    elif any(layout.generation > MOST_EPOCHS for layout in plan.layouts):
+        problems.append("a layout's generation is out of range")
+    return problems or plan_problems(plan)
+
+
+def _expected_groups(spec: JobSpec) -> tuple[int, ...]:
+    groups = spec.training.groups
+    return group_bounds(spec.training.microbatches, groups) if groups else ()

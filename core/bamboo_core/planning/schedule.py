@@ -1,0 +1,272 @@
+"""The schedule as data: what a cell does in a step, and in which order. The engine runs it, the simulator times it.
+
+The order inside a cell is fixed, because it fixes the order of floating-point sums; between cells everything is free
+and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 2021). There two neighbours' warm-ups
+differ by one forward, so two microbatches share one way to the next stage and back, and each one costs the time of a
+way. If they differ by two ("eager 1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023),
+three do, while others are computed: a way of up to half a forward and backward costs nothing.
+
+ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024) has the same order of forwards and backwards. But the weights'
+gradients, which no other stage waits for, are computed later: a stage then has something to do at the end of the step,
+while the stages before it still run their backwards, and all of those begin earlier.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from bamboo_core.job.spec import PipelineSchedule, TopologySpec
+from bamboo_core.planning.plan import Cell, Layout
+from bamboo_core.planning.portions import Range
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardInput(Backward):
+    """A backward whose weight gradients may follow with `BackwardWeight`: what the stage before waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardWeight:
+    """What the backward of that microbatch has postponed."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardRest:
+    """The next bucket of layers of a backward that its program runs bucket by bucket, after the first one."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """A forward for evaluation only, of that batch of the evaluation's data."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendPartialSum:
+    """Give a cell's owner what a portion of its microbatches came to."""
+
+    portion: Range
+
+
+@dataclass(frozen=True, slots=True)
+class AddPartialSums:
+    """Put together what the portions of this cell came to: all that its forwards and backwards would have come to."""
+
+    portions: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterGradients:
+    """Send each pipeline's owner of this stage the chunk of a bucket that it reduces."""
+
+    bucket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceGradients:
+    """Sum this cell's chunk of a bucket over the pipelines, in one order, and send the sum to the others."""
+
+    bucket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GatherGradients:
+    """Put the reduced chunks together."""
+
+    buckets: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTied:
+    """Send the gradients of parameters that other stages hold too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumTied:
+    """Add the other stages' gradients of tied parameters, in stage order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReplicas:
+    """Send the final gradients to the replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """Tell the root that this cell has finished the step; waits until its replicas hold the step's first version."""
+
+
+Computed = Forward | Backward | BackwardWeight | BackwardRest
+Instruction = (
+    Evaluate
+    | Computed
+    | SendPartialSum
+    | AddPartialSums
+    | ScatterGradients
+    | ReduceGradients
+    | GatherGradients
+    | ExchangeTied
+    | SumTied
+    | SyncReplicas
+    | ReportReady
+)
+
+
+def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Forward | Backward]:
+    """Warm-up forwards, then backward and forward in turn, then the remaining backwards.
+
+    lookahead: by how many forwards more than in plain 1F1B each stage is ahead of the next one; 0 is plain, 1 eager.
+    The first stage keeps the activations of `stages + lookahead * (stages - 1)` microbatches, the last one of one.
+    """
+    after = stages - 1 - stage
+    warmup = min(len(microbatches), 1 + after * (1 + lookahead))
+    program: list[Forward | Backward] = [Forward(m) for m in microbatches[:warmup]]
+    for done, m in enumerate(microbatches[warmup:]):
+        program += [Backward(microbatches[done]), Forward(m)]
+    program += [Backward(m) for m in microbatches[len(microbatches) - warmup :]]
+    return program
+
+
+def zb_h1(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Computed]:
+    """The order of 1F1B, but stage s computes its weight gradients by s * (1 + lookahead) microbatches later.
+
+    With fewer than (stages - 1) * (1 + lookahead) microbatches by s only, else too many would be left for the end.
+
+    So every stage has at most as many microbatches in flight, with their weight gradients, as the first one has in
+    1F1B: `stages + lookahead * (stages - 1)`. The first stage has nobody before it, and postpones nothing.
+    """
+    ahead = 1 + lookahead if len(microbatches) >= (stages - 1) * (1 + lookahead) else 1
+    delay = stage * ahead
+    program: list[Computed] = []
+    done = 0
+    for instruction in one_f_one_b(stage, stages, microbatches, lookahead):
+        if stage == 0 or isinstance(instruction, Forward):
+            program.append(instruction)
+            continue
+        program.append(BackwardInput(instruction.microbatch))
+        done += 1
+        if done > delay:
+            program.append(BackwardWeight(microbatches[done - delay - 1]))
+    if stage > 0:
+        program += [BackwardWeight(m) for m in microbatches[max(0, done - delay) :]]
+    return program
+
+
+def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
+    """The order of `program`, but a whole backward's weight gradients come after the next backward's input gradients.
+
+    For a cell that is taken over in the middle of a step: others wait for what it repeats, but for no weight gradient.
+    One more microbatch is in flight, with its weight gradients, than without.
+    """
+    found: list[Computed] = []
+    waiting: list[Computed] = []
+    for instruction in program:
+        if type(instruction) is not Backward:
+            found.append(instruction)
+            continue
+        found += [BackwardInput(instruction.microbatch), *waiting]
+        waiting = [BackwardWeight(instruction.microbatch)]
+    return [*found, *waiting]
+
+
+@dataclass(frozen=True, slots=True)
+class StageOrder:
+    """The order in which each stage runs the forwards and backwards of a step."""
+
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    lookahead: int = 1
+    late_weights: bool = False  # see `with_late_weights`
+
+    @classmethod
+    def of(cls, topology: TopologySpec) -> Self:
+        """The order with which a job of that topology begins."""
+        return cls(topology.first_schedule, topology.lookahead)
+
+    def taken_over(self) -> Self:
+        """The order of a step of a cell that another worker goes on with."""
+        return replace(self, late_weights=True)
+
+    def program(self, stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
+        order = zb_h1 if self.schedule is PipelineSchedule.ZB_H1 else one_f_one_b
+        found: list[Computed] = [*order(stage, stages, microbatches, self.lookahead)]
+        return with_late_weights(found) if self._postpones(stages) else found
+
+    def in_flight(self, stage: int, stages: int, microbatches: int) -> int:
+        """How many microbatches a stage keeps activations of at most."""
+        postpones = self.schedule is PipelineSchedule.ZB_H1
+        more = self._postpones(stages) and (not postpones or stage == 0)
+        return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * (1 + self.lookahead) + more)
+
+    def _postpones(self, stages: int) -> bool:
+        """Whether weight gradients come late. With one stage they do not, as nobody waits for anything."""
+        return self.late_weights and stages > 1
+
+
+def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
+    """A cell's part in an evaluation of so many batches: of a state that it has just come to, before the step."""
+    d, pipelines = cell.pipeline, layout.pipelines
+    return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
+
+
+def last_program() -> list[Instruction]:
+    """The program of a cell after the last step, in which it only says what its evaluation of the final state
+    came to.
+    """
+    return [ReportReady()]
+
+
+def portion_program(portion: Range) -> list[Instruction]:
+    """What is run of a cell of a pipeline of one stage by one of those that share it."""
+    return [*one_f_one_b(0, 1, range(*portion)), SendPartialSum(portion)]
+
+
+def reduction(last: Instruction, buckets: int) -> list[Instruction]:
+    """The instructions after a step's forwards and backwards, of which `last` is the last: gradients are summed over
+    the pipelines.
+
+    A bucket of layers is sent as soon as it is final: a last whole backward runs bucket by bucket, and while one is
+    computed the one before is on its way, and the one before that is summed.
+    """
+    rest = [BackwardRest(last.microbatch)] if type(last) is Backward else []
+    steps: list[Instruction] = [ScatterGradients(0)]
+    for bucket in range(1, buckets):
+        steps += [*rest, ScatterGradients(bucket), ReduceGradients(bucket - 1)]
+    return [*steps, ReduceGradients(buckets - 1), GatherGradients(buckets)]
+
+
+def program(
+    cell: Cell,
+    stages: int,
+    layout: Layout,
+    tied: bool,
+    order: StageOrder,
+    portions: Sequence[Range] = (),
+    buckets: int = 1,
+) -> list[Instruction]:
+    """The whole step of a cell, without an evaluation before it. portions: if others share its microbatches.
+
+    buckets: of the stage's gradients.
+    """
+    steps: list[Instruction] = [AddPartialSums(tuple(portions))]
+    if not portions:
+        steps = [*order.program(cell.stage, stages, layout.split[cell.pipeline])]
+    if layout.pipelines > 1:
+        steps += reduction(steps[-1], buckets)
+    if tied:
+        steps += [ExchangeTied(), SumTied()]
+    return [*steps, SyncReplicas(), ReportReady()]

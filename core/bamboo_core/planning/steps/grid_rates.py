@@ -1,0 +1,310 @@
+"""Which grids a number of workers could run, and what a step takes on each: the coordinator's choice among them.
+
+What is compared are whole steps by the model of a step that simulations use (`step_times`), of grids whose workers have
+the memory for them (`worker_memory`). Pure, but for what is remembered.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Final
+
+from bamboo_core.job.spec import JobSpec, RedundancyMode, ScheduleChoice, schedules
+from bamboo_core.planning.gradient_groups import most_microbatches, most_sums, share_sizes
+from bamboo_core.planning.grid import assignments, layer_ranges
+from bamboo_core.planning.plan import Layout, Plan
+from bamboo_core.planning.profile import ModelFigures
+from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.splits.devices import device_layers
+from bamboo_core.planning.splits.resplit import Grid
+from bamboo_core.planning.splits.uneven_split import Ranges
+from bamboo_core.planning.steps.fitting_split import fitting_split
+from bamboo_core.planning.steps.step_times import AlikePipelines, Stages, StepModel
+from bamboo_core.planning.steps.worker_memory import most_bytes
+
+MANY: Final = 1 << 40  # microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class GridRate:
+    """A grid and how fast it is."""
+
+    grid: Grid
+    seconds: float  # of a step on that grid, undisturbed
+
+
+def bounded_grids(spec: JobSpec, layers: int, workers: int, only: int | None = None) -> Iterator[Grid]:
+    """The grids of each number of stages within the bounds: the most pipelines that the workers fill, and all numbers
+    below by which the longest share of a step grows. Others in between compute for as long, and reduce for about as
+    long. Each comes with all schedules that the job may run by; one stage has nobody to wait for, and runs by the first
+    one. only: grids of so many stages.
+    """
+    elastic, training = spec.elastic, spec.training
+    fewest = elastic.min_pipelines
+    workers = min(workers, elastic.most_workers(spec.topology))
+    for stages in range(elastic.min_stages, min(elastic.most_stages(spec.topology), layers // spec.worker.devices) + 1):
+        most = min(elastic.max_pipelines, training.most_pipelines, workers // stages)
+        if most < fewest:
+            return
+        if only not in (None, stages):
+            continue
+        shares = {d: most_microbatches(training, d) for d in range(fewest - 1 or 1, most + 1)}
+        for d in range(most, fewest - 1, -1):
+            if d in (fewest, most) or shares[d] < shares[d - 1]:
+                for schedule in schedules(spec)[: 1 if stages == 1 else None]:
+                    yield Grid(stages, d, schedule)
+
+
+def is_within_bounds(spec: JobSpec, grid: Grid) -> bool:
+    """May the job have that grid, if there are the workers for it? An edit may have changed that of the one it runs."""
+    elastic = spec.elastic
+    return (
+        elastic.min_stages <= grid.stages <= elastic.most_stages(spec.topology)
+        and elastic.min_pipelines <= grid.pipelines <= elastic.max_pipelines
+        and grid.cells <= elastic.most_workers(spec.topology)
+        and grid.schedule in schedules(spec)
+    )
+
+
+def may_do_without(spec: JobSpec) -> bool:
+    """May a job whose grid is chosen train without replicas of stages, if nothing else fits? What is lost with a worker
+    then is in its checkpoints.
+    """
+    return spec.checkpoint is not None and spec.redundancy.mode is not RedundancyMode.NONE
+
+
+class GridRates:
+    """The rates at which a job with these figures trains on grids. memory: bytes of a worker's device; None: not known,
+    so that all grids fit.
+    """
+
+    def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:
+        self.figures, self.spec, self.memory = figures, spec, memory
+        self._model = StepModel(figures, spec)
+        layers = [layer.forward + layer.backward for layer in figures.layers]
+        self._whole, self._longest = sum(layers), max(layers)  # seconds of a microbatch
+        self._seconds: dict[Grid, float] = {}
+        self._splits: dict[object, Ranges | None] = {}  # by what needs the same memory
+        self._ranges: dict[int, Ranges] = {}
+        self._ranked: tuple[object, dict[tuple[int, int], tuple[GridRate, ...]]] = None, {}  # by what was known
+        self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # likewise
+        self._fastest: dict[tuple[int, int], GridRate | None] = {}  # by stages, and pipelines that workers fill
+        self._grids: dict[tuple[int, int], list[tuple[float, Grid]]] = {}  # likewise
+        self._bounds: dict[Grid, float] = {}
+        self._bare: GridRates | None = None
+        self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
+
+    def without_copies(self) -> "GridRates":
+        """The rates of this job if it kept no replicas of stages."""
+        if self._bare is None:
+            redundancy = replace(self.spec.redundancy, mode=RedundancyMode.NONE)
+            self._bare = GridRates(self.figures, replace(self.spec, redundancy=redundancy), self.memory)
+        return self._bare
+
+    def lacks_room(self, grid: Grid) -> bool:
+        """Does the job run that grid without replicas of stages, since its workers have no room for them?"""
+        return may_do_without(self.spec) and not self.fits(grid)
+
+    def split_at_all(self, grid: Grid) -> Ranges | None:
+        """The layers of each stage as the job runs that grid: with replicas if these have room."""
+        return self.without_copies().split(grid) if self.lacks_room(grid) else self.split(grid)
+
+    def has_room_at_all(self, grid: Grid, split: Ranges) -> bool:
+        """Whether workers have room for that split of the grid as the job runs it, without replicas if those have no
+        room.
+        """
+        return (self.without_copies() if self.lacks_room(grid) else self).has_room(grid, split)
+
+    def best(self, workers: int) -> GridRate | None:
+        """The fastest grid that so many workers can run; None if there is none.
+
+        With replicas of stages; if no grid has room for these and the job may do without, without them.
+        """
+        found = self.ranked(workers, 1, {}, 1.0)
+        return found[0] if found else None
+
+    def ranked(self, workers: int, most: int, known: Mapping[Grid, float], scale: float) -> tuple[GridRate, ...]:
+        """The fastest grid of each number of stages that so many workers can run, as with `best`, the fastest first.
+
+        most: of how many numbers of stages. known: seconds of some grids; those of others are the model's, scaled.
+        """
+        told = scale, tuple(known.items())
+        if self._ranked[0] != told:
+            self._ranked = told, {}
+        ranked = self._ranked[1]
+        if (workers, most) not in ranked:
+            found = self._fastest_of_each(workers, most, known, scale)
+            if not found and may_do_without(self.spec):
+                found = self.without_copies()._fastest_of_each(workers, most, known, scale)
+            ranked[workers, most] = found
+        return ranked[workers, most]
+
+    def rate(self, grid: Grid, known: Mapping[Grid, float], scale: float) -> GridRate | None:
+        """What a step on that grid takes, by the same seconds; None if workers have no room for it."""
+        rates = self.without_copies() if self.lacks_room(grid) else self
+        if not rates.fits(grid):
+            return None
+        return GridRate(grid, known[grid] if grid in known else scale * rates.seconds(grid))
+
+    def fastest(self, workers: int, stages: int) -> GridRate | None:
+        """The fastest grid of so many stages that has room; of equals the one with the fewest workers."""
+        filled = stages, workers // stages
+        if filled not in self._fastest:
+            found = self._fastest_of_each(workers, 1, {}, 1.0, stages)
+            self._fastest[filled] = found[0] if found else None
+        return self._fastest[filled]
+
+    def _fastest_of_each(
+        self, workers: int, most: int, known: Mapping[Grid, float], scale: float, stages: int | None = None
+    ) -> tuple[GridRate, ...]:
+        """The fastest grid of each number of stages. No step is executed of a grid of which it is clear that others are
+        faster.
+        """
+        found: dict[int, GridRate] = {}  # by stages
+        grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
+        for least, grid in sorted((self._least(grid), grid) for grid in grids):
+            limit = sorted(one.seconds for one in found.values())[most - 1] if len(found) >= most else math.inf
+            if scale * least > limit:
+                break
+            before = found.get(grid.stages)
+            limit = min(limit, before.seconds if before else math.inf)
+            if not self.fits(grid) or (grid not in known and scale * self.least(grid) > limit):
+                continue
+            rate = GridRate(grid, known[grid] if grid in known else scale * self.seconds(grid))
+            found[grid.stages] = min([*([before] if before else []), rate], key=_rank)
+        return tuple(sorted(found.values(), key=_rank)[:most])
+
+    def least_of(self, workers: int, stages: int) -> float | None:
+        """Seconds in which no step on a grid of so many stages can be done; None if there is none."""
+        found = self._promising(workers, stages)
+        return found[0][0] if found else None
+
+    def _promising(self, workers: int, stages: int) -> list[tuple[float, Grid]]:
+        """The grids of so many stages that fit, with the least that their steps can take, which comes first."""
+        filled = stages, workers // stages
+        if filled not in self._grids:
+            grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
+            self._grids[filled] = sorted((self.least(grid), grid) for grid in grids if self.fits(grid))
+        return self._grids[filled]
+
+    def fits(self, grid: Grid) -> bool:
+        """Whether the grid fits, also while a worker runs a lost one's stage, if there are replicas for that, or other
+        pipelines' owners.
+        """
+        return self.split(grid) is not None
+
+    def split(self, grid: Grid) -> Ranges | None:
+        """The layers of each of its stages: the fastest split that fits into memory; None if there is none."""
+        if self.memory is None:
+            return self.ranges(grid.stages)
+        alike = self._alike_in_memory(grid)
+        if alike not in self._splits:
+            self._splits[alike] = fitting_split(self.figures, self._spec_of(grid), self.memory)
+        return self._splits[alike]
+
+    def _alike_in_memory(self, grid: Grid) -> object:
+        """A key that is equal for grids whose workers need the same memory: more microbatches than are in flight need
+        no more.
+        """
+        if self.spec.topology.shard_optimizer:
+            return grid
+        order = StageOrder(grid.schedule, self.spec.topology.lookahead)
+        devices = grid.stages * self.spec.worker.devices
+        most = max(one.in_flight(0, devices, MANY) for one in (order, order.taken_over()))
+        count = most_microbatches(self.spec.training, grid.pipelines)
+        return grid.stages, grid.schedule, min(count, most), grid.pipelines > 1
+
+    def has_room(self, grid: Grid, split: Ranges) -> bool:
+        """Whether workers have room for that split of the grid's stages."""
+        return self._fits_with(grid, split, self.spec.redundancy.kept)
+
+    def copies(self, grid: Grid, split: Ranges) -> int:
+        """How many of the replicas of each stage that are asked for workers have room for with that split."""
+        return next((n for n in range(self.spec.redundancy.kept, 0, -1) if self._fits_with(grid, split, n)), 0)
+
+    def _fits_with(self, grid: Grid, split: Ranges, replicas: int) -> bool:
+        if self.memory is None:
+            return True
+        asked = grid, split, replicas
+        if asked not in self._needed:
+            spec = self._spec_of(grid)
+            redundancy = replace(spec.redundancy, replicas=replicas) if replicas else spec.redundancy
+            self._needed[asked] = most_bytes(self.figures, replace(spec, redundancy=redundancy), split)
+        return self._needed[asked] <= self.memory
+
+    def _spec_of(self, grid: Grid) -> JobSpec:
+        topology = replace(
+            self.spec.topology,
+            stages=grid.stages,
+            pipelines=grid.pipelines,
+            schedule=ScheduleChoice(grid.schedule.value),
+            chooses_stages=False,
+        )
+        return replace(self.spec, topology=topology)
+
+    def seconds(self, grid: Grid) -> float:
+        """The seconds of a step on that grid, with a worker for each cell."""
+        if grid not in self._seconds:
+            self._seconds[grid] = self._model.seconds_alike(self._alike(grid))
+        return self._seconds[grid]
+
+    def least(self, grid: Grid) -> float:
+        """Seconds in which no step on that grid can be done: close to `seconds`, and found much sooner."""
+        if grid not in self._bounds:
+            self._bounds[grid] = self._model.least_alike(self._alike(grid))
+        return self._bounds[grid]
+
+    def seconds_of(self, plan: Plan, layout: Layout) -> float:
+        """The seconds of a step under that plan, in which workers may run several stages."""
+        if self._of_plan[0] is not plan or self._of_plan[1] is not layout:
+            self._of_plan = plan, layout, self._model.seconds(plan, layout)
+        return self._of_plan[2]
+
+    def pipeline_ends(self, stages: int, microbatches: int, order: StageOrder) -> tuple[float, ...]:
+        """The seconds after which each stage of one pipeline is done; see `StepModel.pipeline_ends`."""
+        return self._model.pipeline_ends(self.ranges(stages), microbatches, order)
+
+    def completed(self, grid: Grid, ends: Sequence[float]) -> float:
+        """Seconds of a step on that grid whose stages are done then; see `StepModel`."""
+        return self._model.completed(self._alike(grid), ends)
+
+    def stages(self, stages: int) -> Stages:
+        """Sums over the layers of each, if there are so many."""
+        return self._model.stages(self.ranges(stages))
+
+    def ranges(self, stages: int) -> tuple[tuple[int, int], ...]:
+        """The layers of each of so many stages, by what they cost alone."""
+        if stages not in self._ranges:
+            costs, devices = self.figures.costs, self.spec.worker.devices
+            self._ranges[stages] = layer_ranges(costs, self.spec.topology, stages, devices)
+        return self._ranges[stages]
+
+    def _alike(self, grid: Grid) -> AlikePipelines:
+        """Every pipeline of a grid of workers that are all alike is as the others."""
+        training, ranges = self.spec.training, self.split(grid) or self.ranges(grid.stages)
+        sizes = share_sizes(training.microbatches, training.groups or training.microbatches, grid.pipelines)
+        bounds = tuple(accumulate(sizes, initial=0))
+        split = tuple(tuple(range(first, end)) for first, end in pairwise(bounds))
+        rows = [[f"w{d}-{s}" for s in range(grid.stages)] for d in range(len(sizes))]
+        plan = Plan(
+            epoch=1,
+            stages=ranges,
+            pipelines=tuple(assignments(row, self.spec.redundancy) for row in rows),
+            layouts=(Layout(generation=0, split=split, schedule=grid.schedule),),
+            workers=(),
+            mode=self.spec.redundancy.mode,
+            device_layers=device_layers(self.spec, ranges, self.figures.costs),
+        )
+        return AlikePipelines(plan, plan.target, grid.pipelines, most_sums(training.groups, grid.pipelines))
+
+    def _least(self, grid: Grid) -> float:
+        """Seconds in which no step on that grid can be done: what its longest stage computes if no split were better
+        than an even one.
+        """
+        devices = grid.stages * self.spec.worker.devices
+        return most_microbatches(self.spec.training, grid.pipelines) * max(self._whole / devices, self._longest)
+
+
+def _rank(rate: GridRate) -> tuple[float, int]:
+    return rate.seconds, rate.grid.cells

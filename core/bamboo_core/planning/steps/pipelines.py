@@ -1,0 +1,421 @@
+"""Forwards and backwards of a step in virtual time: the schedule's own program on every cell, frame by frame. Pure.
+
+A group of pipelines is executed at once if a worker runs cells of several of them; else each by itself. A worker does
+one thing at a time, the most urgent that is ready, as the engine does; frames travel on one link for each pair of
+workers, and share what a machine can send and receive. A worker may be lost on the way: then the one that takes its
+cells over runs their programs again, from what the others have in their logs.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from bamboo_core.planning.profile import Network
+from bamboo_core.planning.schedule import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Computed,
+    Forward,
+    StageOrder,
+    one_f_one_b,
+)
+
+Place = tuple[int, int]  # pipeline and stage
+Frame = tuple[bool, int]  # of a forward, or of a backward; and the microbatch
+NO_FRAME: Final = -1
+WEIGHT_SHARE: Final = 0.5  # of a backward, what its weight gradients take: assumed, as profiles know only the whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What decides the times; equal groups have equal times, so that they can be remembered."""
+
+    # forward, backward: seconds of a microbatch, by stage
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    boundary: tuple[int, ...]  # bytes that a stage gives to the next one
+    # numbers of workers, [pipeline][stage], from 0 in the order of their first cells
+    owners: tuple[tuple[int, ...], ...]
+    microbatches: tuple[int, ...]  # by pipeline
+    order: StageOrder
+    network: Network
+    busy: tuple[float, ...]  # seconds until each worker can begin
+    # the worker that does a cell's work in advance as well (mode EagerBackward), [pipeline][stage], -1 for none
+    mirrors: tuple[tuple[int, ...], ...] = ()
+    layers: tuple[int, ...] = ()  # how many each stage has; the shortest piece of a mirror's work is the forward of one
+    flows: int = 1  # connections of a link, for large frames
+    # of workers that have their connections together, as the devices of a node, the first one's number, by worker; ():
+    # each has its own
+    machines: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoss:
+    """Workers that are lost at these seconds of the step, and who runs their cells from `planned` on."""
+
+    lost: tuple[tuple[int, float], ...]
+    planned: float
+    heirs: tuple[tuple[Place, int], ...]
+    reused: tuple[tuple[Place, int], ...] = ()  # of a cell, how many forwards its heir has done in advance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """The times of a group's step."""
+
+    # when each cell has done its forwards and backwards, seconds from the step's begin, [pipeline][stage]
+    ends: tuple[tuple[float, ...], ...]
+    work: tuple[float, ...]  # seconds that each worker computed
+    # when each worker had nothing to do, ascending, up to the last end
+    gaps: tuple[tuple[tuple[float, float], ...], ...]
+
+    @property
+    def end(self) -> float:
+        return max(max(row) for row in self.ends)
+
+
+def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
+    """Runs the step's forwards and backwards to their end."""
+    return _undisturbed(group) if loss is None and _is_alone(group) else _Execution(group, loss).run()
+
+
+def _is_alone(group: Group) -> bool:
+    """Is it one pipeline whose stages have a worker and a machine each, of which none does another one's work?"""
+    workers, mirrored = range(len(group.forward)), any(mirror >= 0 for row in group.mirrors for mirror in row)
+    return group.owners == (tuple(workers),) and len(set(group.machines or workers)) == len(workers) and not mirrored
+
+
+def _undisturbed(group: Group) -> GroupTimes:
+    """The times that `_Execution` would find, event by event in the same order, with no more of each than such a
+    pipeline needs.
+    """
+    stages, network = len(group.forward), group.network
+    programs = [_timed(group, stage) for stage in range(stages)]
+    on_link = [size / network.link(size, group.flows) for size in group.boundary]
+    in_machine = [size / network.machine for size in group.boundary]
+    links = {(s, s + way): 0.0 for s in range(stages) for way in (1, -1)}  # until when each is taken
+    sends, receives = [0.0] * stages, [0.0] * stages
+    done, running, arrived = [0] * stages, [False] * stages, [set[int]() for _ in range(stages)]
+    free, since, work, ends = list(group.busy), list(group.busy), [0.0] * stages, [0.0] * stages
+    gaps: list[list[tuple[float, float]]] = [[] for _ in range(stages)]
+    events = [(busy, stage, stage, NO_FRAME) for stage, busy in enumerate(group.busy)]  # when, the how manyth, where
+    heapq.heapify(events)
+    count = stages
+    while events:
+        now, _, stage, frame = heapq.heappop(events)
+        if frame != NO_FRAME:
+            arrived[stage].add(frame)
+        if now < free[stage]:
+            continue
+        program, at = programs[stage], done[stage]
+        if running[stage]:
+            running[stage] = False
+            _, _, target, sent = program[at]
+            at = done[stage] = at + 1
+            if at == len(program):
+                ends[stage] = now
+            if sent != NO_FRAME:
+                boundary = min(stage, target)
+                begin = max(now, links[stage, target], sends[stage])
+                over = links[stage, target] = begin + on_link[boundary]
+                sends[stage] = begin + in_machine[boundary]
+                receives[target] = max(begin, receives[target]) + in_machine[boundary]
+                count += 1
+                heapq.heappush(events, (max(over, receives[target]) + network.latency, count, target, sent))
+        if at < len(program):
+            seconds, needed, _, _ = program[at]
+            if needed == NO_FRAME or needed in arrived[stage]:
+                if now > since[stage]:
+                    gaps[stage].append((since[stage], now))
+                running[stage] = True
+                free[stage] = since[stage] = now + seconds
+                work[stage] += seconds
+                count += 1
+                heapq.heappush(events, (now + seconds, count, stage, NO_FRAME))
+    last = max(ends)
+    idle = tuple((*g, (s, last)) if s < last else tuple(g) for g, s in zip(gaps, since, strict=True))
+    return GroupTimes(ends=(tuple(ends),), work=tuple(work), gaps=idle)
+
+
+def _timed(group: Group, stage: int) -> list[tuple[float, int, int, int]]:
+    """The instructions of a stage, each as its seconds, the frame that it needs, the stage that it sends to, and the
+    frame sent.
+    """
+    stages, forward, backward = len(group.forward), group.forward[stage], group.backward[stage]
+    found = []
+    for instruction in group.order.program(stage, stages, range(group.microbatches[0])):
+        needed, sent = awaited(instruction, stage, stages), given(instruction, (0, stage), stages)
+        found.append(
+            (
+                seconds_of(instruction, forward, backward),
+                NO_FRAME if needed is None else _number(needed),
+                stage if sent is None else sent[0][1],
+                NO_FRAME if sent is None else _number(sent[1]),
+            )
+        )
+    return found
+
+
+def _number(frame: Frame) -> int:
+    forward, microbatch = frame
+    return 2 * microbatch + forward
+
+
+def seconds_of(instruction: Computed, forward: float, backward: float) -> float:
+    """The seconds of an instruction of a stage whose whole forward and backward take so long."""
+    if isinstance(instruction, Forward):
+        return forward
+    if isinstance(instruction, BackwardWeight):
+        return WEIGHT_SHARE * backward
+    return (1 - WEIGHT_SHARE) * backward if isinstance(instruction, BackwardInput) else backward
+
+
+def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
+    """What has to have arrived before an instruction can run; the engine's `needs`, of forwards and backwards alone."""
+    if isinstance(instruction, BackwardWeight):
+        return None
+    first = isinstance(instruction, Forward)
+    return None if stage == (0 if first else stages - 1) else (first, instruction.microbatch)
+
+
+def given(instruction: Computed, place: Place, stages: int) -> tuple[Place, Frame] | None:
+    """What an instruction sends, and to which cell; None if nobody waits for what it computes."""
+    if isinstance(instruction, BackwardWeight):
+        return None
+    (d, s), first = place, isinstance(instruction, Forward)
+    target = (d, s + 1) if first else (d, s - 1)
+    return (target, (first, instruction.microbatch)) if 0 <= target[1] < stages else None
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A cell, or its mirror on the shadow, as it is executed."""
+
+    place: Place
+    program: list[Computed]  # what is left of it is behind `done`
+    done: int = 0
+    arrived: set[Frame] = field(default_factory=set)  # (is a forward, microbatch) of the frames that are here
+    advance: int = 0  # forwards that take no time, since they were done before
+    whole: int = 0  # backwards, with weight gradients
+    shadow: bool = False  # what a mirror does
+    pieces: int = 0  # layers that are done of the forward that a shadow is in
+
+    @property
+    def next(self) -> Computed | None:
+        return self.program[self.done] if self.done < len(self.program) else None
+
+    def adopt(self, mirror: "_Cell") -> None:
+        """Go on from what a mirror has done, whose backwards are whole."""
+        left = mirror.done
+        while left:
+            left -= not isinstance(self.program[self.done], BackwardWeight)
+            self.done += 1
+        self.whole = sum(isinstance(i, Backward) for i in mirror.program[: mirror.done])
+
+
+@dataclass(slots=True)
+class _Worker:
+    cells: list[_Cell] = field(default_factory=list)
+    running: _Cell | None = None
+    since: float = 0.0
+    free: float = 0.0
+    work: float = 0.0
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    alive: bool = True
+    sends: float = 0.0  # until when its machine's connections are taken
+    receives: float = 0.0
+
+
+class _Execution:
+    def __init__(self, group: Group, loss: StepLoss | None) -> None:
+        self._group, self._loss = group, loss
+        self._stages = len(group.forward)
+        self._workers = [_Worker(free=busy, since=busy) for busy in group.busy]
+        self._machines = group.machines or range(len(group.busy))
+        self._owner: dict[Place, int] = {}
+        self._cells: dict[Place, _Cell] = {}
+        self._mirrors: dict[Place, tuple[int, _Cell]] = {}
+        self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
+        self._links: dict[tuple[int, int], float] = {}  # between machines, until when each is taken
+        self._ends: dict[Place, float] = {}
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []  # when, the how manyth, and what happens
+        self._count = 0
+        for d, row in enumerate(group.owners):
+            for s, worker in enumerate(row):
+                self._own((d, s), worker)
+                if group.mirrors and group.mirrors[d][s] >= 0 and group.mirrors[d][s] != worker:
+                    whole = one_f_one_b(s, self._stages, range(group.microbatches[d]), group.order.lookahead)
+                    mirror = _Cell((d, s), [*whole], shadow=True)
+                    self._mirrors[d, s] = group.mirrors[d][s], mirror
+                    self._workers[group.mirrors[d][s]].cells.append(mirror)
+
+    def run(self) -> GroupTimes:
+        for number, worker in enumerate(self._workers):
+            self._push(worker.free, partial(self._turn, number))
+        if self._loss is not None:
+            for number, at in self._loss.lost:
+                self._push(at, partial(self._lose, number))
+            self._push(self._loss.planned, self._take_over)
+        while self._events:
+            now, _, happens = heapq.heappop(self._events)
+            happens(now)
+        return self._times()
+
+    def _times(self) -> GroupTimes:
+        rows = range(len(self._group.owners))
+        ends = tuple(tuple(self._ends[d, s] for s in range(self._stages)) for d in rows)
+        last = max(max(row) for row in ends)
+        gaps = [(*w.gaps, (w.since, last)) if w.since < last else tuple(w.gaps) for w in self._workers]
+        return GroupTimes(ends=ends, work=tuple(w.work for w in self._workers), gaps=tuple(gaps))
+
+    def _push(self, at: float, happens: Callable[[float], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (at, self._count, happens))
+
+    def _own(self, place: Place, worker: int, *, taken_over: bool = False) -> _Cell:
+        (d, s), group = place, self._group
+        order = group.order.taken_over() if taken_over else group.order
+        cell = _Cell(place, order.program(s, self._stages, range(group.microbatches[d])))
+        self._owner[place], self._cells[place] = worker, cell
+        self._workers[worker].cells.append(cell)
+        return cell
+
+    # work
+
+    def _turn(self, number: int, now: float) -> None:
+        """The worker may have finished something, and begins what is the most urgent."""
+        worker = self._workers[number]
+        if not worker.alive or now < worker.free:
+            return
+        if worker.running is not None:
+            self._finish(number, worker.running, now)
+            worker.running = None
+        ready = [cell for cell in worker.cells if self._is_ready(cell)]
+        if not ready:
+            return
+        cell = min(ready, key=lambda c: (c.shadow, _urgency(c.next), -c.place[1]))
+        seconds = self._seconds(cell)
+        if now > worker.since:
+            worker.gaps.append((worker.since, now))
+        worker.running, worker.free, worker.since = cell, now + seconds, now + seconds
+        worker.work += seconds
+        self._push(now + seconds, partial(self._turn, number))
+
+    def _seconds(self, cell: _Cell) -> float:
+        """The seconds of what a cell does next; of a mirror's forward those of one layer, as it does one at a time."""
+        instruction, stage = cell.next, cell.place[1]
+        assert instruction is not None
+        whole = seconds_of(instruction, self._group.forward[stage], self._group.backward[stage])
+        if isinstance(instruction, Forward):
+            pieces = self._group.layers[stage] if cell.shadow and self._group.layers else 1
+            return 0.0 if instruction.microbatch < cell.advance else whole / pieces
+        return 0.0 if isinstance(instruction, BackwardWeight) and instruction.microbatch < cell.whole else whole
+
+    def _is_ready(self, cell: _Cell) -> bool:
+        if cell.next is None or (cell.shadow and cell.place in self._ends):
+            return False  # of a cell that has finished the step nothing will be repeated
+        frame = awaited(cell.next, cell.place[1], self._stages)
+        return frame is None or frame in cell.arrived
+
+    def _finish(self, number: int, cell: _Cell, now: float) -> None:
+        instruction = cell.next
+        assert instruction is not None
+        if not cell.shadow and self._cells[cell.place] is not cell:
+            return  # another worker runs it now
+        if cell.shadow and isinstance(instruction, Forward) and self._group.layers:
+            cell.pieces = (cell.pieces + 1) % self._group.layers[cell.place[1]]
+            if cell.pieces:
+                return
+        cell.done += 1
+        if cell.shadow:
+            return
+        if cell.next is None:
+            self._ends[cell.place] = now
+        sent = given(instruction, cell.place, self._stages)
+        if sent is None:
+            return
+        target, frame = sent
+        self._log.setdefault(target, {})[frame] = number
+        self._send(now, number, target, frame)
+        if frame[0] and target in self._mirrors and self._mirrors[target][0] == number:
+            self._mirrors[target][1].arrived.add(frame)  # it has made the input itself
+
+    # frames
+
+    def _send(self, now: float, sender: int, target: Place, frame: Frame) -> None:
+        self._travel(now, sender, self._owner[target], (target, frame, False))
+        if not frame[0] and target in self._mirrors:
+            self._travel(now, sender, self._mirrors[target][0], (target, frame, True))
+
+    def _travel(self, now: float, sender: int, receiver: int, what: tuple[Place, Frame, bool]) -> None:
+        (_, s), (first, _), _ = what
+        here, there = self._machines[sender], self._machines[receiver]
+        if here == there:
+            self._push(now, partial(self._arrive, receiver, what))
+            return
+        network, size = self._group.network, self._group.boundary[s - 1 if first else s]
+        source, sink = self._workers[here], self._workers[there]
+        begin = max(now, self._links.get((here, there), 0.0), source.sends)
+        self._links[here, there] = sent = begin + size / network.link(size, self._group.flows)
+        source.sends = begin + size / network.machine
+        sink.receives = max(begin, sink.receives) + size / network.machine
+        at = max(sent, sink.receives) + network.latency
+        self._push(at, partial(self._arrive, receiver, what))
+
+    def _arrive(self, receiver: int, what: tuple[Place, Frame, bool], now: float) -> None:
+        """What comes to a worker that does not run the cell any more is lost; the log has it."""
+        place, frame, mirrored = what
+        if mirrored:
+            self._mirrors[place][1].arrived.add(frame)
+        elif self._owner[place] == receiver:
+            self._cells[place].arrived.add(frame)
+        self._turn(receiver, now)
+
+    # losses
+
+    def _lose(self, number: int, now: float) -> None:
+        self._workers[number].alive = False
+
+    def _take_over(self, now: float) -> None:
+        """Every sender sends again what the new owner may lack."""
+        assert self._loss is not None
+        reused = dict(self._loss.reused)
+        for place, heir in self._loss.heirs:
+            self._ends.pop(place, None)
+            known = self._mirrors.pop(place, None)
+            self._workers[self._owner[place]].cells.remove(self._cells[place])
+            cell = self._own(place, heir, taken_over=True)
+            cell.advance = reused.get(place, 0)
+            if known is not None:
+                self._workers[known[0]].cells.remove(known[1])
+                if known[0] == heir and self._workers[heir].running is not known[1]:
+                    cell.adopt(known[1])
+        for place, heir in self._loss.heirs:
+            self._resend(now, place, self._cells[place].done)
+            self._push(now, partial(self._turn, heir))
+
+    def _resend(self, now: float, place: Place, done: int) -> None:
+        """The frames of the neighbours' logs, and what a mirror has done already, of which the others know nothing."""
+        cell = self._cells[place]
+        logged = self._log.get(place, {})
+        for frame, sender in sorted(logged.items(), key=lambda sent: (sent[0][1], not sent[0][0])):
+            if self._workers[sender].alive:
+                self._travel(now, sender, self._owner[place], (place, frame, False))
+        for instruction in cell.program[:done]:
+            sent = given(instruction, place, self._stages)
+            if sent is None:
+                continue
+            target, frame = sent
+            if frame not in self._cells[target].arrived:
+                self._log.setdefault(target, {})[frame] = self._owner[place]
+                self._travel(now, self._owner[place], self._owner[target], (target, frame, False))
+        if cell.next is None:
+            self._ends[place] = now
+
+
+def _urgency(instruction: Computed | None) -> int:
+    """The rank by which the engine chooses, the least first: what no other stage waits for comes last."""
+    return 2 if isinstance(instruction, BackwardWeight) else int(isinstance(instruction, Forward))

@@ -1,0 +1,479 @@
+"""What a step takes under a plan: the schedule of its pipelines, the reduction over them, replicas, the commit. Pure.
+
+Times are remembered by what decides them (which cells share a worker, not which worker that is), so that thousands of
+steps cost as much as the first one.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, starmap
+from typing import Final
+
+from bamboo_core.job.spec import JobSpec, PipelineSchedule, RedundancyMode
+from bamboo_core.planning.gradient_groups import final_share, nodes_of
+from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
+from bamboo_core.planning.portions import ranges
+from bamboo_core.planning.profile import Layer, ModelFigures
+from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.splits.devices import cell_of, devices_of
+from bamboo_core.planning.steps.devices import devices_of_workers, machine, on_devices
+from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, StepLoss, execute
+
+# Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
+SAFETY, MARGIN = 0.95, 1.1
+ALMOST: Final = 1 - 1e-9  # of what takes at least so long, as sums of floats differ with their order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWorkers:
+    """Owners that are lost in a step: at which second of it."""
+
+    at: Mapping[WorkerId, float]
+    planned: float  # when all others have the plan without them, which may move cells of workers that are there as well
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Sums over the layers of each stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    update: tuple[float, ...]
+    boundary: tuple[int, ...]
+    gradients: tuple[int, ...]
+    final: tuple[int, ...]  # gradients, as they are applied
+    trained: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A group of a plan's pipelines."""
+
+    group: Group
+    rows: list[int]  # their numbers in the plan
+    numbers: dict[WorkerId, int]  # those of workers in the group
+
+    def cells(self) -> dict[Cell, Place]:
+        """The place in the group of each cell of the plan."""
+        stages = range(len(self.group.forward))
+        return {Cell(row, s): (d, s) for d, row in enumerate(self.rows) for s in stages}
+
+    def ends(self, times: GroupTimes) -> dict[Place, float]:
+        return {cell: times.ends[d][s] for cell, (d, s) in self.cells().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class AlikePipelines:
+    """The pipelines of one grid, each with workers of its own, alike but for their microbatches."""
+
+    # plan, layout: with one of them for each number of microbatches
+    plan: Plan
+    layout: Layout
+    pipelines: int  # how many there are
+    sums: int  # how many that one sends for each number of a gradient, at most
+
+
+class StepModel:
+    """The times of a job's steps by these figures, which are for its microbatches.
+
+    Inside, each device of a worker is a worker of its own, and what one gives to another on the same machine takes no
+    time.
+    """
+
+    def __init__(self, figures: ModelFigures, spec: JobSpec) -> None:
+        self.figures, self._spec = figures, spec
+        self._stages: dict[tuple[tuple[int, int], ...], Stages] = {}
+        self._groups: dict[Group, GroupTimes] = {}
+        self._steps: dict[object, float] = {}
+
+    def stages(self, ranges: tuple[tuple[int, int], ...]) -> Stages:
+        if ranges not in self._stages:
+            parts = [self.figures.layers[first:end] for first, end in ranges]
+            self._stages[ranges] = _summed(parts, self.figures.instruction, final_share(self._spec.training))
+        return self._stages[ranges]
+
+    def seconds(self, plan: Plan, layout: Layout) -> float:
+        """The seconds from the begin of one step to that of the next, again and again, with nobody lost."""
+        key = (_shape(plan, layout), layout, plan.stages, plan.shards, plan.mode, plan.device_layers)
+        if key not in self._steps:
+            self._steps[key] = self._calm(on_devices(plan), layout)
+        return self._steps[key]
+
+    def disturbed(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, float]:
+        """A step that begins under one plan, and ends under the one that moves cells of lost workers, and maybe others.
+
+        (seconds of the step, of these what the new owners take to repeat the lost work)
+        """
+        gone = {one: lost.at[worker] for one, worker in devices_of_workers(lost.at, devices_of(plan))}
+        before, plan, lost = on_devices(before), on_devices(plan), LostWorkers(at=gone, planned=lost.planned)
+        if len(plan.stages) == 1:
+            seconds, shared = self._shared(before, plan, layout, lost)
+            return max(self._committed(plan, layout, shared), lost.planned), max(0.0, seconds - lost.planned)
+        ends: dict[Place, float] = {}
+        repeating = 0.0
+        for part in self._groups_of(before, layout, plan):
+            loss = self._loss(before, plan, part, lost)
+            times = self._times(part.group) if loss is None else execute(part.group, loss)
+            if loss is not None:
+                repeating = max(repeating, times.end - lost.planned)
+            ends |= part.ends(times)
+        return max(self._committed(plan, layout, ends), lost.planned), max(0.0, repeating)
+
+    def _loss(self, before: Plan, plan: Plan, part: PlannedGroup, lost: LostWorkers) -> StepLoss | None:
+        """What of a group other workers take over; None if nothing."""
+        moved = {cell: place for cell, place in part.cells().items() if _is_moved(before, plan, cell, lost)}
+        if not moved:
+            return None
+        heirs = {cell: plan.at(cell).owner for cell in moved}
+        reused = []
+        for cell, place in moved.items():
+            if before.mode is RedundancyMode.EAGER_FORWARD and before.at(cell).shadow == heirs[cell]:
+                gaps = self._times(part.group).gaps[part.numbers[heirs[cell]]]
+                at = lost.at.get(before.at(cell).owner, lost.planned)
+                reused.append((place, _done_in_advance(part.group, cell.stage, gaps, at)))
+        return StepLoss(
+            lost=tuple((part.numbers[w], at) for w, at in lost.at.items() if w in part.numbers),
+            planned=lost.planned,
+            heirs=tuple((place, part.numbers[heirs[cell]]) for cell, place in moved.items()),
+            reused=tuple(reused),
+        )
+
+    def _shared(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, dict[Place, float]]:
+        """Pipelines of one stage: when what was lost is done again, and all ends. Those that share it go on with it
+        when they have done what they had before.
+        """
+        own, ends = self._portions(before, layout), {}
+        again = 0.0
+        free = {worker: max(end, lost.planned) for worker, end in own.items() if worker not in lost.at}
+        runners = _runners(plan, layout)
+        for cell, parts in runners.items():
+            same = plan.at(cell).portions == before.at(cell).portions
+            if same and not _is_moved(before, plan, cell, lost):
+                ends[cell.pipeline, cell.stage] = own[plan.at(cell).owner]
+                continue
+            for worker, count in parts:
+                if (worker, count) not in _runners(before, layout)[cell]:
+                    free[worker] = free.get(worker, lost.planned) + count * self._microbatch(plan)
+                again = max(again, free[worker])
+            ends[cell.pipeline, cell.stage] = max(free[w] + self._given(plan, cell, w) for w, _ in parts)
+        return again, ends
+
+    def _portions(self, plan: Plan, layout: Layout) -> dict[WorkerId, float]:
+        """The second at which each worker has run all that it runs, in pipelines of one stage."""
+        work: defaultdict[WorkerId, float] = defaultdict(float)
+        for parts in _runners(plan, layout).values():
+            for worker, count in parts:
+                work[worker] += count * self._microbatch(plan)
+        updates = self._updates(plan)
+        return {worker: updates[worker] + seconds for worker, seconds in work.items()}
+
+    def _updates(self, plan: Plan) -> dict[WorkerId, float]:
+        """The seconds of each worker's updates, in pipelines of one stage: of all that it holds; with shards of its
+        shards.
+        """
+        seconds = self.stages(plan.state_layers).update
+        held: defaultdict[WorkerId, set[int]] = defaultdict(set)
+        for cell in plan.cells():
+            for worker in plan.at(cell).holders:
+                held[worker].add(plan.state_of(cell))
+        return {worker: sum(seconds[number] for number in sorted(numbers)) for worker, numbers in held.items()}
+
+    def _microbatch(self, plan: Plan) -> float:
+        stages = self.stages(plan.stages)
+        return stages.forward[0] + stages.backward[0]
+
+    def _given(self, plan: Plan, cell: Cell, worker: WorkerId) -> float:
+        """The seconds until a cell's owner has what another worker's portion of it came to."""
+        return 0.0 if plan.at(cell).owner == worker else self._sync(self.stages(plan.stages).gradients[0], 1)
+
+    # parts of steps of pipelines that are no plan's
+
+    def pipeline_ends(
+        self, ranges: tuple[tuple[int, int], ...], microbatches: int, order: StageOrder
+    ) -> tuple[float, ...]:
+        """The seconds after which each stage of one pipeline has done its forwards and backwards, with a worker for
+        every stage.
+        """
+        stages, workers = self.stages(ranges), tuple(range(len(ranges)))
+        group = Group(
+            forward=stages.forward,
+            backward=stages.backward,
+            boundary=stages.boundary,
+            owners=(workers,),
+            microbatches=(microbatches,),
+            order=order,
+            network=self.figures.network,
+            flows=self._spec.topology.flows_per_link,
+            busy=stages.update,
+            machines=workers,
+        )
+        return self._times(group).ends[0]
+
+    def completed(self, alike: AlikePipelines, ends: Sequence[float]) -> float:
+        """A step whose stages have done their forwards and backwards then, however they did: with what the sums of
+        gradients, the updates and the commit add to it.
+        """
+        plan, layout = on_devices(alike.plan), alike.layout
+        cells = {(d, s): end for d in range(layout.pipelines) for s, end in enumerate(ends)}
+        return max(self._committed(plan, layout, cells, alike), self._least(plan, layout, {}))
+
+    # grids of pipelines that are alike
+
+    def seconds_alike(self, alike: AlikePipelines) -> float:
+        """The seconds of a step, as by `seconds`, of all these pipelines; it costs as much as of one, however many
+        there are.
+        """
+        return self._calm(on_devices(alike.plan), alike.layout, alike)
+
+    def least_alike(self, alike: AlikePipelines) -> float:
+        """Seconds in which no step of these pipelines can be done, whatever its schedule: what a stage has to wait for
+        at the begin, all that it computes, and what others do after that.
+        """
+        plan = on_devices(alike.plan)
+        if len(plan.stages) == 1:
+            return self.seconds_alike(alike)
+        stages, count = self.stages(plan.stages), max(map(len, alike.layout.split))
+        late = alike.layout.schedule is PipelineSchedule.ZB_H1
+        needed = [backward * (1 - WEIGHT_SHARE if late else 1) for backward in stages.backward]  # by the stage before
+        begins = list(accumulate(stages.forward, initial=0.0))
+        ends, done = [0.0] * len(needed), 0.0
+        for s in reversed(range(len(needed))):
+            done = max(begins[s] + count * (stages.forward[s] + needed[s]), done + needed[s])
+            ends[s] = max(begins[s] + count * (stages.forward[s] + stages.backward[s]), done)
+        return ALMOST * self.completed(alike, [ALMOST * end for end in ends])
+
+    # a step without losses
+
+    def _calm(self, plan: Plan, layout: Layout, alike: AlikePipelines | None = None) -> float:
+        ends: dict[Place, float] = {}
+        work: defaultdict[WorkerId, float] = defaultdict(float)
+        if len(plan.stages) == 1:
+            own = self._portions(plan, layout)
+            for cell, parts in _runners(plan, layout).items():
+                ends[cell] = max(own[w] + self._given(plan, cell, w) for w, _ in parts)
+            return max(self._committed(plan, layout, ends, alike), self._least(plan, layout, {}))
+        for part in self._groups_of(plan, layout):
+            times = self._times(part.group)
+            ends |= part.ends(times)
+            for worker, number in part.numbers.items():
+                work[worker] += times.work[number]
+        return max(self._committed(plan, layout, ends, alike), self._least(plan, layout, work))
+
+    def _times(self, group: Group) -> GroupTimes:
+        if group not in self._groups:
+            self._groups[group] = execute(group)
+        return self._groups[group]
+
+    def _groups_of(self, plan: Plan, layout: Layout, later: Plan | None = None) -> list[PlannedGroup]:
+        """Pipelines that share workers, also under the plan after it."""
+        stages, found = self.stages(plan.stages), []
+        for rows in _connected(plan, layout, later):
+            names: dict[WorkerId, int] = {}
+            plans = [plan] if later is None else [plan, later]
+            for worker in (p.at(Cell(d, s)).owner for p in plans for d in rows for s in range(len(plan.stages))):
+                names.setdefault(worker, len(names))
+            owners = tuple(tuple(names[plan.at(Cell(d, s)).owner] for s in range(len(plan.stages))) for d in rows)
+            busy = [0.0] * len(names)
+            for worker, number in names.items():
+                busy[number] = sum(stages.update[s] for s in {c.stage for c in plan.owned_by(worker)})
+            mirrors: tuple[tuple[int, ...], ...] = ()
+            if plan.mode is RedundancyMode.EAGER_BACKWARD:
+                mirrors = tuple(
+                    tuple(names.get(plan.at(Cell(d, s)).shadow or "", -1) for s in range(len(plan.stages)))
+                    for d in rows
+                )
+            group = Group(
+                forward=stages.forward,
+                backward=stages.backward,
+                boundary=stages.boundary,
+                owners=owners,
+                microbatches=tuple(len(layout.split[d]) for d in rows),
+                order=StageOrder(layout.schedule, self._spec.topology.lookahead),
+                network=self.figures.network,
+                flows=self._spec.topology.flows_per_link,
+                busy=tuple(busy),
+                mirrors=mirrors,
+                layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
+                machines=_machines(names),
+            )
+            found.append(PlannedGroup(group, rows, names))
+        return found
+
+    def _committed(
+        self, plan: Plan, layout: Layout, ends: Mapping[Place, float], alike: AlikePipelines | None = None
+    ) -> float:
+        """The second at which all have heard of the commit, given when the cells have done their forwards and
+        backwards. alike: the pipelines of which these are some.
+        """
+        sums = alike.sums if alike else _sums(layout)
+        stages, network = self.stages(plan.stages), self.figures.network
+        sent: Counter[str] = Counter()
+        taken: defaultdict[str, float] = defaultdict(float)  # until when a machine's connections are
+        synced: defaultdict[str, float] = defaultdict(float)  # those to its replicas, if it runs several stages
+        devices = self._spec.worker.devices
+        run = {(machine(plan.at(part).owner), cell_of(part, devices)) for part in starmap(Cell, ends)}
+        runs = Counter(one for one, _ in run)  # how many cells each machine
+        ready = 0.0
+        for done, s in sorted((max(ends[d, s] for d in range(layout.pipelines)), s) for s in range(len(plan.stages))):
+            cells = [Cell(d, s) for d in range(layout.pipelines)]
+            owners = list(dict.fromkeys(plan.at(cell).owner for cell in cells))
+            number = alike.pipelines if alike else len(owners)
+            if number > 1:
+                machines = {machine(owner) for owner in owners}
+                whole = stages.final[s] + stages.gradients[s] * sums  # reduced chunks; sums of each pipeline
+                size = whole * ((number - 1) / number)
+                rate = min(self._link(stages.gradients[s] / number) * (number - 1), network.machine)
+                over = max(done, *(taken[one] for one in machines)) + size / rate
+                for one in machines:
+                    sent[one] += round(size)
+                    taken[one] = over
+                done = over + 2 * network.latency
+            for cell in cells:
+                owner, strict = machine(plan.at(cell).owner), plan.at(cell).replicas
+                if strict and runs[owner] > 1:  # what is lost with it must not be repeated, so replicas come first
+                    synced[owner] = max(done, synced[owner]) + self._sync(stages.final[s], 1) - network.latency
+                    ready = max(ready, synced[owner] + network.latency)
+                ready = max(ready, done)
+        over = max((size / network.machine for size in sent.values()), default=0.0)
+        ready = max(ready, over) + self._distribution(plan, layout)
+        alone = len(runs) == 1 and (alike is None or alike.pipelines == 1)
+        return ready + self.figures.commit + (0.0 if alone else 2 * network.latency)
+
+    def _distribution(self, plan: Plan, layout: Layout) -> float:
+        """The seconds for which, with shards, all who run the model wait for the new parameters of all of them."""
+        if not plan.shards:
+            return 0.0
+        network, sizes = self.figures.network, self.stages(plan.shards).trained
+        owned: Counter[WorkerId] = Counter()
+        for d in range(layout.pipelines):
+            owned[plan.at(Cell(d, 0)).owner] += sizes[d]
+        others = len(owned) - 1
+        if not others:
+            return 0.0
+        most = max(max(size * others, sum(sizes) - size) for size in owned.values())  # that one sends, or receives
+        largest = max(owned.values())
+        return network.latency + max(largest / self._link(largest), most / network.machine)
+
+    def _link(self, size: float) -> float:
+        """Bytes a second of a frame of that size, between two workers."""
+        return self.figures.network.link(size, self._spec.topology.flows_per_link)
+
+    def _sync(self, size: float, receivers: int) -> float:
+        network = self.figures.network
+        return network.latency + size / min(self._link(size), network.machine / receivers)
+
+    def _least(self, plan: Plan, layout: Layout, work: Mapping[WorkerId, float]) -> float:
+        """What a step takes at least, whatever its schedule: a replica has to follow within one step, a machine to
+        send and receive all that it does, and to apply the updates of all that it holds.
+        """
+        stages, network = self.stages(plan.stages), self.figures.network
+        states = self.stages(plan.state_layers)
+        out: Counter[str] = Counter()
+        into: Counter[str] = Counter()
+        followed: Counter[tuple[str, str]] = Counter()  # gradients from one machine to another, for replicas
+        holds: dict[WorkerId, set[int]] = {}
+        least = 0.0
+        last = len(plan.stages) - 1
+        for cell in (Cell(d, s) for d in range(layout.pipelines) for s in range(len(plan.stages))):
+            assignment, count, number = plan.at(cell), len(layout.split[cell.pipeline]), plan.state_of(cell)
+            size = states.final[number]
+            for worker in assignment.holders:
+                holds.setdefault(worker, set()).add(number)
+            for replica in assignment.replicas:
+                out[machine(assignment.owner)] += size
+                into[machine(replica)] += size
+                followed[machine(assignment.owner), machine(replica)] += size
+            if assignment.replicas:
+                least = max(least, self._sync(size, len(assignment.replicas)) + states.update[number] + network.latency)
+            here, after = machine(assignment.owner), Cell(cell.pipeline, cell.stage + 1)
+            if cell.stage < last and (there := machine(plan.at(after).owner)) != here:
+                given = count * stages.boundary[cell.stage]
+                for one, other in ((here, there), (there, here)):
+                    out[one] += given
+                    into[other] += given
+        least = max([least, *(size / self._link(size) for size in followed.values())])
+        least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
+        return max([least, *(work.get(w, 0.0) + sum(states.update[s] for s in held) for w, held in holds.items())])
+
+
+def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
+    owner = before.at(cell).owner
+    return owner in lost.at or plan.at(cell).owner != owner
+
+
+def _summed(parts: Sequence[Sequence[Layer]], instruction: float, final: float) -> Stages:
+    def each(name: str) -> tuple[float, ...]:
+        return tuple(sum(getattr(layer, name) for layer in layers) for layers in parts)
+
+    return Stages(
+        forward=tuple(seconds + instruction for seconds in each("forward")),
+        backward=tuple(seconds + instruction for seconds in each("backward")),
+        update=each("update"),
+        boundary=tuple(layers[-1].boundary for layers in parts),
+        gradients=tuple(sum(layer.gradients for layer in layers) for layers in parts),
+        final=tuple(round(final * sum(layer.gradients for layer in layers)) for layers in parts),
+        trained=tuple(sum(layer.trained for layer in layers) for layers in parts),
+    )
+
+
+def _runners(plan: Plan, layout: Layout) -> dict[Cell, list[tuple[WorkerId, int]]]:
+    """The workers that run each cell's microbatches in pipelines of one stage, and how many each of them runs."""
+    found: dict[Cell, list[tuple[WorkerId, int]]] = {}
+    for cell in (Cell(d, 0) for d in range(layout.pipelines)):
+        assignment = plan.at(cell)
+        if assignment.portions:
+            parts = ranges(layout, cell.pipeline, assignment.portions)
+            found[cell] = [(worker, end - first) for worker, (first, end) in parts]
+        else:
+            found[cell] = [(assignment.owner, len(layout.split[cell.pipeline]))]
+    return found
+
+
+def _done_in_advance(group: Group, stage: int, gaps: Sequence[tuple[float, float]], at: float) -> int:
+    """How many forwards of a stage its shadow has done in its bubbles (`gaps`) until that second."""
+    idle = sum(max(0.0, min(end, at) - begin) for begin, end in gaps if begin < at)
+    took = MARGIN * group.forward[stage]
+    return int(SAFETY * idle / took) if took else group.microbatches[0]
+
+
+def _sums(layout: Layout) -> int:
+    """How many sums a pipeline sends for each number of a gradient, at most."""
+    groups = len(layout.bounds) - 1
+    return max(len(nodes_of(share, groups)) for share in layout.shares)
+
+
+def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]]:
+    """The pipelines of the layout, together if a worker runs cells of both."""
+    rows = range(layout.pipelines)
+    owners = {d: {a.owner for a in plan.pipelines[d]} for d in rows}
+    if later is not None:
+        for d in rows:
+            owners[d] |= {a.owner for a in later.pipelines[d]}
+    groups: list[tuple[list[int], set[WorkerId]]] = []
+    for d in rows:
+        mine, workers = [d], set(owners[d])
+        for other in [g for g in groups if g[1] & workers]:
+            groups.remove(other)
+            mine, workers = other[0] + mine, workers | other[1]
+        groups.append((mine, workers))
+    return [sorted(group) for group, _ in groups]
+
+
+def _machines(names: Mapping[WorkerId, int]) -> tuple[int, ...]:
+    """The number of the first device on its machine, by number of a device."""
+    first: dict[str, int] = {}
+    return tuple(first.setdefault(machine(device), number) for device, number in names.items())
+
+
+def _shape(plan: Plan, layout: Layout) -> object:
+    """The holders of all cells, and who shares them, with numbers in place of names."""
+    names: dict[WorkerId, int] = {}
+
+    def number(worker: WorkerId) -> int:
+        return names.setdefault(worker, len(names))
+
+    return tuple(
+        tuple((*map(number, a.holders), *((number(p.worker), p.first, p.end) for p in a.portions)) for a in row)
+        for row in plan.pipelines[: layout.pipelines]
+    )

@@ -1,0 +1,93 @@
+"""How much memory workers need, from sizes of layers; `bamboo validate --load` counts it from the task. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from bamboo_core.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
+from bamboo_core.planning.gradient_groups import gradient_bytes, most_microbatches
+from bamboo_core.planning.grid import Roles, layer_ranges, worker_roles
+from bamboo_core.planning.profile import ModelFigures, ModelProfile
+from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.shards import shard_layers
+from bamboo_core.planning.splits.devices import EAGER, device_layers, device_roles, mode_in_force
+from bamboo_core.planning.splits.uneven_split import Ranges
+
+
+def device_bytes(figures: ModelFigures, spec: JobSpec, *, taken_over: bool, split: Ranges | None = None) -> int:
+    """The bytes of the device that needs most: in calm, or while its worker runs the stages of lost workers, too.
+
+    split: the layers of each stage, if it is not by their costs. Raises ValueError if the layers cannot be split so.
+    """
+    devices = spec.worker.devices
+    stages = split or layer_ranges(figures.costs, spec.topology, devices=devices)
+    ranges = device_layers(spec, stages, figures.costs) or stages
+    roles = worker_roles(spec, len(stages), taken_over=taken_over)
+    return max(_of(figures, spec, ranges, device_roles(one, at, devices)) for one in roles for at in range(devices))
+
+
+def spare_bytes(
+    figures: ModelFigures, spec: JobSpec, stages: tuple[tuple[int, int], ...], kept: tuple[int, ...]
+) -> int:
+    """The bytes of the device that needs most of a worker that runs nothing and keeps replicas of these stages."""
+    devices = spec.worker.devices
+    ranges = device_layers(spec, stages, figures.costs) or stages
+    roles = Roles(stage=None, owned=(), kept=kept)
+    return max(_of(figures, spec, ranges, device_roles(roles, at, devices)) for at in range(devices))
+
+
+def most_bytes(figures: ModelFigures, spec: JobSpec, split: Ranges | None = None) -> int:
+    """The bytes of the device that needs most at any time: also while a worker runs a lost one's stage, if there are
+    copies for that, or other pipelines' owners.
+    """
+    several = spec.redundancy.mode is not RedundancyMode.NONE or spec.topology.pipelines > 1
+    protected = several and spec.topology.stages > 1
+    return max(device_bytes(figures, spec, taken_over=over, split=split) for over in {False, protected})
+
+
+def _of(figures: ModelFigures, spec: JobSpec, ranges: Sequence[tuple[int, int]], roles: Roles) -> int:
+    depth, owned, kept = len(ranges), roles.owned, roles.kept
+    microbatches = most_microbatches(spec.training, spec.topology.pipelines)
+    on_host = spec.redundancy.placement is ReplicaPlacement.HOST
+
+    def each(stages: Iterable[int], *names: str) -> int:
+        parts = (figures.layers[slice(*ranges[s])] for s in stages)
+        return sum(getattr(layer, name) for layers in parts for layer in layers for name in names)
+
+    def in_flight(s: int) -> int:
+        first = figures.layers[ranges[s][0] - 1].boundary if s else 0
+        order = StageOrder.of(spec.topology)
+        flying = (order.taken_over() if s in roles.taken_over else order).in_flight(s, depth, microbatches)
+        return flying * (first + each([s], "activations", "boundary"))
+
+    replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
+    gradients = gradient_bytes(spec, each(owned, "gradients"), each(kept, "gradients"))
+    ahead = mode_in_force(spec.redundancy.mode, spec.worker.devices) in EAGER
+    eager = [roles.shadowed] if ahead and not on_host and roles.shadowed is not None else []
+    redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
+    remembered = _of_shards(figures, spec) if depth == 1 else None
+    if remembered is None:
+        remembered = each(owned, "optimizer")
+    return each(owned, "parameters") + remembered + replica + gradients + sum(map(in_flight, owned)) + redundant
+
+
+def _of_shards(figures: ModelFigures, spec: JobSpec) -> int | None:
+    """The most bytes of what the optimizer remembers that the holder of a shard, and of others' shards, has; None: each
+    holder has all of it.
+    """
+    kinds = [layer.optimizer for layer in figures.layers]
+    shards = shard_layers(kinds, spec.topology.pipelines) if spec.topology.shard_optimizer else ()
+    held = range(1 + min(spec.redundancy.kept, len(shards) - 1))
+    of = [sum(kinds[slice(*shard)]) for shard in shards]
+    return max((sum(of[(first + more) % len(of)] for more in held) for first in range(len(of))), default=None)
+
+
+def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
+    """A sentence if a worker may not have enough; "" if it has, as with every grid that the coordinator chooses."""
+    if spec.elastic.chooses_grid:
+        return ""
+    one = "worker" if spec.worker.devices == 1 else "device of a worker"
+    for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
+        needed = device_bytes(profile.figures, spec, taken_over=taken_over)
+        if needed > profile.machine.memory:
+            there = f"{profile.machine.memory / 1e9:.1f} GB"
+            return f"a {one} needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {there}"
+    return ""

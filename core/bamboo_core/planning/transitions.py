@@ -1,0 +1,209 @@
+"""The way from the plan in force to the next one: takeover, drain, re-protection, healing, and the return to the
+target.
+
+Level-triggered: every function looks only at what is, and proposes at most one next plan. Ownership moves only to a
+worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from bamboo_core.planning.desired import PlanningView, Urgency, desired_holders, replacement_owners
+from bamboo_core.planning.heirs import heirs_of, lost_runs, siblings
+from bamboo_core.planning.plan import Assignment, Cell, Layout, Plan, WorkerId
+from bamboo_core.planning.portions import Cells, is_settled, share_out
+
+
+@dataclass(frozen=True, slots=True)
+class StageLost:
+    """What was lost if no worker holds these cells' state any more."""
+
+    cells: tuple[Cell, ...]
+
+
+def takeover(view: PlanningView) -> Plan | StageLost | None:
+    """Move every cell of a lost worker to a holder of its stage, at once."""
+    plan = view.plan
+    lost = plan.holders() - view.live.keys()
+    if not lost and plan.worker_ids() <= view.live.keys():
+        return None
+    bereft = [c for c in plan.cells() if plan.at(c).owner not in view.live]
+    heirs: dict[Cell, WorkerId | None] = {}
+    for run in lost_runs(plan, bereft):
+        heirs |= zip(run, heirs_of(run, lambda cell: _candidates(view, cell)), strict=True)
+    if gone := [c for c in bereft if heirs[c] is None]:
+        return StageLost(tuple(gone))
+    cells: Cells = {}
+    for cell in plan.cells():
+        owner = heirs.get(cell) or plan.at(cell).owner
+        replicas = tuple(w for w in plan.at(cell).replicas if w in view.live and w != owner)
+        cells[cell] = Assignment(owner=owner, replicas=replicas)
+    moved = [(c, heirs[c]) for c in bereft]
+    takeovers = ", ".join(f"{successor} takes over stage {c.stage} of pipeline {c.pipeline}" for c, successor in moved)
+    message = f"lost {', '.join(sorted(lost))}; {takeovers or 'it ran no stage, so nothing has to move'}"
+    if not lost:
+        message = "a worker that ran no stage is gone"
+    after = next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
+    together = sorted({p.worker for c, _ in moved for p in after.at(c).portions})
+    if together:
+        message += f"; its microbatches are shared by {', '.join(together)}"
+    return msgspec.structs.replace(after, message=message)
+
+
+def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
+    """In-sync replicas: staying ones first, then those that are not where somebody has been lost, then spare workers,
+    of any pipeline. Else owners of the same stage in other pipelines, or who has it, in the same order of places.
+    """
+    plan, doubtful, spare = view.plan, view.doubtful(), set(view.spare())
+    replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
+    alike = [cell] if plan.shards else [Cell(d, cell.stage) for d in range(plan.target.pipelines)]
+    idle = [w for one in alike for w in plan.at(one).replicas if w in spare and (one, w) in view.synced]
+    first = sorted((*idle, *replicas), key=lambda w: (w in view.leaving, view.domain(w) in doubtful))
+    others = [w for w in (*siblings(plan, cell), *view.reported.get(plan.state_of(cell), ())) if w in view.live]
+    others.sort(key=lambda w: view.domain(w) in doubtful)
+    return list(dict.fromkeys((*first, *others)))
+
+
+def improve(view: PlanningView) -> Plan | None:
+    """One step towards the target: replicas where they are missing, owners where they belong, nothing superfluous."""
+    plan, lacks = view.plan, _lacks(view)
+    cells = {c: plan.at(c) for c in plan.cells()} if lacks.replicas or not lacks.is_settled else {}
+    if lacks.replicas:
+        for cell, missing in lacks.replicas.items():
+            cells[cell] = msgspec.structs.replace(cells[cell], replicas=(*cells[cell].replicas, *missing))
+        to = ", ".join(sorted({w for missing in lacks.replicas.values() for w in missing}))
+        return next_plan(view, cells, "Replicating", f"the state of stages is copied to {to} while training continues")
+    moves = {cell: owner for cell, owner in lacks.owners.items() if (cell, owner) in view.synced}
+    if moves:
+        return _move(view, moves)
+    if not lacks.is_settled:
+        text = "each worker runs its own pipeline from the next step on"
+        return next_plan(view, cells, "Settled", text, boundary=True)
+    return _trim(view, lacks) if len(plan.layouts) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacks:
+    """What a plan lacks of who should hold its cells, each by cell: replicas; another owner; other replicas, or in
+    another order, of cells whose owner stays.
+    """
+
+    replicas: Mapping[Cell, tuple[WorkerId, ...]]
+    owners: Mapping[Cell, WorkerId]
+    order: Mapping[Cell, tuple[WorkerId, ...]]
+    is_settled: bool  # as far as portions go
+
+
+def _lacks(view: PlanningView) -> _Lacks:
+    found = view.remembered.get("lacks")
+    if not isinstance(found, _Lacks):
+        found = view.remembered["lacks"] = _found_lacking(view)
+    return found
+
+
+def _found_lacking(view: PlanningView) -> _Lacks:
+    plan, target = view.plan, desired_holders(view)
+    replicas: dict[Cell, tuple[WorkerId, ...]] = {}
+    owners: dict[Cell, WorkerId] = {}
+    order: dict[Cell, tuple[WorkerId, ...]] = {}
+    for cell in plan.cells():
+        owner, *others = wanted = target[cell]
+        there = plan.at(cell)
+        if missing := tuple(w for w in wanted if w != there.owner and w not in there.replicas):
+            replicas[cell] = missing
+        if owner != there.owner:
+            owners[cell] = owner
+        elif tuple(others) != there.replicas:
+            order[cell] = tuple(others)
+    return _Lacks(replicas, owners, order, is_settled(plan))
+
+
+def drain(view: PlanningView) -> Plan | None:
+    """A leaving worker hands its cells to in-sync replicas at the next step boundary, or now if it cannot wait.
+
+    If there is time, it waits for a spare worker to be filled, so that nobody has to run two stages.
+    """
+    if not view.leaving:
+        return None
+    plan, replacements, spare = view.plan, replacement_owners(view), set(view.spare())
+    doubtful = view.doubtful()
+    moves = {}
+    for cell in plan.cells():
+        owner = plan.at(cell).owner
+        if owner not in view.leaving:
+            continue
+        successors = [w for w in plan.at(cell).replicas if w not in view.leaving and (cell, w) in view.synced]
+        successors.sort(key=lambda w: (view.domain(w) in doubtful, w not in spare))
+        waits = replacements.get(cell) in spare and view.leaving[owner] is Urgency.NONE
+        if successors and (successors[0] in spare or not waits):
+            moves[cell] = successors[0]
+    now = any(view.leaving[plan.at(c).owner] is Urgency.NOW for c in moves)
+    return _move(view, moves, boundary=not now) if moves else None
+
+
+def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = True) -> Plan:
+    plan = view.plan
+    cells: Cells = {}
+    for cell in plan.cells():
+        assignment = plan.at(cell)
+        if cell in moves:
+            rest = tuple(w for w in assignment.replicas if w != moves[cell])
+            cells[cell] = Assignment(owner=moves[cell], replicas=(assignment.owner, *rest))
+        else:
+            cells[cell] = assignment
+    reason = "PlannedTakeover" if any(plan.at(c).owner in view.leaving for c in moves) else "Healed"
+    takeovers = ", ".join(f"{w} takes stage {c.stage} of pipeline {c.pipeline}" for c, w in moves.items())
+    return next_plan(view, cells, reason, f"{takeovers} {'at the next step' if boundary else 'now'}", boundary=boundary)
+
+
+def switch_mode(view: PlanningView) -> Plan | None:
+    """The plan in another redundancy mode, if one was asked for; it begins with the next step."""
+    mode = view.redundancy.mode
+    if view.plan.mode is mode:
+        return None
+    cells = {c: view.plan.at(c) for c in view.plan.cells()}
+    plan = next_plan(view, cells, "ModeChanged", f"redundancy {mode} from the next step on", boundary=True)
+    return msgspec.structs.replace(plan, mode=mode)
+
+
+def _trim(view: PlanningView, lacks: _Lacks) -> Plan | None:
+    """Drop replicas that are not wanted, once those that are wanted are in sync, and put the right shadow first."""
+    ripe = {cell: kept for cell, kept in lacks.order.items() if all((cell, w) in view.synced for w in kept)}
+    if not ripe:
+        return None
+    cells = {cell: view.plan.at(cell) for cell in view.plan.cells()}
+    for cell, kept in ripe.items():
+        cells[cell] = msgspec.structs.replace(cells[cell], replicas=kept)
+    return next_plan(view, cells, "Settled", "copies of stages that are not needed any more are dropped")
+
+
+def next_plan(
+    view: PlanningView,
+    cells: Cells,
+    reason: str,
+    message: str,
+    *,
+    boundary: bool = False,
+    layouts: tuple[Layout, ...] | None = None,
+) -> Plan:
+    """The plan in force with other assignments (and layouts), one epoch later.
+
+    Who runs several pipelines of one stage shares them with the others' workers.
+    """
+    plan = view.plan
+    cells = share_out(plan, cells, layouts or plan.layouts, leaving=view.leaving, boundary=boundary)
+    depth = range(len(plan.stages))
+    rows = tuple(tuple(cells[Cell(d, s)] for s in depth) for d in range(1 + max(c.pipeline for c in cells)))
+    return msgspec.structs.replace(
+        plan,
+        epoch=plan.epoch + 1,
+        pipelines=rows,
+        layouts=layouts or plan.layouts,
+        workers=tuple(view.live.values()),
+        boundary=boundary,
+        sources=(),
+        reason=reason,
+        message=message,
+    )

@@ -1,0 +1,1 @@
+"""What machines cost: lists of prices, by machine and zone, and traffic between zones."""

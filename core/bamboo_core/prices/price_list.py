@@ -1,0 +1,142 @@
+"""What machines and traffic cost: a file that a user writes, checked strictly. Its reader is the only I/O."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from bamboo_core.job.fields import ManifestError
+from bamboo_core.job.yaml_file import load_document
+from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo_core.text import printable
+
+FORMAT: Final = "bamboo-prices"
+VERSION: Final = 1
+MOST_MACHINES: Final = 64
+FOLDER: Final = Path(__file__).parent / "lists"
+
+Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
+
+
+class PriceError(ValueError):
+    """One sentence about what is wrong with a price file, with its name and the field."""
+
+
+class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of a price file's parts."""
+
+
+class ZonePrice(_PricePart, frozen=True, kw_only=True):
+    """The price in one zone, where it differs."""
+
+    spot: Usd
+
+
+class MachinePrice(_PricePart, frozen=True, kw_only=True):
+    """The prices of one kind of machine, in USD for a machine and hour."""
+
+    spot: Usd
+    # what the job takes on it: a file, seen from the price file's folder, the name of one that comes with Bamboo, or @
+    # and a device, for the job's own layers there
+    profile: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
+    on_demand: Usd | None = None  # None if it is not to be had
+    zones: dict[Name, ZonePrice] = {}
+    source: Text = ""  # of this machine's prices, if that is worth a word
+
+
+class NetworkPrice(_PricePart, frozen=True, kw_only=True):
+    """USD for a GB (10^9 bytes) that crosses zones, billed to the one that sends it and again to the one that gets
+    it.
+    """
+
+    between_zones: Usd = ZONE_TRAFFIC_PRICE
+
+
+class PriceList(_PricePart, frozen=True, kw_only=True):
+    """A price file."""
+
+    format: str
+    version: int
+    source: Text  # where and when the numbers were looked up
+    machines: Annotated[dict[Name, MachinePrice], msgspec.Meta(min_length=1, max_length=MOST_MACHINES)]
+    network: NetworkPrice = NetworkPrice()
+
+
+def shipped_prices() -> tuple[str, ...]:
+    """The price lists that come with Bamboo, by the month in which they were looked up; the newest is the last."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+def of_devices(path: str, prices: PriceList, devices: Collection[str]) -> PriceList:
+    """Only the machines whose profile is of the job's own layers on one of these devices. Raises PriceError."""
+    wanted = {f"@{device.lower()}" for device in devices}
+    found = {name: one for name, one in prices.machines.items() if (one.profile or "").lower() in wanted}
+    there = {(one.profile or "").lower() for one in prices.machines.values()}
+    if missing := sorted(wanted - there):
+        known = ", ".join(sorted(name[1:] for name in there if name.startswith("@"))) or "none"
+        raise PriceError(f"{path}: no machine has the profile {missing[0][:60]!r}; devices with prices are {known}")
+    return msgspec.structs.replace(prices, machines=found)
+
+
+def read_prices(path: str) -> PriceList:
+    """A YAML or JSON file, or a list that comes with Bamboo, by its name. Raises PriceError naming it. Profiles' files
+    are named from the current folder on.
+    """
+    if path in shipped_prices():
+        path = str(FOLDER / f"{path}.yaml")
+    try:
+        document = load_document(path)
+    except ManifestError as error:
+        told = (str(one) if one.path != "manifest" else f"{path}: {one.message}" for one in error.problems)
+        raise PriceError("; ".join(told)) from None
+    prices = parse_prices(path, document)
+    folder = Path(path).parent
+    machines = {
+        name: msgspec.structs.replace(machine, profile=_from_folder(folder, machine.profile))
+        for name, machine in prices.machines.items()
+    }
+    return msgspec.structs.replace(prices, machines=machines)
+
+
+def parse_prices(path: str, document: object) -> PriceList:
+    """The prices in a document. path: for messages. Raises PriceError naming it, and what was expected where."""
+    try:
+        prices = msgspec.convert(document, PriceList, strict=True)
+    except msgspec.ValidationError as error:
+        raise PriceError(f"{path}: not a price file: {_wrong_machine(document) or _told(error)}") from None
+    if prices.format != FORMAT or prices.version != VERSION:
+        found = f"{prices.format!r} version {prices.version}"[:60]
+        raise PriceError(f"{path}: expected format {FORMAT!r} version {VERSION}; found {found}")
+    return prices
+
+
+def _from_folder(folder: Path, profile: str | None) -> str | None:
+    """Names have no dot and no slash, files do."""
+    return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
+
+
+def _wrong_machine(document: object) -> str:
+    """What is wrong with the first machine that is, by its name; "" if it is something else."""
+    machines = document.get("machines") if isinstance(document, dict) else None
+    for name, machine in machines.items() if isinstance(machines, dict) else ():
+        try:
+            msgspec.convert(machine, MachinePrice, strict=True)
+        except msgspec.ValidationError as error:
+            return f"machines.{printable(str(name))[:60]}: {_told(error)}"
+    return ""
+
+
+def _told(error: msgspec.ValidationError) -> str:
+    told = str(error)
+    return told[:1].lower() + told[1:]
+
+
+def zone_price(price: MachinePrice | None, zone: str) -> float | None:
+    """A price file's, of a spot node in that zone: under its own name, else the longest beginning of it; None if it has
+    none for the zone alone.
+    """
+    known = [name for name in (price.zones if price else {}) if zone.startswith(name)]
+    return price.zones[max(known, key=len)].spot if price is not None and known else None

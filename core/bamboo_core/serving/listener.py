@@ -1,0 +1,280 @@
+"""A port for an aiohttp application, which callers cannot fill up.
+
+aiohttp's own sites accept whoever comes, wait a minute for a TLS handshake, and longer for a request. Here both have to
+be there within a few seconds, an idle connection is closed, and those who have not proved who they are have a share of
+the connections (`bamboo_core.serving.unauthenticated`) that leaves the rest to those who have.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+from bamboo_core.complaints import system_reason
+from bamboo_core.serving.unauthenticated import UnauthenticatedConnections
+
+logger = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 10.0  # for the TLS handshake and a request's headers, together
+IDLE_SECONDS = 75.0  # for an answer to be read, and until the next request
+SHUTDOWN_SECONDS = 2.0  # of TLS
+REQUESTS_END_SECONDS = 1.0  # for requests that are being answered when the listener stops
+BACKLOG = 1024
+PAUSE_SECONDS = 0.1  # after the system refused a connection
+QUIET_SECONDS = 60.0  # between two warnings of the same kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionBounds:
+    """unauthenticated: connections of callers who have not proved who they are; known: of those who have. Seconds."""
+
+    unauthenticated: int
+    known: int = 1 << 20
+    request: float = REQUEST_SECONDS
+    idle: float = IDLE_SECONDS
+
+
+class BoundedListener:
+    """Runs app, to which a middleware is added, from start() to stop(). bounds: may be set anew until start().
+
+    turned_away: called with TooSlow or TooManyCallers for each connection that is closed for it.
+    """
+
+    def __init__(
+        self, app: web.Application, bounds: ConnectionBounds, turned_away: Callable[[str], None] | None = None
+    ) -> None:
+        self.bounds = bounds
+        self._turned_away = turned_away or (lambda reason: None)
+        self._unauthenticated: UnauthenticatedConnections[_Connection] = UnauthenticatedConnections(
+            bounds.unauthenticated
+        )
+        self._known: set[_Connection] = set()
+        self._by_handler: dict[Any, _Connection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._app = app
+        self._runner: web.AppRunner | None = None
+        self._sockets: list[socket.socket] = []
+        self._warned: dict[str, float] = {}
+        app[LISTENER] = self
+        app.middlewares.append(self._serve)
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listens; returns the port. Raises OSError, and then wants to be stopped all the same."""
+        loop = asyncio.get_running_loop()
+        self._runner = runner = web.AppRunner(
+            self._app, access_log=None, logger=_RequestLog(self.warn), shutdown_timeout=REQUESTS_END_SECONDS
+        )
+        await runner.setup()
+        self._unauthenticated.room = self.bounds.unauthenticated
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            self._sockets.append(_listening(family, address))
+        assert runner.server is not None
+        for listening in self._sockets:
+            self._begin(self._accept(listening, runner.server, tls))
+        bound: int = self._sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        """Accepts no connection any more, and closes those that stand. May be called again, or without a start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listening in self._sockets:
+            listening.close()
+        self._sockets.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def unauthenticated(self) -> int:
+        return len(self._unauthenticated)
+
+    @property
+    def full(self) -> bool:
+        """Are there as many known callers as there may be?"""
+        return len(self._known) >= self.bounds.known
+
+    def mark_authenticated(self, request: web.Request) -> None:
+        """Notes that a caller has proved who it is: its connection lasts as long as it likes, and is nobody's
+        to take.
+        """
+        if connection := self._by_handler.get(request.protocol):
+            self._unauthenticated.remove(connection)
+            self._known.add(connection)
+            connection.rest(None)
+
+    # connections
+
+    async def _accept(self, listening: socket.socket, server: web.Server, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(0)  # accepting does not wait while callers are queued, and others have a turn, too
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except ConnectionError:  # the caller has gone already
+                continue
+            except OSError as error:  # no descriptor or memory is left
+                self.warn(f"cannot accept a connection: {system_reason(error)}")
+                self._close_for_another(self._unauthenticated.evict())
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            connection = _Connection(accepted, server, self._gone)
+            leaving = self._unauthenticated.admit(connection, str(address[0]))
+            if leaving is connection:
+                self._turned_away("TooManyCallers")
+                accepted.close()
+                continue
+            self._close_for_another(leaving)
+            self._by_handler[connection.handler] = connection
+            connection.rest(self._late(connection, self.bounds.request))
+            connection.task = task = self._begin(self._welcome(connection, tls))
+            # A task that is cancelled before its first turn does nothing at all
+            task.add_done_callback(partial(self._welcomed, connection))
+
+    async def _welcome(self, connection: "_Connection", tls: ssl.SSLContext | None) -> None:
+        """Hands the connection to its protocol, and waits until its handshake is done. Raises OSError."""
+        limits = {"ssl_handshake_timeout": self.bounds.request, "ssl_shutdown_timeout": SHUTDOWN_SECONDS} if tls else {}
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        await connect(lambda: connection, connection.socket, ssl=tls, **limits)
+
+    def _welcomed(self, connection: "_Connection", task: asyncio.Task[None]) -> None:
+        connection.task = None
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        if error is not None:
+            logger.log(logging.DEBUG if isinstance(error, OSError) else logging.ERROR, "no connection: %r", error)
+        connection.socket.close()
+        self._gone(connection)
+
+    def _gone(self, connection: "_Connection") -> None:
+        connection.rest(None)
+        self._unauthenticated.remove(connection)
+        self._known.discard(connection)
+        self._by_handler.pop(connection.handler, None)
+
+    def _late(self, connection: "_Connection", seconds: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, self._expire, connection)
+
+    def _expire(self, connection: "_Connection") -> None:
+        if not connection.asked:
+            self._turned_away("TooSlow")
+        connection.close()
+
+    def _close_for_another(self, connection: "_Connection | None") -> None:
+        if connection is not None:
+            self._turned_away("TooManyCallers")
+            self.warn(f"{self.bounds.unauthenticated} connections of unknown callers: the oldest are closed")
+            connection.close()
+
+    # requests
+
+    @web.middleware
+    async def _serve(self, request: web.Request, handler: Handler) -> Any:
+        connection = self._by_handler.get(request.protocol)
+        if connection is None:
+            return await handler(request)
+        connection.asked = True
+        connection.rest(None)
+        self._unauthenticated.mark(connection, busy=True)
+        try:
+            return await handler(request)
+        finally:
+            if connection in self._unauthenticated:
+                self._unauthenticated.mark(connection, busy=False)
+                connection.rest(self._late(connection, self.bounds.idle))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def warn(self, message: str) -> None:
+        """Logs a warning, the same one only once in a while: what callers cause must not fill the log."""
+        now = asyncio.get_running_loop().time()
+        if now - self._warned.get(message, -QUIET_SECONDS) >= QUIET_SECONDS:
+            self._warned[message] = now
+            logger.warning("%s", message)
+
+
+LISTENER: web.AppKey[BoundedListener] = web.AppKey("listener", BoundedListener)
+
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp logs. A request that is no HTTP or has too large a header is the caller's mistake, which is
+    answered with 400: no traceback, and a line once in a while.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__(logger)
+        self._warn = warn
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **rest: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self._warn("a request was answered with 400: it is no HTTP, or a header is larger than 8 KiB")
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **rest)
+
+
+class _Connection(asyncio.Protocol):
+    """Passes on to aiohttp's handler what the transport tells, and notices the end. gone: told of it."""
+
+    def __init__(self, accepted: socket.socket, server: web.Server, gone: Callable[["_Connection"], None]) -> None:
+        self.socket, self.handler, self._gone = accepted, server(), gone
+        self.task: asyncio.Task[None] | None = None  # while its handshake is not done
+        self.asked = False
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        # Called for each piece of data
+        self.data_received = self.handler.data_received  # type: ignore[method-assign]
+        self.pause_writing = self.handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = self.handler.resume_writing  # type: ignore[method-assign]
+        self.eof_received = self.handler.eof_received  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.handler.connection_made(transport)
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        self.handler.connection_lost(error)
+        self._gone(self)
+
+    def rest(self, timer: asyncio.TimerHandle | None) -> None:
+        """Sets the timer that will close the connection unless something happens before; None: none will."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def close(self) -> None:
+        """Closes the connection at once, whatever has not been sent."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+def _listening(family: int, address: Any) -> socket.socket:
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setblocking(False)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.bind(address)
+        found.listen(BACKLOG)
+    except OSError:
+        found.close()
+        raise
+    return found

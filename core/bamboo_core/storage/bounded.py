@@ -1,0 +1,149 @@
+"""Calls to a store that always return: each has a time limit from outside, and is tried again a few times at most.
+
+A client's own timeouts do not suffice: a network file system that hangs answers no read, write or open at all.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from bamboo_core.storage.errors import StorageError, StoreUnavailable
+from bamboo_core.storage.failures import Failure, explain
+
+S = TypeVar("S")
+T = TypeVar("T")
+AT_ONCE: Final = 8  # calls of `at_once`
+MOST_HANGING: Final = 8
+END_SECONDS: Final = 5.0  # for a thread that has its result, and nothing to do but to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    """How long a call may take, and how often it is tried."""
+
+    seconds: float = 60.0  # of a call that moves next to nothing
+    slowest: float = float(2 << 20)  # bytes a second; what a call moves gives it more time
+    tries: int = 4
+    pause: float = 0.5  # seconds before the second try, twice as long before each further one
+
+    def of(self, moved: int) -> float:
+        """Seconds for a call that moves so many bytes."""
+        return self.seconds + moved / self.slowest
+
+
+class MissingFile(Exception):
+    """What was to be read is not in the store."""
+
+
+class BoundedCalls:
+    """May be used by several threads at once. `call` runs the function in a thread of its own, which has ended when the
+    call returns.
+
+    One that does not return in time is left to itself: it ends when the store answers, or with the process. With
+    MOST_HANGING of them, calls fail at once.
+    """
+
+    def __init__(self, limits: StoreLimits, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._limits, self._sleep = limits, sleep
+        self._lock = threading.Lock()
+        self._hanging = 0
+
+    def call(self, what: str, function: Callable[[], T], moved: int = 0) -> T:
+        """The result of a call, tried again as long as it may help. what: "cannot read s3://...", the beginning of the
+        sentence if it fails.
+
+        moved: bytes, for the time limit. Raises StoreUnavailable, MissingFile; FileExistsError and StorageError of
+        the function as they are.
+        """
+        pause = self._limits.pause
+        for number in range(1, self._limits.tries + 1):
+            outcome = self._once(function, self._limits.of(moved))
+            if not isinstance(outcome.error, BaseException):
+                return outcome.value  # type: ignore[no-any-return]
+            if isinstance(outcome.error, FileExistsError | StorageError):
+                raise outcome.error
+            failure = _explained(outcome.error)
+            if failure.missing:
+                raise MissingFile(failure.reason)
+            if not failure.transient or number == self._limits.tries:
+                tried = f", tried {number} times" if number > 1 else ""
+                raise StoreUnavailable(f"{what}: {failure.reason}{tried}")
+            self._sleep(pause)
+            pause *= 2
+        raise AssertionError("at least one try")
+
+    def _once(self, function: Callable[[], Any], seconds: float) -> "_Outcome":
+        with self._lock:
+            if self._hanging >= MOST_HANGING:
+                return _Outcome(error=_Hangs(f"{self._hanging} calls to the store have not returned"))
+        outcome = _Outcome()
+        thread = threading.Thread(target=self._run, args=(function, outcome), name="store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        with self._lock:
+            if not outcome.done:
+                outcome.abandoned = True
+                self._hanging += 1
+                return _Outcome(error=TimeoutError(f"nothing within {seconds:.0f} s"))
+        thread.join(END_SECONDS)
+        return outcome
+
+    def _run(self, function: Callable[[], Any], outcome: "_Outcome") -> None:
+        try:
+            outcome.value = function()
+        except BaseException as error:
+            outcome.error = error
+        with self._lock:
+            outcome.done = True
+            if outcome.abandoned:
+                self._hanging -= 1
+
+
+def at_once(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """The function of each, several at the same time. An interrupt of the caller does not wait for them."""
+    waiting = list(enumerate(items))
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                number, item = waiting.pop()
+            except IndexError:
+                return
+            try:
+                results[number] = function(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, name="checkpoints", daemon=True) for _ in items[:AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
+
+
+class _Hangs(Exception):
+    """Too many calls hang."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    value: Any = None
+    error: BaseException | None = None
+    done: bool = False  # or abandoned, whichever comes first
+    abandoned: bool = False
+
+
+def _explained(error: BaseException) -> Failure:
+    """What is no failure of a store, such as an interrupt, goes on its way."""
+    if not isinstance(error, Exception):
+        raise error
+    if isinstance(error, _Hangs):
+        return Failure(reason=str(error))
+    return explain(error)

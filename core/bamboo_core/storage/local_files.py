@@ -1,0 +1,111 @@
+"""Files on this machine or on a mounted volume. A file is there in whole, also after a power failure, or not at all."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from bamboo_core.storage.durable import sync_names
+from bamboo_core.storage.files import Buffer, FileEntry
+
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+
+
+class LocalFiles:
+    """The files below one folder, which is made with the first file."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def write(self, path: str, chunks: Sequence[Buffer]) -> None:
+        target = self._root / path
+        with self._written(target, chunks) as partial:
+            os.replace(partial, target)
+
+    def create(self, path: str, data: bytes) -> None:
+        target = self._root / path
+        with self._written(target, [data]) as partial:
+            try:
+                os.link(partial, target)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if target.exists():  # a file system without hard links, where two at once cannot be told apart
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+                os.replace(partial, target)
+
+    def read(self, path: str, start: int, end: int) -> bytes:
+        with (self._root / path).open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    def list(self, folder: str) -> Sequence[FileEntry]:
+        try:
+            with os.scandir(self._root / folder) as found:
+                entries = list(found)
+        except FileNotFoundError:
+            return ()
+        return tuple(entry for found in entries if (entry := _entry(found)) is not None)
+
+    def delete(self, path: str) -> None:
+        target = self._root / path
+        with contextlib.suppress(FileNotFoundError):
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            else:
+                target.unlink()
+            sync_names(target.parent)
+
+    @contextlib.contextmanager
+    def _written(self, target: Path, chunks: Sequence[Buffer]) -> Iterator[Path]:
+        """The bytes in a file beside the target, on disk; what the caller makes of it is made durable."""
+        self._make(target.parent)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        try:
+            with partial.open("xb", buffering=0) as file:
+                for chunk in chunks:
+                    _write_all(file.fileno(), memoryview(chunk).cast("B"))
+                os.fsync(file.fileno())
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
+        sync_names(target.parent)
+
+    def _make(self, folder: Path) -> None:
+        """Makes a folder, and the folders above it; each is made durable in the one that holds it."""
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            if folder == folder.parent:
+                break
+            folder = folder.parent
+        for one in reversed(missing):
+            try:
+                one.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(one)) from None
+            sync_names(one.parent)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    """A write moves 2 GiB at most, and less on a disk that is full."""
+    while data.nbytes:
+        data = data[os.write(descriptor, data) :]
+
+
+def _entry(found: "os.DirEntry[str]") -> FileEntry | None:
+    """The entry of a file or folder; None for what is neither, or has just gone."""
+    try:
+        known = found.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(known.st_mode):
+        return FileEntry(name=found.name, size=None, modified=known.st_mtime)
+    return (
+        FileEntry(name=found.name, size=known.st_size, modified=known.st_mtime) if stat.S_ISREG(known.st_mode) else None
+    )

@@ -1,0 +1,194 @@
+"""Files in an object store, by fsspec. An object appears as a whole with its last byte, or not at all."""
+
+import contextlib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.files import Buffer, FileEntry, total
+from bamboo_core.storage.url import StoreUrl
+
+CONNECT_SECONDS: Final = 10
+READ_SECONDS: Final = 60
+CHUNK: Final = 64 << 20  # bytes that are read at a time; several are under way at once
+_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # by their extra
+# A private client, which remembers no listing, and the timeouts that it knows itself.
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "s3": {
+        "config_kwargs": {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": READ_SECONDS,
+            "retries": {"max_attempts": 2, "mode": "standard"},
+        },
+    },
+    "gs": {"requests_timeout": READ_SECONDS},
+    "az": {"connection_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS},
+}
+_VERSIONS: Final = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # before when it was modified
+_MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteEntry:
+    """A file below a root."""
+
+    name: str  # its path from there; of a root that is a file itself, the file's name
+    path: str  # to read it by, "" for the root itself
+    size: int
+    version: str  # differs if the file was written anew; "" if the store does not say
+
+
+def open_store(url: StoreUrl) -> "ObjectFiles":
+    """Raises StorageError if a package is missing, or the client cannot be made."""
+    package = _PACKAGES.get(url.extra)
+    try:
+        if package is not None:
+            importlib.import_module(package)
+        import fsspec
+    except ImportError as error:
+        extra = f"bamboo-spot[{url.extra}]" if url.extra else "bamboo-spot"
+        raise StorageError(
+            f"{url.shown} needs the package {package or 'fsspec'}, which cannot be imported here "
+            f"({type(error).__name__}): pip install '{extra}'"
+        ) from None
+    options = dict(_OPTIONS.get(url.extra, {}))
+    options |= {"skip_instance_cache": True, "use_listings_cache": False}
+    if url.extra == "gs":  # the class that fsspec takes asks for the kind of each bucket, with a right of its own
+        plain = importlib.import_module("gcsfs.core").GCSFileSystem
+        return ObjectFiles(plain(**options), plain._strip_protocol(url.path))
+    return ObjectFiles(*fsspec.core.url_to_fs(url.path, **options))
+
+
+class ObjectFiles:
+    """The files of an object store. filesystem: of fsspec. root: a path of it."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._fs, self._root = filesystem, root.rstrip("/")
+
+    def write(self, path: str, chunks: Sequence[Buffer]) -> None:
+        size = total(chunks)
+        data = b"".join(chunks)
+        self._fs.pipe_file(self._path(path), data)
+        self._check(path, size)
+
+    def create(self, path: str, data: bytes) -> None:
+        """The request is conditional; a store that knows no such requests has at least been asked before."""
+        where = self._path(path)
+        if self._exists(path):
+            raise FileExistsError(where)
+        try:
+            self._fs.pipe_file(where, data, mode="create")
+        except (OSError, NotImplementedError, ValueError) as error:
+            if isinstance(error, PermissionError | FileNotFoundError | ConnectionError | TimeoutError):
+                raise
+            if self._exists(path):
+                raise FileExistsError(where) from None
+            self._fs.pipe_file(where, data)
+        self._check(path, len(data))
+
+    def read(self, path: str, start: int, end: int) -> bytes:
+        """The bytes from `start` to `end`, fetched in pieces if they are many: a store serves one request slower than a
+        client can read.
+        """
+        where = self._path(path)
+        size = self._size(path)
+        end = min(end, size)
+        if end <= start:
+            return b""
+        if end - start <= CHUNK:
+            return bytes(self._fs.cat_file(where, start=start, end=end))
+        starts = list(range(start, end, CHUNK))
+        ends = [min(one + CHUNK, end) for one in starts]
+        return b"".join(self._fs.cat_ranges([where] * len(starts), starts, ends, max_gap=None, on_error="raise"))
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """These bytes in one request, of a file that is known to have them."""
+        return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
+
+    def walk(self) -> Sequence[RemoteEntry]:
+        """The files in all folders, by name; the one file if the root is one. Raises FileNotFoundError if there is
+        nothing.
+        """
+        self._fs.invalidate_cache()
+        try:
+            info = self._fs.info(self._root)
+        except FileNotFoundError:
+            self._check_bucket()
+            raise
+        if info["type"] == "file":
+            return (_remote(info, self._root.rpartition("/")[2], ""),)
+        found = self._fs.find(self._root, detail=True)
+        below = ((str(path)[len(self._root) :].lstrip("/"), one) for path, one in found.items())
+        return tuple(_remote(one, name, name) for name, one in sorted(below, key=lambda pair: pair[0]) if name)
+
+    def list(self, folder: str) -> Sequence[FileEntry]:
+        self._fs.invalidate_cache()
+        where = self._path(folder)
+        try:
+            found = self._fs.ls(where, detail=True)
+        except FileNotFoundError:
+            self._check_bucket()
+            return ()
+        return tuple(_entry(one) for one in found if one["name"].rstrip("/") != where)
+
+    def delete(self, path: str) -> None:
+        self._fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(path), recursive=True)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _size(self, path: str) -> int:
+        self._fs.invalidate_cache()
+        return int(self._fs.size(self._path(path)) or 0)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _check(self, path: str, size: int) -> None:
+        """Has what was written arrived?"""
+        try:
+            there = self._size(path)
+        except FileNotFoundError:
+            raise ConnectionError("the store has forgotten a file that was written") from None
+        if there != size:
+            raise ConnectionError(f"the store has {there} bytes of a file of {size} bytes")
+
+    def _check_bucket(self) -> None:
+        """An empty folder is not there; a bucket has to be. FileNotFoundError."""
+        bucket = self._root.lstrip("/").partition("/")[0]
+        if bucket and self._fs.protocol not in ("memory", ("memory",)) and not self._fs.exists(bucket):
+            raise FileNotFoundError(f"there is no bucket {bucket}")
+
+
+def _entry(found: Mapping[str, Any]) -> FileEntry:
+    name = str(found["name"]).rstrip("/").rpartition("/")[2]
+    if found["type"] == "directory":
+        return FileEntry(name=name, size=None, modified=None)
+    return FileEntry(name=name, size=int(found.get("size") or 0), modified=_modified(found))
+
+
+def _remote(found: Mapping[str, Any], name: str, path: str) -> RemoteEntry:
+    version = next((str(found[key]) for key in _VERSIONS if found.get(key)), "") or str(_modified(found) or "")
+    return RemoteEntry(name=name, path=path, size=int(found.get("size") or 0), version=version)
+
+
+def _modified(found: Mapping[str, Any]) -> float | None:
+    for name in _MODIFIED:
+        value = found.get(name)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None

@@ -1,0 +1,121 @@
+"""URLs of stores: which ones there are, and how they are shown. What is shown never holds a credential."""
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from bamboo_core.text import one_line
+
+# Protocol of a URL: that of fsspec, and the extra that brings its package.
+PROTOCOLS: Final = {
+    "s3": ("s3", "s3"),
+    "s3a": ("s3", "s3"),
+    "gs": ("gs", "gs"),
+    "gcs": ("gs", "gs"),
+    "az": ("az", "az"),
+    "abfs": ("abfs", "az"),
+    "abfss": ("abfs", "az"),
+    "memory": ("memory", ""),
+}
+EXPECTED: Final = (
+    "a path or a URL such as file:///folder, s3://bucket/folder, gs://bucket/folder, az://container/folder"
+)
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_SECRETS: Final = (
+    (re.compile(r"(://)[^/\s@\"']*@"), r"\1"),  # a user and a password
+    (
+        re.compile(
+            r"(?i)\b((?:sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid|accountkey|sharedaccesssignature|credential|"
+            r"authorization|access_token|token|password|secret)\b[\"']?\s*[=:]\s*[\"']?)(?:(?:bearer|basic)\s+)?[^\s&,;\"']+"
+        ),
+        r"\1...",
+    ),
+    (re.compile(r"(://[^\s?#]*)[?#]\S+"), r"\1"),
+)
+_SECRET_NAMES: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|CONNECTION_STRING|SIGNATURE", re.IGNORECASE)
+_SHORTEST_SECRET: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUrl:
+    """The URL of a store, taken apart."""
+
+    protocol: str  # "file" or one of fsspec's
+    path: str  # an absolute path of this machine, or the whole URL for fsspec
+    shown: str
+    extra: str = ""
+
+
+def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
+    """The parts of a URL of a store. what: it is, for messages. Raises ValueError with a sentence, which holds no
+    credential either.
+    """
+    with contextlib.suppress(UnicodeError):
+        url = os.fsencode(url).decode()  # an argument whose letters the locale does not know
+    if not url or not url.isprintable():
+        raise ValueError(f"{what} {one_line(url, 100)!r}: expected {EXPECTED}")
+    found = _SCHEME.fullmatch(url)
+    if not found:
+        return _file(os.fsdecode(url.encode()))
+    protocol, rest = found[1].lower(), found[2]
+    shown = shown_url(url)
+    if protocol == "file":
+        place, _, path = rest.partition("/")
+        if place not in ("", "localhost") or not path.strip("/"):
+            raise ValueError(f"{what} {shown}: expected file:/// and an absolute path")
+        return _file(file_path(url))
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"{what} {shown}: nothing is known of {protocol}://; expected {EXPECTED}")
+    place = rest.partition("/")[0]
+    user, at, _ = place.rpartition("@")
+    if "?" in rest or "#" in rest or (at and (protocol not in ("abfs", "abfss") or ":" in user)):
+        raise ValueError(
+            f"{what} {shown}: expected one without credentials and parameters; credentials come from the "
+            "environment (docs/checkpoints.md)"
+        )
+    if not place and protocol != "memory":
+        raise ValueError(f"{what} {shown}: expected {EXPECTED}")
+    name, extra = PROTOCOLS[protocol]
+    return StoreUrl(protocol=name, path=f"{name}://{rest.rstrip('/')}", shown=shown, extra=extra)
+
+
+def file_path(url: str) -> str:
+    """The path on this machine of a URL file:///...; it has the same bytes in every locale."""
+    return os.fsdecode(unquote_to_bytes("/" + url.partition("://")[2].partition("/")[2]))
+
+
+def _file(path: str) -> StoreUrl:
+    path = os.path.abspath(path)
+    return StoreUrl(protocol="file", path=path, shown=os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
+def shown_url(url: str) -> str:
+    """The URL without user, password and parameters, for messages and logs."""
+    found = _SCHEME.fullmatch(url)
+    if not found:
+        return one_line(url)
+    try:
+        host = urlsplit(url).netloc
+    except ValueError:
+        return f"{found[1].lower()}://..."
+    place, slash, path = re.split(r"[?#]", found[2], maxsplit=1)[0].partition("/")
+    user, at, host = place.rpartition("@")
+    container = f"{user}@" if at and found[1].lower() in ("abfs", "abfss") and ":" not in user else ""
+    return one_line(f"{found[1].lower()}://{container}{host}{slash}{path}".rstrip("/"))
+
+
+def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """The text without anything that is, or looks like, a credential. environment: whose secrets must not be shown."""
+    environment = os.environ if environment is None else environment
+    values = {
+        value for name, value in environment.items() if _SECRET_NAMES.search(name) and len(value) >= _SHORTEST_SECRET
+    }
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "...")
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return one_line(text)

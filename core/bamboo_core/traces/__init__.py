@@ -1,0 +1,1 @@
+"""Nodes that come and go, and their prices, as values and in the form that is recorded."""

@@ -1,0 +1,120 @@
+"""Profiles of devices that nobody has measured."""
+
+import msgspec
+import pytest
+
+from bamboo.profiles.analytic import analytic_profile, operation_seconds
+from bamboo.profiles.devices import DeviceTable, parse_devices
+from bamboo.profiles.files import DEVICES, counted_names, read_devices, read_profile, shipped_names
+from bamboo.profiles.layer_counts import LayerCount, TaskCounts, folded, parse_counts
+from bamboo_core.planning.profile import ModelProfile, ProfiledTask, ProfileError, parse_profile, to_json
+
+LAYER = LayerCount(
+    forward=(("fp32", 2_000_000_000_000, 8, 3), ("bf16", 0, 9_000_000_000, 1)),
+    backward=(("fp32", 1, 1, 10),),
+    parameters=400,
+    optimizer=800,
+    gradients=400,
+    activations=5,
+    boundary=7,
+    cost=9.0,
+)
+COUNTS = TaskCounts(name="x", samples=2, layers=(LAYER,), task=ProfiledTask(entrypoint="a:b"), source="made up")
+
+
+@pytest.fixture
+def table() -> DeviceTable:
+    return read_devices()
+
+
+def rate(profile: ModelProfile) -> float:
+    """Samples a second on one device, without the optimizer's step."""
+    return profile.samples / sum(layer.forward + layer.backward for layer in profile.layers)
+
+
+def test_an_operation_takes_as_long_as_its_products_its_bytes_or_its_launch(table: DeviceTable) -> None:
+    device, launch = table.named("V100"), table.launch.seconds
+    products, memory = device.products["fp32"].reached, device.bandwidth.reached
+    assert operation_seconds(("fp32", 10**12, 8, 3), device, launch) == pytest.approx(3 * 10**12 / products)
+    assert operation_seconds(("fp32", 8, 10**9, 1), device, launch) == pytest.approx(10**9 / memory)
+    assert operation_seconds(("fp32", 8, 8, 7), device, launch) == pytest.approx(7 * launch)
+    assert operation_seconds(("fp8", 10**12, 8, 1), device, launch) == pytest.approx(10**12 / products)
+
+
+def test_layers_have_the_counted_bytes_and_computed_seconds(table: DeviceTable) -> None:
+    counts = msgspec.structs.replace(COUNTS, layers=(msgspec.structs.replace(LAYER, times=2), LAYER))
+    found = analytic_profile(counts, table, "a100")
+    device = table.named("a100")
+    assert (found.name, found.samples, len(found.layers), found.device) == ("x@a100", 2, 3, "NVIDIA A100 80 GB")
+    one = found.layers[2]
+    products, memory = device.products["fp32"].reached, device.bandwidth.reached
+    assert one.forward == pytest.approx(3 * 2e12 / products + 9e9 / memory, rel=1e-5)
+    assert one.backward == pytest.approx(10 * table.launch.seconds)
+    assert one.update == pytest.approx((2 * (400 + 800) + 400) / memory, rel=1e-5)
+    assert (one.parameters, one.optimizer, one.gradients, one.activations, one.boundary, one.cost) == (
+        400,
+        800,
+        400,
+        5,
+        7,
+        9.0,
+    )
+    assert found.machine.memory == 80 * 10**9
+    assert parse_profile("x", to_json(found)) == found, "it is a profile like any other"
+    assert "layers.seconds" in found.estimated
+    assert "arXiv 2402.13499" in found.sources["layers.seconds"].text
+
+
+def test_equal_layers_behind_each_other_are_one() -> None:
+    other = msgspec.structs.replace(LAYER, boundary=8)
+    assert [one.times for one in folded((LAYER, LAYER, other, LAYER))] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("model", counted_names())
+def test_every_model_is_a_profile_on_every_device(model: str, table: DeviceTable) -> None:
+    rates = {name: rate(read_profile(f"{model}@{name}")) for name in table.devices}
+    assert rates["h200"] >= rates["h100"] > rates["a100"] > rates["v100"] > rates["t4"] > 0
+    published = read_profile(f"{model.removesuffix('-bf16')}-v100")
+    assert [layer.parameters for layer in published.layers] == [
+        layer.parameters for layer in read_profile(f"{model}@a100").layers
+    ]
+
+
+def test_figures_that_people_rent_by_have_a_date_and_a_source_each(table: DeviceTable) -> None:
+    assert set(table.devices) == {"h200", "h100", "a100", "l40s", "l4", "a10g", "t4", "v100"}
+    assert table.date >= "2026-11"
+    for device in table.devices.values():
+        for figure in (*device.products.values(), device.bandwidth):
+            assert any(word in figure.source for word in ("data sheet (20", "has no TF32; as fp32", "has no bf16;"))
+
+
+@pytest.mark.parametrize(("model", "least", "most"), [("bert", 1.0, 1.4), ("gpt-2", 1.0, 1.3), ("vgg", 4, 10)])
+def test_beside_the_published_systems_profiles(model: str, least: float, most: float) -> None:
+    """These contain what that system lost on four times as many machines; docs/simulator.md has the ratios."""
+    assert f"{model}-v100" in shipped_names()
+    assert least < rate(read_profile(f"{model}@v100")) / rate(read_profile(f"{model}-v100")) < most
+
+
+def test_a_hyphen_may_be_left_out_and_what_is_not_known_is_named() -> None:
+    assert read_profile("gpt2@H100") == read_profile("gpt-2@h100")
+    with pytest.raises(ProfileError, match=r"device 'b900'; known are v100, t4, a10g, l4, l40s, a100, h100, h200"):
+        read_profile("bert@b900")
+    with pytest.raises(ProfileError, match=r"layers of 'mine' are not counted; those of alexnet, .* --device counts"):
+        read_profile("mine@a100")
+
+
+def test_a_wrong_table_or_count_gets_one_sentence(table: DeviceTable) -> None:
+    raw = msgspec.json.decode(DEVICES.read_bytes())
+    raw["devices"]["t4"]["bandwidth"]["reached"] = 1e15
+    with pytest.raises(ProfileError, match=r"d: devices\.t4\.bandwidth: reached must be at most peak"):
+        parse_devices("d", msgspec.json.encode(raw))
+    with pytest.raises(ProfileError, match="d: no table of devices: "):
+        parse_devices("d", b"{}")
+    with pytest.raises(ProfileError, match="expected format 'bamboo-devices' version 1; found 'x' version 1"):
+        parse_devices("d", DEVICES.read_bytes().replace(b'"bamboo-devices"', b'"x"'))
+    with pytest.raises(ProfileError, match="c: no counts of a model's layers: "):
+        parse_counts("c", b"[1]")
+    with pytest.raises(
+        ProfileError, match="expected format 'bamboo-counts' version 1; found 'bamboo-counts' version 2"
+    ):
+        parse_counts("c", msgspec.json.encode(msgspec.structs.replace(COUNTS, version=2)))

@@ -1,0 +1,151 @@
+"""What goes wrong once it is known how a job has ended, and what it leaves nevertheless."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bamboo.local import closing, runner
+from bamboo.local.closing import Closing
+from bamboo.local.fork_server import ForkServer
+from bamboo.local.runner import RunOptions
+from bamboo.local.session import ReportOptions, train
+from bamboo.terminal.view import PlainView
+from bamboo_core.control.server import ControlServer
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.page.server import LocalPage
+from folders import TASK_PATH
+from manifest_kit import bamboojob, training
+
+LONG = 600.0
+TINY = bamboojob(
+    "tiny",
+    task={"entrypoint": "bamboo_trainer.models.mlp:build"},
+    training=training(3, 4, 2),
+    topology={"stages": 2},
+)
+
+
+async def test_what_goes_wrong_keeps_nothing_else_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[str] = []
+
+    async def fails() -> None:
+        raise ProcessLookupError
+
+    async def waits() -> None:
+        await asyncio.sleep(LONG)
+
+    async def gives() -> str:
+        return "text"
+
+    ending = Closing()
+    assert await ending.wait("while one failed", fails()) is None
+    assert await ending.wait("while one waited", waits(), 0.01) is None
+    assert await ending.wait("while one worked", gives()) == "text"
+    ending.do("while one was written", lambda: os.stat("/no/such/file"))
+    ending.do("while one was done", lambda: done.append("it"))
+    ending.tell()
+    ending.tell()
+    assert done == ["it"]
+    after = "; how the job ended does not depend on it"
+    assert capsys.readouterr().err.splitlines() == [
+        f"bamboo: while one failed: ProcessLookupError{after}",
+        f"bamboo: while one waited: no end within 0.01 s{after}",
+        f"bamboo: while one was written: [Errno 2] No such file or directory: '/no/such/file'{after}",
+    ]
+
+
+async def test_who_cancels_is_not_held_up() -> None:
+    ending = Closing()
+    waiting = asyncio.create_task(ending.wait("while one waited", asyncio.sleep(LONG)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+Method = Callable[..., Awaitable[Any]]
+
+
+def then_fails(method: Method) -> Method:
+    async def failing(*arguments: Any) -> None:
+        await method(*arguments)
+        raise ProcessLookupError  # it has no text
+
+    return failing
+
+
+def then_hangs(method: Method) -> Method:
+    async def hanging(*arguments: Any) -> None:
+        await method(*arguments)
+        await asyncio.sleep(LONG)
+
+    return hanging
+
+
+@pytest.mark.parametrize(("disturbed", "what"), [(then_fails, "ProcessLookupError"), (then_hangs, "no end within")])
+def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    disturbed: Callable[[Method], Method],
+    what: str,
+) -> None:
+    """Every await after the last step, at once."""
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+    if disturbed is then_hangs:
+        monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
+        monkeypatch.setattr(runner, "SAMPLE_SECONDS", 2.0)
+        monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)
+    run = runner._LocalRun
+    for kind, name in ((run, "_drain"), (run, "_sample"), (ControlServer, "stop"), (LocalPage, "stop")):
+        monkeypatch.setattr(kind, name, disturbed(getattr(kind, name)))
+    close, opened = ForkServer.close, ForkServer.open
+
+    async def open_well(pool: ForkServer, *extra: str) -> None:
+        await opened(pool, *extra)
+        monkeypatch.setattr(ForkServer, "close", disturbed(close))
+
+    monkeypatch.setattr(ForkServer, "open", open_well)
+
+    def stop(view: PlainView) -> None:
+        raise OSError
+
+    monkeypatch.setattr(PlainView, "stop", stop)
+    output = tmp_path / "out"
+    code = train(parse_manifest(TINY), TINY, RunOptions(output=output), ReportOptions(page=0), verify=False)
+    out, err = capfd.readouterr()
+    assert (code, "complete" in out.lower()) == (0, True), out + err
+    assert {file.name for file in output.iterdir()} >= {"weights", "history.jsonl", "page.html"}
+    assert [json.loads(line).get("step") for line in (output / "history.jsonl").read_text().splitlines()].count(2) == 1
+    for doing in (
+        "while the workers left",
+        "while the model's sample was made",
+        "while the workers' processes were ended",
+        "while the workers' connections were closed",
+        "while the page's port was closed",
+    ):
+        assert f"bamboo: {doing}: {what}" in err
+    assert "bamboo: while the view was closed: OSError; how the job ended does not depend on it" in err
+
+
+def test_ctrl_c_while_the_sample_is_made_ends_only_that(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The job is complete, and stays so."""
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+
+    async def interrupted(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(LONG)
+
+    monkeypatch.setattr(ForkServer, "call", interrupted)
+    code = train(parse_manifest(TINY), TINY, RunOptions(), ReportOptions(), verify=False)
+    out, err = capfd.readouterr()
+    assert (code, err) == (0, "")
+    assert "SampleFailed: it was not waited for, as you asked" in out

@@ -1,0 +1,37 @@
+"""`bamboo history`: what is printed."""
+
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo_core.history.files import HistoryFile, HistoryFiles
+from history_kit import evaluated, shown, step
+
+pytest_plugins = ["history_fixtures"]
+
+
+def test_what_is_no_history_is_told(kept, tmp_path):
+    assert f"there is no history in {tmp_path}" in shown(tmp_path, code=1)
+    HistoryFiles(str(kept / "history" / "other")).write(HistoryFile(1, 1, 0), [step(1)])
+    assert "there are the histories of several jobs" in shown(kept, code=1)
+    assert len(shown(kept / "history" / "other").splitlines()) == 1
+    (kept / "history" / "other" / "000001-0000000002-000000.jsonl").write_text("rubbish\n")
+    assert "000001-0000000002-000000.jsonl line 1 is no record" in shown(kept / "history" / "other", code=1)
+    assert "--follow and --output csv: expected at most one of them" in shown(kept, "-f", "-o", "csv", code=2)
+
+
+def test_the_evaluation_of_the_last_state_is_told_with_the_steps_that_it_has_seen(kept):
+    """As the event of it says: after step 10 are ten steps."""
+    HistoryFiles(str(kept / "history" / "other")).write(HistoryFile(1, 1, 0), [step(10), evaluated(10, loss=0.5)])
+    lines = shown(kept / "history" / "other").splitlines()
+    assert "  steps 1 to 9 are missing: " in lines[0]
+    assert "  step 10, loss " in lines[1]
+    assert lines[2].endswith("  after step 10, evaluation loss 0.5")
+
+
+def test_what_is_not_there_is_told_with_all_that_could_be() -> None:
+    result = CliRunner().invoke(app, ["history", "/no/such/place"])
+    assert result.exit_code == 2
+    assert (
+        "/no/such/place: there is nothing; expected the name of a job on the cluster, a manifest, the folder"
+        in result.output
+    )

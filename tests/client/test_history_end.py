@@ -1,0 +1,94 @@
+"""The end of a local run's history."""
+
+from pathlib import Path
+
+import pytest
+
+from bamboo.local import history_end
+from bamboo.local.history_end import StepsHeard, end_history
+from bamboo_core.control.history_feed import HistoryFeed
+from bamboo_core.control.protocol import Evaluated, StepCommitted
+from bamboo_core.coordinator.events import Emit
+from bamboo_core.history.files import HistoryFiles
+from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord, from_lines
+from bamboo_core.storage.errors import StorageError
+
+pytest_plugins = ["history_fixtures"]
+
+
+def test_the_end_of_a_local_run_adds_what_no_worker_has_written(kept):
+    feed = HistoryFeed("z", lambda: 9999.0)
+    feed.add(Emit("Complete", "all is done"))
+    url = str(kept / "history" / "job")
+    for _ in range(2):  # twice does no harm
+        end_history(url, feed.rest(), StepsHeard(4), kept)
+    records = from_lines((kept / "history.jsonl").read_bytes(), "history.jsonl")
+    assert len(records) == 11
+    assert (records[-1].reason, records[-1].attempt) == ("Complete", 2)
+
+
+def heard(*numbers: int) -> StepsHeard:
+    steps = StepsHeard(4)
+    for time, number in enumerate(numbers):
+        said = StepCommitted(step=number, generation=0, loss=0.5, gradient_norm=1.0, microbatches=2, seconds=0.1)
+        steps.committed(said, 9000.0 + time)
+    return steps
+
+
+def shown(records: list[Record]) -> list[tuple[int, ...]]:
+    """(attempt, step) of steps, (attempt, first, last) of gaps."""
+    steps = [(one.attempt, one.step) for one in records if isinstance(one, StepRecord)]
+    return [*steps, *((one.attempt, one.first, one.last) for one in records if isinstance(one, GapRecord))]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ((), []),
+        ((3, 4, 5), []),
+        ((5, 6, 7), [(2, 7), (2, 8)]),
+        ((0, 1, 2, 3, 4, 3, 4, 5, 6), [(2, 7)]),
+        ((8, 9), [(2, 9), (2, 10), (2, 7, 8)]),
+    ],
+)
+def test_steps_that_the_store_has_not_got_are_those_behind_its_last_one(
+    kept: Path, numbers: tuple[int, ...], found: list[tuple[int, ...]]
+) -> None:
+    """The store's last one is step 6 of attempt 2; workers count from 0 among themselves."""
+    assert shown(heard(*numbers).beyond(HistoryFiles(str(kept / "history" / "job")).read_all())) == found
+
+
+def test_without_a_store_a_run_counts_its_attempts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(heard(0, 1, 2, 1, 2).beyond([])) == [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
+    monkeypatch.setattr(history_end, "MOST_STEPS", 2)
+    steps = heard()
+    steps._steps = type(steps._steps)(maxlen=2)
+    for step in heard(0, 1, 2)._steps:
+        steps._steps.append(step)
+    assert shown(steps.beyond([])) == [(1, 2), (1, 3), (1, 1, 1)]
+
+
+def test_the_output_has_a_history_whatever_becomes_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    feed = HistoryFeed("z", lambda: 9999.0)
+    feed.add(Emit("Complete", "all is done"))
+    with pytest.raises(StorageError, match="Not a directory"):
+        end_history(str(tmp_path / "file" / "history"), feed.rest(), heard(0, 1, 2), tmp_path)
+    records = from_lines((tmp_path / "history.jsonl").read_bytes(), "history.jsonl")
+    assert shown(records) == [(1, 1), (1, 2), (1, 3)]
+    assert [one.reason for one in records if isinstance(one, EventRecord)] == ["Complete"]
+
+
+def test_a_run_of_which_nothing_is_known_writes_no_history(tmp_path: Path) -> None:
+    end_history(str(tmp_path / "history"), HistoryFeed("z", lambda: 1.0).rest(), heard(), tmp_path)
+    assert not (tmp_path / "history.jsonl").exists()
+
+
+def test_the_evaluation_of_the_last_state_is_there_without_a_store() -> None:
+    steps = heard(0, 1, 2)
+    for _ in range(2):  # a new root repeats it
+        steps.evaluated(Evaluated(step=3, metrics={"x": 0.5}), 9010.0)
+    evaluation = EvaluationRecord(attempt=1, step=3, time=9010.0, metrics={"x": 0.5})
+    assert steps.beyond([])[-1] == evaluation
+    assert steps.beyond(steps.beyond([])[:-1]) == [evaluation]
+    assert steps.beyond(steps.beyond([])) == []

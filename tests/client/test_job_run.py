@@ -1,0 +1,150 @@
+"""`bamboo simulate JOB.yaml`: the real coordinator in virtual time, under traces, and the command."""
+
+import pytest
+
+from bamboo.simulation.job.job_run import JobRun
+from bamboo.simulation.pool import JobSeed, simulate_jobs
+from bamboo.traces.generate import Generation
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.traces.trace import make_trace
+from job_simulation_kit import HOUR, job, manifest, nodes, run
+
+
+def test_without_preemptions_nothing_is_lost() -> None:
+    found = run(job(), nodes(3), price=2.0).figures
+    assert found.goodput == pytest.approx(1.0, abs=1e-3)
+    assert (found.preemptions, found.takeovers, found.restores, found.pause) == (0, 0, 0, 0.0)
+    assert found.nodes == pytest.approx(3)
+    assert found.usd == pytest.approx(6.0)
+    assert found.steps == pytest.approx((HOUR - 10) / 0.247, rel=0.02)
+
+
+def test_a_job_that_is_short_comes_to_its_end() -> None:
+    one = job()
+    document = {**one.manifest, "spec": {**one.manifest["spec"]}}
+    document["spec"]["training"] = {**document["spec"]["training"], "steps": 500}
+    short = JobRun(spec=parse_manifest(document), manifest=document, profile=one.profile, trace=make_trace())
+    result = run(short, nodes(3))
+    assert (result.outcome, result.figures.steps) == ("Complete", 500)
+    assert result.figures.hours * HOUR == pytest.approx(10 + 500 * 0.247, rel=0.02)
+
+
+def test_a_lost_worker_costs_a_pause_and_then_a_slower_pipeline() -> None:
+    """Nobody takes its place: the neighbour runs two of three stages, for the rest of the hour."""
+    told: list[str] = []
+    result = run(job(), nodes(3, (1810.0, "remove", "n1")), told=told)
+    found = result.figures
+    assert (found.preemptions, found.takeovers, found.restores) == (1, 1, 0)
+    assert 1.0 < found.pause < 2.0  # a second until it is known, and the work of less than a step
+    assert 0.7 < found.goodput < 0.85
+    rates = result.series.throughput
+    assert rates[40] / rates[160] == pytest.approx(12 * 0.03 / 0.247, rel=0.1)
+    assert any("Takeover: lost" in line for line in told)
+
+
+def test_workers_with_several_devices_are_lost_as_one() -> None:
+    """Three workers of two devices, 6 layers; later two run all, of which one has two stages on each device."""
+    one = job(devices=2)
+    calm = run(one, nodes(3), price=2.0).figures
+    assert calm.steps == pytest.approx((HOUR - 10) / (0.03 * (6 + 5) + 0.007), rel=0.02)
+    assert calm.usd == pytest.approx(6.0), "a node's price, whatever is in it"
+    result = run(one, nodes(3, (1810.0, "remove", "n1")))
+    assert (result.figures.preemptions, result.figures.takeovers, result.figures.restores) == (1, 1, 0)
+    rates = result.series.throughput
+    assert 1.1 < rates[40] / rates[160] < 2
+
+
+def test_with_notice_nobody_waits() -> None:
+    found = run(job(standby={"workers": 1}), nodes(4, (1800.0, "remove", "n1"), notice=120.0)).figures
+    assert found.preemptions == 1
+    assert found.pause == 0.0
+    assert found.goodput == pytest.approx(1.0, abs=2e-3)
+
+
+def test_workers_of_one_stage_pipelines_share_what_is_lost() -> None:
+    """Four pipelines of one stage, 6 microbatches each, and one is lost for good: the others run 8 each, not 12."""
+    told: list[str] = []
+    document = manifest(1, 4, 24, elastic={"minPipelines": 4, "maxPipelines": 4})
+    one = JobRun(spec=parse_manifest(document), manifest=document, profile=job(1).profile, trace=make_trace())
+    result = run(one, nodes(4, (1800.0, "remove", "n1")), told=told)
+    assert result.figures.takeovers == 1
+    assert 0 < result.figures.pause < 2
+    rates = result.series.throughput
+    assert 6 / 8 * 0.9 < rates[160] / rates[40] <= 6 / 8 * 1.05
+
+
+def test_time_without_a_grid_counts_to_the_end() -> None:
+    """It said that a job waited for nothing that never had nodes enough."""
+    never = run(job(), nodes(2)).figures
+    assert (never.steps, never.waited) == (0, pytest.approx(never.hours))
+    checkpoint = {"storage": {"uri": "file:///tmp/x"}, "everySteps": 100}
+    gone = [(1800.0, "remove", f"n{i}") for i in range(3)]
+    stopped = run(job(checkpoint=checkpoint), nodes(3, *gone)).figures
+    assert stopped.waited * HOUR == pytest.approx(10 + 1800, abs=5)
+
+
+def test_a_standby_heals_the_pipeline() -> None:
+    told: list[str] = []
+    found = run(job(standby={"workers": 1}), nodes(4, (1800.0, "remove", "n1")), told=told).figures
+    assert found.goodput == pytest.approx(1.0, abs=5e-3)
+    assert any("Healed" in line for line in told)
+
+
+def test_two_neighbours_at_once_go_back_to_a_checkpoint() -> None:
+    checkpoint = {"storage": {"uri": "file:///tmp/x"}, "everySteps": 100}
+    changes = [(1800.0, "remove", "n0"), (1800.0, "remove", "n1"), (1900.0, "add", "n8"), (1900.0, "add", "n9")]
+    told: list[str] = []
+    found = run(job(checkpoint=checkpoint), nodes(3, *changes), told=told).figures
+    assert (found.preemptions, found.restores, found.fatal) == (2, 1, 1)
+    assert 0 < found.repeated <= 100
+    assert found.waited * HOUR == pytest.approx(10 + 111, abs=5)
+    assert found.goodput == pytest.approx(1 - (110 + found.repeated * 0.247) / (HOUR - 10), abs=0.01)
+    lost = run(job(), nodes(3, *changes))
+    assert lost.outcome == "Unrecoverable"
+    assert "not recoverable without a checkpoint" in lost.message
+
+
+def test_the_number_of_pipelines_follows_the_nodes() -> None:
+    told: list[str] = []
+    changes = [(1000.0, "remove", "n5"), (2000.0, "add", "n9")]
+    found = run(job(3, 2, elastic={"minPipelines": 1}), nodes(6, *changes), told=told).figures
+    assert any("Shrinking" in line for line in told)
+    assert any("Growing" in line for line in told)
+    assert 0.8 < found.goodput < 1.0
+
+
+def test_layers_are_split_anew_over_fewer_workers() -> None:
+    told: list[str] = []
+    one = job(3, 1, elastic={"minStages": 1, "stabilizationSeconds": 60})
+    found = run(one, nodes(3, (1000.0, "remove", "n2")), told=told)
+    assert any("Resplit:" in line for line in told)
+    assert found.outcome == "cut"
+    assert found.figures.restores == 0
+
+
+def test_a_small_run_is_always_the_same() -> None:
+    """Golden: if this changes, so do the figures in docs; say why in the commit."""
+    generation = Generation(nodes=6, hours=6, removal=0.5, addition=0.9, zones=("a", "b"), price=1.0)
+    one = job(3, 2, elastic={"minPipelines": 1})
+    runs = [JobSeed(run=one, generation=generation, seed=seed) for seed in (1, 2, 3, 4)]
+    told: list[int] = []
+    found = [result.figures for result in simulate_jobs(runs, 2, told.append)]
+    assert found == [result.figures for result in simulate_jobs(runs, 1, lambda count: None)]
+    assert sum(told) == 4
+    assert [(one.preemptions, one.takeovers, one.restores, one.steps) for one in found] == GOLDEN
+
+
+GOLDEN = [(14, 14, 0, 87930), (13, 13, 0, 98046), (11, 8, 0, 92857), (6, 4, 0, 11910)]
+
+
+def test_a_loss_while_a_stage_is_about_to_be_healed() -> None:
+    """n0 runs two stages, and n3 is to have one of them from the next boundary on. But n2 is lost before, so that the
+    step ends with n3 in n0's place and with somebody in n2's.
+    """
+    told: list[str] = []
+    changes = ((50.0, "remove", "n1"), (100.0, "add", "n3"))
+    run(job(3), nodes(3, *changes, duration=300.0), told=told)
+    healed = next(float(line.split()[0]) for line in told if "Healed" in line)
+    found = run(job(3), nodes(3, *changes, (healed + 0.02, "remove", "n2"), duration=300.0), told=told)
+    assert found.figures.fatal == 0
+    assert found.figures.steps > 500

@@ -1,0 +1,316 @@
+"""`bamboo plan` as a user calls it."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.profile import to_json
+from job_simulation_kit import job, manifest
+from sizing_kit import PRICES, layered
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    document = manifest(2, 1, 6)
+    document["spec"]["training"]["steps"] = 2000
+    text = "# my job\n" + yaml.safe_dump(document)
+    (tmp_path / "job.yaml").write_text(text)
+    (tmp_path / "profile.json").write_bytes(to_json(layered(3)))
+    machines = {"small": {"spot": 1.0, "onDemand": 3.0, "profile": "profile.json"}}
+    (tmp_path / "prices.yaml").write_text(yaml.safe_dump({**PRICES, "machines": machines}))
+    return tmp_path
+
+
+def invoke(folder: Path, *arguments: str) -> Any:
+    words = ["plan", str(folder / "job.yaml"), "--prices", str(folder / "prices.yaml"), "--jobs", "1", *arguments]
+    return CliRunner().invoke(app, words)
+
+
+QUICK = ("--preempt-rate", "0.5", "--nodes", "4", "--seeds", "2", "--micro-batch", "4", "--hours", "0.5")
+
+
+def test_the_command_recommends_writes_and_draws(files: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written, picture = files / "planned.yaml", files / "front.png"
+    done = invoke(files, *QUICK, "--write", str(written), "--plot", str(picture))
+    assert done.exit_code == 0, done.output
+    assert "Recommended " in done.output
+    assert "on demand, " in done.output
+    assert "95 % confidence" in done.output or "no node was lost" in done.output or "all copies" in done.output
+    assert written.read_text().startswith("# my job\n")
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert CliRunner().invoke(app, ["validate", str(written)]).exit_code == 0
+
+
+def test_the_command_prints_json_and_csv(files: Path) -> None:
+    done = invoke(files, *QUICK, "--output", "json", "--deadline", "2h")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["recommended"]["hoursOf95"] <= 2
+    assert found["recommended"]["usd"] == min(one["usd"] for one in found["front"] if one["hoursOf95"] <= 2)
+    parse_manifest(found["recommended"]["manifest"])
+    lines = invoke(files, *QUICK, "--output", "csv").stdout.splitlines()
+    assert lines[0].startswith("recommended,machine,stages,pipelines,microBatchSize,mode,")
+    assert len(lines) > 1
+
+
+def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
+    done = invoke(files, *QUICK, "--budget", "0.000001", "--write", str(files / "out.yaml"))
+    assert done.exit_code == 1
+    assert "no plan keeps the bounds by 2 runs (mean and 1.645 deviations): the fastest takes up to " in done.output
+    assert not (files / "out.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--preempt-rate or --trace: expected one of them"),
+        (["--preempt-rate", "2"], "--preempt-rate 2: expected a probability from 0 to 1"),
+        (["--preempt-rate", "0.1", "--trace", "x"], "--preempt-rate: cannot be combined with --trace"),
+        (["--trace", "x", "--zones", "a"], "--zones: cannot be combined with --trace"),
+        (["--trace", "x", "--replace-rate", "0.5"], "--replace-rate: cannot be combined with --trace"),
+        (["--preempt-rate", "0.1", "--stages", "a"], "--stages 'a': expected at most 64 whole numbers from 1 on"),
+        (["--preempt-rate", "0.1", "--budget", "0"], "--budget 0: expected a number above 0"),
+        (["--preempt-rate", "0.1", "--stages", "9"], "none of 0 grids can be used; allow more --nodes"),
+        (["--preempt-rate", "0.1", "--pattern", "x"], "--pattern must be one of hourly, zones, diurnal, not 'x'"),
+        (["--trace", "nothing.csv"], "nothing.csv"),
+        (["--preempt-rate", "0.1", "--deadline", "0"], "--deadline 0: expected a number above 0"),
+        (["--preempt-rate", "0.1", "--micro-batch", "4,7"], "--micro-batch 7: expected sizes of which training."),
+        (["--preempt-rate", "0.1", "--write", "/no/x"], "--write: cannot write /no/x: there is no folder /no"),
+        (["--preempt-rate", "0.1", "--plot", "/"], "--plot: expected a file, and / is a folder"),
+    ],
+)
+def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: str) -> None:
+    done = invoke(files, *arguments)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert "Traceback" not in done.output
+
+
+def test_bounds_of_the_job_that_leave_no_grid_are_named(files: Path) -> None:
+    document = yaml.safe_load((files / "job.yaml").read_text())
+    elastic = {"maxWorkers": 9, "minStages": 3, "minPipelines": 2}
+    document["spec"] |= {"topology": {"stages": "Auto"}, "elastic": elastic}
+    (files / "job.yaml").write_text(yaml.safe_dump(document))
+    done = invoke(files, "--preempt-rate", "0.1", "--nodes", "5")
+    assert done.exit_code == 2
+    assert "none of 0 grids can be used; allow more --nodes" in done.output
+    assert "or wider bounds in spec.elastic" in done.output
+
+
+def test_prices_that_belong_to_no_node_are_refused(files: Path) -> None:
+    (files / "nodes.csv").write_text("seconds,nodes\n0,4\n3600,4\n")
+    (files / "costs.csv").write_text("zone,tick,usd_per_hour\nx-a,0,0.5\n")
+    traces = ["--trace", str(files / "nodes.csv"), "--trace", str(files / "costs.csv")]
+    words = ["simulate", str(files / "job.yaml"), "--profile", str(files / "profile.json"), *traces]
+    for done in (invoke(files, *traces), CliRunner().invoke(app, words)):
+        assert done.exit_code == 2
+        assert "it has prices for x-a, and none for nodes that say no zone; bamboo traces convert" in done.output
+
+
+def priced(folder: Path, **zones: float) -> None:
+    machine = {"spot": 1.0, "onDemand": 3.0, "profile": "profile.json"}
+    machine["zones"] = {zone: {"spot": price} for zone, price in zones.items()}
+    (folder / "prices.yaml").write_text(yaml.safe_dump({**PRICES, "machines": {"small": machine}}))
+
+
+def test_the_cheapest_zone_is_recommended_and_written(files: Path) -> None:
+    priced(files, b=0.2, c=0.6)
+    written = files / "planned.yaml"
+    done = invoke(files, *QUICK, "--write", str(written))
+    assert done.exit_code == 0, done.output
+    told = done.output.replace("\n", " ")
+    assert "all in zone b" in told
+    assert "A node in zone b costs 0.2 USD an hour (in c 0.6, a 1);" in told
+    assert "nodeSelector[topology.kubernetes.io/zone]: b" in told
+    planned = yaml.safe_load(written.read_text())["spec"]
+    assert planned["spread"]["policy"] == "SingleZone"
+    assert planned["worker"]["template"]["spec"]["nodeSelector"] == {"topology.kubernetes.io/zone": "b"}
+
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+def place(folder: Path, **pod: Any) -> None:
+    """Where the job's pods may be."""
+    document = yaml.safe_load((folder / "job.yaml").read_text())
+    document["spec"]["worker"] = {"template": {"spec": pod}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+
+
+def required(operator: str, *zones: str) -> Any:
+    term = {"matchExpressions": [{"key": ZONE, "operator": operator, "values": list(zones)}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+
+
+@pytest.mark.parametrize(
+    "pod", [{"nodeSelector": {ZONE: "z1"}}, {"affinity": required("In", "z1")}, {"affinity": required("NotIn", "z2")}]
+)
+def test_prices_of_zones_in_which_the_job_may_not_be_are_of_no_use(files: Path, pod: Any) -> None:
+    """One price file may be for all jobs; of zones in which the job may be it is asked as ever."""
+    place(files, **pod)
+    (files / "nodes.csv").write_text("seconds,z1\n0,4\n36000,4\n")
+    allowed = ("--zones", "z1") if "NotIn" in str(pod) else ()
+    for nodes in (QUICK + allowed, ("--trace", str(files / "nodes.csv"), *QUICK[2:])):
+        priced(files, z1=0.2, z2=0.1)
+        done = invoke(files, *nodes, "--output", "json")
+        assert done.exit_code == 0, done.output
+        best = json.loads(done.stdout)["recommended"]
+        assert best["usd"] == pytest.approx(0.2 * best["mean"]["nodes"] * best["hours"], rel=0.1)
+    if "NotIn" in str(pod):
+        priced(files, z1=0.2, z2=0.1, z3=0.1)
+        done = invoke(files, *QUICK, *allowed)
+        assert (done.exit_code, "no node is in z3; nodes are in z1 (--zones says" in done.output) == (2, True)
+
+
+def test_a_job_that_names_its_zone_is_planned_there(files: Path) -> None:
+    priced(files, b=0.2, c=0.6)
+    place(files, nodeSelector={ZONE: "c"})
+    document = yaml.safe_load((files / "job.yaml").read_text())
+    found = json.loads(invoke(files, *QUICK, "--zones", "a,b,c", "--output", "json").stdout)
+    best = found["recommended"]
+    assert best["usd"] == pytest.approx(0.6 * best["mean"]["nodes"] * best["hours"], rel=0.1)
+    assert best["manifest"]["spec"]["worker"] == document["spec"]["worker"]
+    done = invoke(files, *QUICK, "--zones", "a,b")
+    told = "worker.template lets workers be in c only (topology.kubernetes.io/zone), and nodes are in a, b"
+    assert (done.exit_code, told in done.output) == (2, False), "the price file's zone comes first"
+    priced(files)
+    done = invoke(files, *QUICK, "--zones", "a,b")
+    assert (done.exit_code, told in done.output) == (2, True)
+
+
+def test_the_cheapest_zones_of_pipelines_are_recommended_and_written(files: Path) -> None:
+    """No zone has nodes for both pipelines, and there are three zones."""
+    priced(files, a=1.0, b=0.2, c=0.6)
+    (files / "nodes.csv").write_text("seconds,a,b,c\n0,2,2,2\n3600000,2,2,2\n")
+    grid = ("--stages", "2", "--pipelines", "2", "--standby", "0", *QUICK[2:])
+    done = invoke(files, "--trace", str(files / "nodes.csv"), *grid, "--write", str(files / "planned.yaml"))
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "a pipeline in each of the zones b, c" in told
+    assert (
+        "A node costs 0.2 USD an hour in b, 0.6 USD an hour in c (in a 1), and on average there are 2.0 of 2 nodes in "
+        "b, 2.0 of 2 nodes in c; the manifest names these zones for its pods (nodeAffinity)"
+    ) in told
+    planned = yaml.safe_load((files / "planned.yaml").read_text())["spec"]
+    assert planned["spread"]["policy"] == "ZonePerPipeline"
+    assert planned["worker"]["template"]["spec"]["affinity"] == required("In", "b", "c")
+    assert "# my job" in (files / "planned.yaml").read_text()
+    best = json.loads(invoke(files, "--trace", str(files / "nodes.csv"), *grid, "--output", "json").stdout)[
+        "recommended"
+    ]
+    assert best["plan"]["zones"] == ["b", "c"]
+    assert best["usd"] == pytest.approx(0.4 * best["mean"]["nodes"] * best["hours"], rel=0.1)
+
+
+def test_a_price_of_a_zone_without_nodes_is_refused(files: Path) -> None:
+    priced(files, **{"us-east-1a": 0.5})
+    (files / "nodes.csv").write_text("seconds,us-west-2a,us-west-2b\n0,4,4\n3600,4,2\n")
+    wrong = f"bamboo: {files}/prices.yaml: machines.small.zones: no node is in us-east-1a; nodes are in "
+    made_up, recorded = invoke(files, *QUICK), invoke(files, "--trace", str(files / "nodes.csv"))
+    assert (made_up.exit_code, made_up.stderr) == (2, f"{wrong}a, b, c (--zones says where made-up ones are)\n")
+    assert (recorded.exit_code, recorded.stderr) == (
+        2,
+        f"{wrong}us-west-2a, us-west-2b (bamboo traces convert --zone names a table's)\n",
+    )
+
+
+def test_a_job_with_pools_of_both_capacities_can_be_planned(files: Path) -> None:
+    """It ended with a TypeError."""
+    document = yaml.safe_load((files / "job.yaml").read_text())
+    pools = [{"name": "spot", "capacity": "Spot"}, {"name": "sure", "capacity": "OnDemand"}]
+    (files / "job.yaml").write_text(yaml.safe_dump({**document, "spec": {**document["spec"], "nodePools": pools}}))
+    done = invoke(files, *QUICK, "--stages", "2")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("text", ["seconds,nodes\n", "zone,tick,usd_per_hour\na,0,0.5\n"])
+def test_a_recording_without_nodes_is_refused_by_all_that_need_some(files: Path, text: str) -> None:
+    """A simulation of it said that nothing was trained, in a row of zeros."""
+    path = str(files / "empty.csv")
+    Path(path).write_text(text)
+    job, profile = str(files / "job.yaml"), str(files / "profile.json")
+    commands = (
+        ["simulate", job, "--profile", profile],
+        ["compare", "--strategy", "bamboo"],
+        ["research"],
+    )
+    for done in (invoke(files, "--trace", path), *(CliRunner().invoke(app, [*c, "--trace", path]) for c in commands)):
+        told = f"bamboo: {path}: no node is in it; --trace needs a recording of nodes\n"
+        assert (done.exit_code, done.stderr) == (2, told)
+
+
+def test_only_as_many_standbys_as_are_asked_for(files: Path) -> None:
+    done = invoke(files, *QUICK, "--standby", "1", "--stages", "2", "--pipelines", "1", "--output", "json")
+    found = json.loads(done.stdout)
+    assert {one["plan"]["standby"] for one in (*found["front"], *found["compared"])} == {1}
+
+
+def test_without_any_price_there_is_nothing_to_weigh(files: Path) -> None:
+    unpriced = msgspec.structs.replace(layered(3), prices=None, sources=job(3).profile.sources)
+    (files / "bare.json").write_bytes(to_json(unpriced))
+    words = ["plan", str(files / "job.yaml"), "--profile", str(files / "bare.json"), "--preempt-rate", "0.1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "no price is known for tiny; say it in a file for --prices" in done.output
+
+
+def budgeted(folder: Path, budget: dict[str, str]) -> None:
+    document = yaml.safe_load((folder / "job.yaml").read_text())
+    document["spec"] |= {"budget": budget, "nodePools": [{"name": "spot", "pricePerHour": "1"}]}
+    if "moneyPerHour" in budget:
+        document["spec"]["elastic"] = {"objective": "Value", "maxWorkers": 2}
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+
+
+def test_the_budget_of_the_manifest_bounds_the_plan(files: Path) -> None:
+    """The job takes about a quarter of an hour and a quarter of a dollar."""
+    date = (datetime.now(UTC) + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    budgeted(files, {"money": "50", "doneBy": date})
+    done = invoke(files, *QUICK)
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "It is the cheapest that ends within 2.00 h and costs at most 50.0 USD " in told
+    assert re.search(r"A job that begins now is done (1\.\d h|\d+ min) before 20", told), told
+    document = json.loads(invoke(files, *QUICK, "--output", "json", "--budget", "60").stdout)
+    assert document["budget"] == 60, "flags come before the manifest"
+    assert document["deadlineHours"] == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_budget_that_is_too_small_says_how_far_it_gets(files: Path) -> None:
+    date = (datetime.now(UTC) + timedelta(minutes=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    budgeted(files, {"money": "0.01", "doneBy": date})
+    done = invoke(files, *QUICK)
+    assert done.exit_code == 1
+    told = " ".join(done.output.split())
+    assert re.search(r"With the cheapest 0\.01 last 0\.\d h, for about \d+ of 2000 steps; with the fastest", told), told
+    assert re.search(r"with the fastest about \d+ of 2000 steps are done in time", told), told
+
+
+def test_a_date_that_has_passed_is_a_warning_of_a_plan(files: Path) -> None:
+    budgeted(files, {"doneBy": "2020-01-01T00:00:00Z"})
+    done = invoke(files, *QUICK)
+    assert done.exit_code == 0, done.output
+    assert "spec.budget.doneBy: 2020-01-01 00:00 UTC has passed" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("money", "code"), [("1.2", 0), ("0.5", 1)])
+def test_what_an_hour_may_cost_bounds_the_plan(files: Path, money: str, code: int) -> None:
+    """A single worker costs 1 an hour, which 0.5 does not pay for."""
+    budgeted(files, {"moneyPerHour": money})
+    done = invoke(files, *QUICK, "--output", "json")
+    assert done.exit_code == code, done.output
+    if code:
+        assert "no plan keeps the bounds" in done.output
+    else:
+        chosen = json.loads(done.stdout)["recommended"]
+        assert chosen["usd"] <= 1.2 * chosen["hours"]

@@ -1,0 +1,230 @@
+"""When workers are taken away on purpose: what a flag means, what is due when, and who it hits."""
+
+from pathlib import Path
+
+import pytest
+
+from bamboo.preemption.scheduling import AtStep, Preemption, Room, Schedule, check, due, parse, room_at, victim
+from bamboo_core.coordinator.events import Status, WorkerState
+from bamboo_core.job.manifest import parse_manifest
+from job_simulation_kit import manifest
+from manifest_kit import bamboojob, training
+
+JOB = {"task": {"entrypoint": "m:build"}, "training": training(10, 8, 2)}
+
+STATUS = Status(
+    phase="Running",
+    epoch=2,
+    step=3,
+    steps=10,
+    first_loss=None,
+    loss=None,
+    losses=(),
+    lost_samples=0,
+    step_seconds=None,
+    samples_per_second=None,
+    eta_seconds=None,
+    grid=((("w0", True), ("w2", False)),),
+    workers=(
+        ("w0", WorkerState.TRAINING),
+        ("w2", WorkerState.TRAINING),
+        ("w3", WorkerState.STANDBY),
+        ("w4", WorkerState.LEAVING),
+    ),
+    preemptions=0,
+    notices=0,
+    takeovers=(),
+    unprotected=(),
+    digests=(),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        ("at:4", AtStep(step=3)),
+        ("at:4:1", AtStep(step=3, stage=1)),
+        ("at:1:notice", AtStep(step=0, notice=True)),
+        ("at:4:2:notice", AtStep(step=3, stage=2, notice=True)),
+    ],
+)
+def test_at_is_parsed(text: str, entry: AtStep) -> None:
+    assert parse([text]).entries == (entry,)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("sometimes", "expected none, random:RATE"),
+        ("none:1", "expected none"),
+        ("random", "RATE .* must be a number, not ''"),
+        ("random:-1", "between 0 and 600"),
+        ("random:nan", "must be finite"),
+        ("at", "STEP must be a whole number"),
+        ("at:-1", "STEP must be a whole number"),
+        ("at:0", "STEP must be 1 or more: the first step is step 1"),
+        ("at:1:x", "STAGE must be a whole number"),
+        ("at:1:2:3", r"expected at:STEP\[:STAGE\]"),
+        ("trace:", "FILE is missing"),
+        ("nodes:", "FILE is missing"),
+        ("trace:/no/such.csv", "cannot read /no/such.csv: No such file"),
+    ],
+)
+def test_wrong_preemptions_are_named(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        parse([text])
+    assert str(caught.value).startswith(f"--preempt {text}: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("5,add\n", "line 1: expected milliseconds,add|remove,node; found '5,add'"),
+        ("5,add,n\nx,remove,n\n", "line 2: expected milliseconds,add|remove,node; found 'x,remove,n'"),
+        ("-5,remove,n\n", "line 1: the milliseconds must be a number from 0 up, not -5"),
+        ("nan,remove,n\n", "line 1: the milliseconds must be a number from 0 up, not nan"),
+        ("5,add,n\n", "contains no removal of a node"),
+        ("", "line 1: expected milliseconds,add|remove,node or another form of a trace"),
+        ("2021-12-10, 13:07:45, 80\n2021-12-10, 25:07:45, 80\n", "line 2: expected YYYY-MM-DD,HH:MM:SS,count"),
+        ("2021-12-10, 13:07:45, 80\n2021-12-10, 13:08:45\n", "line 2: expected YYYY-MM-DD,HH:MM:SS,count"),
+        ("2021-12-10, 13:07:45, 80\n2021-12-10, 13:08:45, 81\n", "contains no removal of a node"),
+    ],
+)
+def test_wrong_traces_are_named(content: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=r"t\.csv") as caught:
+        parse(["trace:t.csv"], read=lambda path: content)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "0,add,a\n1000, remove, a\n\n# noise\n4000,remove,b\n",
+        # the third stamp goes back; it is taken to be no earlier than the second
+        "2021-12-10, 23:59:59, 3\n2021-12-11, 00:00:00, 2\n2021-12-10, 23:59:59, 3\n2021-12-11, 00:00:03, 2\n",
+        "seconds,a,b\n0,1,2\n1,1,1\n4,0,1\n",
+        '{"format":"bamboo-trace","version":1}\n{"at":0,"add":"a"}\n{"at":0,"add":"b"}\n'
+        '{"at":1,"remove":"a"}\n{"at":4,"remove":"b"}\n',
+    ],
+)
+def test_a_trace_takes_workers_at_its_times(content: str) -> None:
+    schedule = parse(["trace:t.csv:2"], read=lambda path: content)
+    assert due(schedule, 0, 0.4)[0] == ()
+    actions, schedule = due(schedule, 0, 0.5)
+    assert len(actions) == 1
+    assert due(schedule, 0, 1.9)[0] == ()
+    actions, schedule = due(schedule, 9, 100.0)
+    assert len(actions) == 1
+    assert due(schedule, 9, 200.0)[0] == ()
+
+
+COMING_AND_GOING = """{"format":"bamboo-trace","version":1}
+{"at":0,"add":"a"}
+{"at":0,"add":"b"}
+{"at":60,"remove":"a","notice":20}
+{"at":80,"remove":"b"}
+{"at":80,"add":"c"}
+{"at":90,"add":"d"}
+"""
+
+
+def test_there_is_room_for_as_many_workers_as_there_are_nodes_without_notice() -> None:
+    schedule = parse(["nodes:t.jsonl:2"], read=lambda path: COMING_AND_GOING)
+    assert due(schedule, 100, 100.0)[0] == ()
+    assert schedule.rooms == (
+        Room(at=0.0, nodes=2, notice=False),
+        Room(at=20.0, nodes=1, notice=True),
+        Room(at=40.0, nodes=1, notice=False),
+        Room(at=45.0, nodes=2, notice=False),
+    )
+    assert [getattr(room_at(schedule, at), "nodes", None) for at in (0.0, 19.9, 20.0, 44.0, 1e6)] == [2, 2, 1, 1, 2]
+    assert room_at(parse([]), 0.0) is None
+
+
+def test_a_node_that_is_first_named_when_it_goes_was_there() -> None:
+    assert parse(["nodes:t.csv"], read=lambda path: "1000,remove,a\n").rooms[0].nodes == 1
+
+
+def test_recorded_nodes_come_from_the_first_one_on() -> None:
+    late = """{"format":"bamboo-trace","version":1}
+{"at":7200,"add":"a"}
+{"at":7260,"add":"b"}
+{"at":7290,"remove":"a","notice":20}
+"""
+    schedule = parse(["nodes:t.jsonl:2"], read=lambda path: late)
+    assert [(room.at, room.nodes) for room in schedule.rooms] == [(0.0, 1), (30.0, 2), (35.0, 1)]
+
+
+def test_a_recording_without_nodes_has_room_for_nobody() -> None:
+    prices = '{"format":"bamboo-trace","version":1}\n{"at":0,"zone":"a","price":0.5}\n'
+    with pytest.raises(ValueError, match=r"--preempt nodes:t\.jsonl: t\.jsonl contains no node that comes or goes"):
+        parse(["nodes:t.jsonl"], read=lambda path: prices)
+
+
+def test_a_job_that_never_has_enough_nodes_to_begin_is_refused() -> None:
+    schedule = parse(["nodes:t.jsonl"], read=lambda path: COMING_AND_GOING)
+    said = r"--preempt nodes: expected 4 nodes at a time, as the job begins with no fewer than 4 workers; .* has 2"
+    with pytest.raises(ValueError, match=said):
+        check(schedule, parse_manifest(bamboojob(topology={"stages": 4}, **JOB)))
+    check(schedule, parse_manifest(bamboojob(topology={"stages": 4}, spread={"workersPerNode": 2}, **JOB)))
+    check(schedule, parse_manifest(bamboojob(elastic={"maxWorkers": 4}, **JOB)))
+
+
+def test_nodes_of_one_recording_come_and_go() -> None:
+    with pytest.raises(ValueError, match=r"--preempt nodes:b\.jsonl: nodes: may be given once"):
+        parse(["nodes:a.jsonl", "nodes:b.jsonl"], read=lambda path: COMING_AND_GOING)
+
+
+def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "a:b.csv"
+    file.write_text("0,remove,a\n")
+    assert len(due(parse([f"trace:{file}"]), 0, 0.0)[0]) == 1
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="it is not UTF-8 text"):
+        parse([f"trace:{file}:60"])
+
+
+def test_a_step_is_due_once_even_if_it_was_skipped() -> None:
+    schedule = parse(["none", "at:6:1:notice"])
+    assert due(schedule, 4, 0.0) == ((), schedule)
+    actions, schedule = due(schedule, 7, 0.0)
+    assert [(a.stage, a.notice) for a in actions] == [(1, True)]
+    assert due(schedule, 8, 0.0)[0] == ()
+
+
+def test_random_preemptions_have_the_rate_and_follow_the_seed() -> None:
+    def times(seed: int) -> list[float]:
+        schedule, found = parse(["random:30"], seed=seed), []
+        for tick in range(12_000):  # ten minutes
+            actions, schedule = due(schedule, 0, tick / 20)
+            found += [tick / 20] * len(actions)
+        return found
+
+    assert times(1) == times(1) != times(2)
+    assert 240 < len(times(1)) < 360
+    assert due(parse(["random:0"]), 0, 1e9)[0] == ()
+
+
+@pytest.mark.parametrize("text", ["at:100001", "at:3:2"])
+def test_what_can_never_happen_is_refused(text: str) -> None:
+    spec = parse_manifest(manifest(2, 1, 4))
+    with pytest.raises(ValueError, match=text):
+        check(parse([text]), spec)
+    check(parse(["at:10:1", "random:1"]), spec)
+
+
+def test_a_stage_that_the_grid_may_come_to_have_can_be_hit() -> None:
+    elastic = {"objective": "Throughput", "maxStages": 4, "maxWorkers": 8}
+    spec = parse_manifest(manifest(2, 1, 4, elastic=elastic))
+    check(parse(["at:10:3"]), spec)
+    with pytest.raises(ValueError, match="the job has stages 0 to 3"):
+        check(parse(["at:10:4"]), spec)
+
+
+def test_the_victim_is_of_the_stage_and_alive() -> None:
+    assert victim(Preemption(pick=0.9, stage=1), STATUS) == "w2"
+    assert victim(Preemption(pick=0.9), STATUS) == "w3"
+    assert victim(Preemption(pick=0.0), STATUS, gone=["w0"]) == "w2"
+    assert victim(Preemption(pick=0.0, stage=1), STATUS, gone=["w2"]) is None
+    assert victim(Preemption(pick=0.0, stage=7), STATUS) is None
+    assert due(Schedule(), 1, 1.0) == ((), Schedule())

@@ -1,0 +1,90 @@
+"""Which workers a local run takes away on purpose, and when."""
+
+from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
+from bamboo.preemption.scheduling import parse
+from bamboo_core.coordinator.events import Status
+from operator_kit import said
+
+ALIVE = {"w0", "w1"}
+
+
+def due(preemptor: Preemptor, step: int, alive: set[str] = ALIVE, shown: Status | None = None) -> list[object]:
+    return list(preemptor.due(step, step, 1.0, 1.0, alive, lambda: shown or said()))
+
+
+def test_an_owner_is_taken_after_half_of_its_instructions_of_the_step() -> None:
+    preemptor = Preemptor(parse(["at:4:1"]), microbatches=4)
+    assert preemptor.gate == (3,)
+    assert due(preemptor, 3) == []
+    for _ in range(4):
+        preemptor.begins("w1", 3)
+        assert due(preemptor, 3) == []
+    preemptor.begins("w1", 3)
+    assert due(preemptor, 3) == [Strike(worker="w1", notice=False, where=", in the middle of step 4")]
+    assert preemptor.was_taken("w1")
+    assert due(preemptor, 4) == []
+
+
+def test_another_worker_is_taken_if_the_one_that_was_aimed_at_is_gone() -> None:
+    preemptor = Preemptor(parse(["at:4"]), microbatches=4)
+    assert due(preemptor, 3) == []
+    [strike] = due(preemptor, 4, alive=set())
+    assert isinstance(strike, Strike)
+    assert (strike.worker in ALIVE, strike.where) == (True, "")
+
+
+def test_nobody_is_taken_twice_by_a_schedule() -> None:
+    preemptor = Preemptor(parse(["at:4:1"]), microbatches=4)
+    assert list(preemptor.take("w1", notice=True)) == [Strike(worker="w1", notice=True)]
+    assert due(preemptor, 3) == [NobodyToTake()]
+
+
+def test_a_worker_is_taken_with_those_on_its_node() -> None:
+    preemptor = Preemptor(parse(["at:4:1"]), microbatches=4, lost_with=lambda worker: ["w0"] if worker == "w1" else [])
+    strikes = [one for step in (3, 4) for one in due(preemptor, step)]
+    assert strikes == [
+        Strike(worker="w1", notice=False, where=", in the middle of step 4"),
+        Strike(worker="w0", notice=False, where=", with w1's node"),
+    ]
+    assert preemptor.was_taken("w0")
+    assert list(preemptor.take("w1", notice=True)) == []
+
+
+def test_who_has_notice_gets_no_second_one_and_may_still_be_killed() -> None:
+    preemptor = Preemptor(parse([]), microbatches=4)
+    assert len(list(preemptor.take("w1", notice=True))) == 1
+    assert list(preemptor.take("w1", notice=True)) == []
+    assert list(preemptor.take("w1", notice=False)) == [Strike(worker="w1", notice=False)]
+
+
+NODES = """{"format":"bamboo-trace","version":1}
+{"at":0,"add":"a"}
+{"at":0,"add":"b"}
+{"at":9,"remove":"a","notice":4}
+{"at":20,"remove":"b"}
+{"at":30,"add":"c"}
+"""
+
+
+def test_workers_without_a_node_are_taken_once_they_have_joined() -> None:
+    preemptor = Preemptor(parse(["nodes:t.jsonl"], read=lambda path: NODES), microbatches=4)
+
+    def taken(seconds: float, alive: set[str]) -> list[object]:
+        return list(preemptor.due(0, 0, 0.0, seconds, alive, said))
+
+    assert (taken(4.0, ALIVE), preemptor.room(4.0, ALIVE)) == ([], 0)
+    [notice] = taken(5.0, ALIVE)
+    assert isinstance(notice, Strike)
+    assert notice.notice
+    assert (taken(6.0, ALIVE), preemptor.room(6.0, ALIVE)) == ([], 0)
+    [kill] = taken(20.0, ALIVE)
+    assert isinstance(kill, Strike)
+    assert ({notice.worker, kill.worker}, kill.notice) == (ALIVE, False)
+    assert (taken(21.0, {"w2"}), preemptor.room(21.0, {"w2"})) == ([], -1), "it has not joined yet"
+    assert preemptor.room(30.0, {"w2"}) == 0
+    assert Preemptor(parse([]), microbatches=4).room(0.0, ALIVE) is None
+
+
+def test_a_node_has_room_for_several_workers() -> None:
+    preemptor = Preemptor(parse(["nodes:t.jsonl"], read=lambda path: NODES), microbatches=4, per_node=2)
+    assert preemptor.room(0.0, ALIVE) == 2

@@ -1,0 +1,97 @@
+"""What `bamboo run --verify` compares a run with."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from bamboo.local.session import undisturbed_job
+from bamboo.local.views.summary import Summary, compare, summarize
+from bamboo_core.coordinator.events import Finish, Outcome
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.spec import RedundancyMode
+from manifest_kit import WHOLE, bamboojob, training
+from run_view_kit import STATUS
+
+
+def _ran(stages: int, pipelines: int, *, lacks_room: bool = False) -> Summary:
+    """How a job ended whose coordinator had that grid at last."""
+    grid = tuple(tuple((f"w{d}-{s}", True) for s in range(stages)) for d in range(pipelines))
+    finish = Finish(Outcome.COMPLETE, "Complete", "all steps are done")
+    return summarize("job", replace(STATUS, grid=grid, lacks_room=lacks_room), finish, batch=8, seconds=2.0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "reproducible", "grid", "split"),
+    [
+        ({"stages": 4, "pipelines": 2, "split": [3, 4, 4, 2]}, True, (4, 1), (3, 4, 4, 2)),
+        ({"stages": 4, "pipelines": 3}, True, (4, 2), None),
+        ({"stages": 4, "split": [3, 4, 4, 2]}, True, (3, 1), None),
+        ({"stages": 1}, True, (1, 1), None),
+        ({"stages": 4, "pipelines": 2}, False, (4, 2), None),
+    ],
+)
+def test_a_run_is_compared_with_one_on_another_grid(
+    topology: dict[str, Any], reproducible: bool, grid: tuple[int, int], split: tuple[int, ...] | None
+) -> None:
+    manifest = yaml.safe_load(WHOLE)
+    manifest["spec"] |= {"topology": topology, "elastic": {"minPipelines": 1}}
+    manifest["spec"]["training"] |= {"reproducible": reproducible, "gradientGroups": 16 if reproducible else None}
+    given = yaml.safe_dump(manifest)
+    job = parse_manifest(manifest)
+    spec, changed = undisturbed_job(job, manifest, _ran(7, 7))
+    assert ((spec.topology.stages, spec.topology.pipelines), spec.topology.split) == (grid, split)
+    assert spec == parse_manifest(changed)
+    assert (spec.training, spec.task) == (job.training, job.task), "it stops early where the job does"
+    assert spec.redundancy.mode is RedundancyMode.NONE
+    assert (spec.elastic.min_pipelines, spec.elastic.max_pipelines, spec.standby.workers) == (grid[1], grid[1], 0)
+    assert yaml.safe_dump(manifest) == given
+
+
+@pytest.mark.parametrize(
+    ("ran", "lacks_room", "grid"),
+    [
+        ((2, 2), False, (2, 1)),
+        ((4, 1), False, (3, 1)),
+        ((1, 4), True, (1, 3)),
+        ((4, 1), True, (4, 1)),
+        ((1, 1), False, (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("stages", ["Auto", 1])
+def test_a_chosen_grid_is_compared_with_one_that_needs_no_more_memory(
+    ran: tuple[int, int], lacks_room: bool, grid: tuple[int, int], stages: str | int
+) -> None:
+    elastic = {"maxWorkers": 4, "maxStages": 4, "objective": "Throughput"}
+    manifest = bamboojob(
+        task={"entrypoint": "m:build"}, training=training(3, 8, 2), elastic=elastic, topology={"stages": stages}
+    )
+    spec, _ = undisturbed_job(parse_manifest(manifest), manifest, _ran(*ran, lacks_room=lacks_room))
+    assert (spec.topology.stages, spec.topology.pipelines) == grid
+    assert not spec.elastic.chooses_grid
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [{"moneyPerHour": "5"}, {"money": "7"}, {"doneBy": "2030-01-01T00:00:00Z"}],
+    ids=lambda one: next(iter(one)),
+)
+def test_the_run_to_compare_with_has_no_budget(budget: dict[str, str]) -> None:
+    manifest = bamboojob(
+        task={"entrypoint": "m:build"},
+        training=training(3, 8, 2),
+        elastic={"maxWorkers": 4, "objective": "Value"},
+        nodePools=[{"name": "s", "pricePerHour": "1"}],
+        budget=budget,
+    )
+    spec, _ = undisturbed_job(parse_manifest(manifest), manifest, _ran(2, 2))
+    assert spec.budget is None
+
+
+def test_states_are_compared_however_they_are_divided() -> None:
+    one, two, three = (f"{n:064x}" for n in (5, 7, 12))
+    assert compare([one, two], [three])
+    assert not compare([one, two], [one])
+    assert not compare([], [])
+    assert not compare([one], [])

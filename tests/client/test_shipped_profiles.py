@@ -1,0 +1,68 @@
+"""The published models' profiles: simulated as they were published, they take what was published."""
+
+from dataclasses import replace
+
+import pytest
+
+from bamboo.profiles.files import read_profile, shipped_names
+from bamboo.simulation.comparison import compared, published_job
+from bamboo.simulation.strategies.choose import ON_DEMAND
+from bamboo.simulation.strategies.costs import Costs
+from bamboo.traces.generate import Generation, generate
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.grid import initial_plan, layer_ranges
+from bamboo_core.planning.plan import Peer
+from bamboo_core.planning.steps.step_times import StepModel
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_simulated_step_on_the_published_grid_takes_the_published_time(name: str) -> None:
+    """With the sum of gradients over the pipelines, which is not in the layers' times as well. It was published of a
+    system with one connection a link.
+    """
+    profile = read_profile(name)
+    published = profile.published
+    assert published is not None
+    spec = parse_manifest(
+        {
+            "apiVersion": "bamboo.dev/v1alpha1",
+            "kind": "BambooJob",
+            "metadata": {"name": "x"},
+            "spec": {
+                "task": {"entrypoint": "a:b"},
+                "training": {
+                    "steps": 1,
+                    "globalBatchSize": published.batch,
+                    "microBatchSize": profile.samples,
+                    "reproducible": False,
+                },
+                "topology": {
+                    "stages": published.on_demand_stages,
+                    "pipelines": published.on_demand_pipelines,
+                    "flowsPerLink": 1,
+                },
+                "redundancy": {"mode": "None"},
+            },
+        }
+    )
+    ranges, pipelines = layer_ranges(profile.costs, spec.topology), published.on_demand_pipelines
+    peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(ranges) * pipelines)]
+    plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)
+    assert StepModel(profile.figures, spec).seconds(plan, plan.target) == pytest.approx(
+        published.on_demand_seconds, rel=0.005
+    )
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_strategies_have_the_same_baseline(name: str) -> None:
+    """At least the published rate, since they choose among grids."""
+    profile = read_profile(name)
+    assert profile.published is not None
+    trace = generate(Generation(nodes=8, hours=2, removal=0.1, addition=0.5), 1)
+    job = published_job(profile)
+    topology = {**job.document["spec"]["topology"], "schedule": "1F1B"}  # as was published
+    spec = parse_manifest({**job.document, "spec": {**job.document["spec"], "topology": topology}})
+    place = replace(job.place, costs=Costs(profile, spec))
+    found = compared(ON_DEMAND, replace(job, place=place, spec=spec), trace, 2)
+    rate = profile.published.batch / profile.published.on_demand_seconds
+    assert rate * 0.99 <= found.samples / (found.duration - found.idle - found.stalled) <= rate * 1.35

@@ -1,0 +1,152 @@
+"""`bamboo simulate JOB.yaml`: its output and its flags."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.traces.trace import PriceChange, make_trace
+from job_simulation_kit import HOUR, job, nodes
+
+pytest_plugins = ["job_simulation_fixtures"]
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def test_the_command_prints_a_table_json_and_csv(files: tuple[str, str], tmp_path: Path) -> None:
+    common = [files[0], "--profile", files[1], "--hours", "1", "--seeds", "2", "--jobs", "1", "--preempt-rate", "0.5"]
+    table = invoke(*common)
+    assert table.exit_code == 0, table.output
+    assert table.output.split()[:4] == ["CASE", "RUNS", "PREEMPTIONS", "TAKEOVERS"]
+    document = json.loads(invoke(*common, "--output", "json").stdout)
+    assert document[0]["runs"] == 2
+    assert 0 < document[0]["mean"]["goodput"] <= 1
+    assert document[0]["mean"]["usd"] is None  # no price is known
+    assert len(document[0]["overTime"]["hours"]) == len(document[0]["overTime"]["throughput"]) == 200
+    assert invoke(*common, "--output", "csv", "--price", "1").stdout.startswith("case,runs,fatal_share,preemptions,")
+
+
+def test_hours_beyond_a_recording_end_with_it(files: tuple[str, str], tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("".join(f"0,add,n{i}\n" for i in range(6)) + "3600000,remove,n4\n")
+    said = (files[0], "--profile", files[1], "--trace", str(trace), "--output", "json", "--quiet")
+    whole, beyond = (invoke(*said, *hours) for hours in ((), ("--hours", "5")))
+    assert whole.exit_code == beyond.exit_code == 0, beyond.output
+    assert whole.stdout == beyond.stdout
+
+
+def test_the_command_draws_and_tells_what_happens(files: tuple[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace, picture = tmp_path / "t.csv", tmp_path / "runs.png"
+    trace.write_text("".join(f"0,add,n{i}\n" for i in range(6)) + "600000,remove,n3\n3600000,remove,n4\n")
+    done = invoke(files[0], "--profile", files[1], "--trace", str(trace), "--plot", str(picture), "--events")
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "Takeover: lost sim-w" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["JOB"], "--profile: expected a file that `bamboo profile "),
+        (
+            ["JOB", "--profile", "nothing.json", "--preempt-rate", "0.1"],
+            "cannot read the profile nothing.json: ",
+        ),
+        (["JOB", "--profile", "PROFILE"], "--preempt-rate or --trace: expected one of them"),
+        (
+            ["JOB", "--profile", "PROFILE", "--preempt-rate", "2"],
+            "--preempt-rate 2: expected a probability",
+        ),
+        (["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--hours", "0"], "--hours must be more than 0"),
+        (
+            ["JOB", "--profile", "PROFILE", "--preempt-rate", "0", "--begin", "tomorrow"],
+            "--begin 'tomorrow': expected a date and time of this century with its zone (RFC 3339) such as 2026-12-24T",
+        ),
+    ],
+)
+def test_wrong_flags_get_one_sentence(files: tuple[str, str], arguments: list[str], told: str) -> None:
+    names = {"JOB": files[0], "PROFILE": files[1]}
+    done = invoke(*(names.get(one, one) for one in arguments))
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+def test_more_stages_than_layers_are_named() -> None:
+    one = job(3)
+    few = msgspec.structs.replace(one.profile, layers=one.profile.layers[:2])
+    with pytest.raises(SimulationError, match=r"expected at most the model's 2 layers, got 3 \(of the profile tiny\)"):
+        simulate_job(JobRun(spec=one.spec, manifest=one.manifest, profile=few, trace=nodes(3)))
+
+
+# budgets
+
+
+BEGAN = datetime(2026, 12, 1, tzinfo=UTC)
+
+
+def budgeted(money: str | None = None, steps: int = 10_000, **more: Any) -> JobRun:
+    """Three workers of 2 an hour, of which a step takes about a quarter of a second."""
+    budget = {} if money is None else {"budget": {"money": money}}
+    one = job(3, nodePools=[{"name": "spot", "pricePerHour": "2"}], **budget, **more)
+    document = {**one.manifest, "spec": {**one.manifest["spec"]}}
+    document["spec"]["training"] = {**document["spec"]["training"], "steps": steps}
+    return replace(one, manifest=document, spec=parse_manifest(document), trace=nodes(3, duration=24 * HOUR))
+
+
+def test_a_run_ends_when_its_money_is_spent() -> None:
+    free, told = simulate_job(budgeted("3")), list[str]()
+    kept = {"storage": {"uri": "memory://x"}}
+    for more in ({}, {"checkpoint": kept}):
+        found = simulate_job(replace(budgeted("3", **more), began=BEGAN), told.append)
+        assert (found.outcome, free.outcome) == ("Interrupted", "Complete")
+        on = "goes on from its newest checkpoint" if more else "begins anew, since it keeps no checkpoints"
+        assert found.message.startswith(f"the budget of 3 is spent; with a larger spec.budget.money the job {on}")
+        assert 3.0 <= found.figures.usd < 3.1
+        assert 0.4 * free.figures.steps < found.figures.steps < free.figures.steps
+    assert any("Checkpoint" in line for line in told), "its state is kept"
+    enough = simulate_job(replace(budgeted("30"), began=BEGAN))
+    assert (enough.outcome, enough.figures.usd) == ("Complete", free.figures.usd)
+
+
+def test_money_is_counted_at_the_price_of_each_moment() -> None:
+    """The third of an hour at 3 an hour, and then at 30."""
+    prices = [PriceChange(at=0.0, zone="", usd_per_hour=1.0), PriceChange(at=1200.0, zone="", usd_per_hour=10.0)]
+    one = budgeted("11", steps=100_000)
+    trace = make_trace(one.trace.changes, prices, duration=24 * HOUR)
+    found = simulate_job(replace(one, trace=trace, began=BEGAN))
+    assert found.outcome == "Interrupted"
+    assert found.figures.hours == pytest.approx(1 / 3 + 10 / 30, abs=0.01)
+
+
+def test_the_command_tells_what_became_of_the_budget(files: tuple[str, str], tmp_path: Path) -> None:
+    def called(budget: dict[str, str], *more: str) -> str:
+        document = budgeted().manifest
+        document = {**document, "spec": {**document["spec"], "budget": budget}}
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
+        common = ("--preempt-rate", "0", "--jobs", "1", "--begin", "2026-12-01T00:00:00Z", "--quiet", *more)
+        done = invoke(str(tmp_path / "job.yaml"), "--profile", files[1], *common)
+        assert done.exit_code == 0, done.output
+        return str(done.output)
+
+    assert "0: done " in (found := called({"doneBy": "2026-12-01T06:00:00Z"}, "--seeds", "1"))
+    assert "before 2026-12-01 06:00 UTC" in found
+    late = called({"doneBy": "2026-12-01T00:10:00Z"}, "--seeds", "2")
+    assert "0: 0 of 2 are done by 2026-12-01 00:10 UTC; the last: done " in late
+    cut = called({"doneBy": "2026-12-01T00:10:00Z"}, "--seeds", "1", "--hours", "0.1")
+    assert " late at the present rate, with " in cut
+    spent = called({"money": "1"}, "--seeds", "2")
+    assert "0: 2 of 2 ended: the budget of 1 is spent" in spent
+    assert "0: of 10000 steps " in spent

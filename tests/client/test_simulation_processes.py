@@ -1,0 +1,157 @@
+"""What is left of `bamboo simulate` and `bamboo plan` when they are stopped: nothing, and the usual exit code."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bamboo.simulation.processes import in_processes
+from bamboo_core.names import EXIT_INTERRUPTED, EXIT_USAGE
+from job_simulation_kit import manifest
+
+PATIENCE = 120.0  # seconds, of a very slow machine
+ENDLESS = [
+    pytest.param(
+        ["simulate", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "8"],
+        id="simulate",
+    ),
+    pytest.param(
+        [
+            *("plan", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "50"),
+            *("--stages", "12", "--pipelines", "2,3,4", "--micro-batch", "1", "--nodes", "48", "--write", "out.yaml"),
+        ],
+        id="plan",
+    ),
+]
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that have not ended; of each the line of its state begins after its name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def until_there_are(group: int, least: int, most: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not least <= len(members(group)) <= most:
+        assert time.monotonic() < deadline, f"{len(members(group))} processes, expected {least} to {most}"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """With at least two processes beside the one that the user started, all in a group of their own."""
+    document = manifest(12, 4, 48)
+    document["spec"]["training"]["steps"] = 100_000_000
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+    words = [str(folder / "job.yaml") if word == "JOB" else word for word in arguments]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bamboo", *words, "--jobs", "2"],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+    )
+    try:
+        until_there_are(process.pid, min(3, 1 + (os.cpu_count() or 1)), 3)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
+@pytest.mark.parametrize(
+    ("arguments", "number", "whole"),
+    [
+        pytest.param(*one.values, number, whole, id=f"{one.id}-{number.name}-{'group' if whole else 'first'}")
+        for one, number, whole in (
+            (ENDLESS[0], signal.SIGINT, True),
+            (ENDLESS[0], signal.SIGTERM, False),
+            (ENDLESS[1], signal.SIGINT, True),
+            (ENDLESS[1], signal.SIGTERM, True),
+        )
+    ],
+)
+def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, whole: bool, tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group, as a terminal sends it; SIGTERM to the first process alone, or to the group."""
+    with running(arguments, tmp_path) as process:
+        if whole:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        output, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == EXIT_INTERRUPTED
+        assert b"Traceback" not in output + errors
+        until_there_are(process.pid, 0, 0)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"]
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
+@pytest.mark.parametrize("arguments", ENDLESS[:1])
+def test_processes_end_with_the_one_that_started_them(arguments: list[str], tmp_path: Path) -> None:
+    """Also when that one is killed, and can end nobody."""
+    with running(arguments, tmp_path) as process:
+        process.kill()
+        until_there_are(process.pid, 0, 0)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
+@pytest.mark.parametrize("arguments", ENDLESS[:1])
+def test_a_process_that_is_killed_gets_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+    """As the kernel does it when memory runs out."""
+    with running(arguments, tmp_path) as process:
+        os.kill(next(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE)
+        told = errors.splitlines()[-1]  # after a warning about the machine's memory
+        assert told.startswith(b"bamboo: a process that simulated was killed, perhaps for want of memory;")
+        assert b"Traceback" not in errors
+        assert process.returncode == EXIT_USAGE
+
+
+def _slow(item: int) -> int:
+    time.sleep(0.0 if item == 0 else PATIENCE)
+    return item
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
+def test_results_that_nobody_waits_for_any_more_are_no_error_of_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes from the end of the processes until the executor is told: an error in its thread fails
+    the test.
+    """
+    shutdown = ProcessPoolExecutor.shutdown
+
+    def late(self: ProcessPoolExecutor, *arguments: bool, **named: bool) -> None:
+        time.sleep(0.5)
+        shutdown(self, *arguments, **named)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProcessPoolExecutor, "shutdown", late)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    results = in_processes(_slow, range(6), 2)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        assert next(results) == 0
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,135 @@
+"""What a plan changes of the user's manifest: its own fields, and nothing that is so already."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.simulation.job.job_zones import NODE_TERMS, named_zones, zone_allowed
+from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits, has_pools_for_a_share, job_of
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import RedundancyMode
+from job_simulation_kit import manifest
+
+SPOT: dict[str, Any] = {"name": "spot", "capacity": "Spot", "maxWorkers": 9}
+SURE: dict[str, Any] = {"name": "sure", "capacity": "OnDemand", "afterSeconds": 300}
+
+
+def changes(document: dict[str, Any], **fields: Any) -> dict[Any, Any]:
+    spec = parse_manifest(document)
+    return edits(replace(as_the_job_is("m", spec), **fields), spec, document)
+
+
+def test_the_job_as_it_is_needs_no_edit() -> None:
+    for document in (
+        manifest(2, 1, 6),
+        manifest(3, 2, 8, elastic={"minPipelines": 1, "maxPipelines": 4, "minStages": 2}),
+    ):
+        spec = parse_manifest(document)
+        one = replace(as_the_job_is("m", spec), pipelines=spec.elastic.max_pipelines)
+        assert set(edits(one, spec, document)) <= {("spec", "topology", "pipelines")}
+    assert changes(manifest(2, 1, 6)) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"stages": 3}, {("topology", "stages"): 3}),
+        ({"mode": RedundancyMode.LAZY_FORWARD}, {("redundancy", "mode"): "LazyForward"}),
+        ({"standby": 2}, {("standby", "workers"): 2}),
+        ({"micro_batch": 8}, {("training", "microBatchSize"): 8}),
+        ({"spread": SpreadPolicy.SINGLE_ZONE}, {("spread", "policy"): "SingleZone"}),
+        ({"every_steps": 7}, {}),  # it keeps no checkpoints
+        ({"pipelines": 2, "fewest": 2}, {("topology", "pipelines"): 2}),
+        ({"pipelines": 2}, {("topology", "pipelines"): 2, ("elastic", "minPipelines"): 1}),
+    ],
+)
+def test_each_field_of_a_plan_is_one_of_the_manifest(fields: Any, expected: Any) -> None:
+    assert changes(manifest(2, 1, 6), **fields) == {("spec", *path): value for path, value in expected.items()}
+
+
+def test_the_zone_of_a_plan_is_what_the_pods_select() -> None:
+    place = "spec", "worker", "template", "spec", "nodeSelector", "topology.kubernetes.io/zone"
+    found = changes(manifest(2, 1, 6), spread=SpreadPolicy.SINGLE_ZONE, zones=("b",))
+    assert found == {("spec", "spread", "policy"): "SingleZone", place: "b"}
+    one = manifest(2, 1, 6, spread={"topologyKey": "rack"})
+    assert changes(one, zones=("b",)) == {(*place[:-1], "rack"): "b"}
+
+
+def test_the_zones_of_pipelines_are_what_the_pods_may_be_in() -> None:
+    """Beside what else the job asks of its nodes."""
+    place = "spec", "worker", "template", "spec", *NODE_TERMS
+    zones = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["b", "c"]}
+    pair = {"spread": SpreadPolicy.ZONE_PER_PIPELINE, "zones": ("b", "c")}
+    one = manifest(2, 2, 6)
+    assert changes(one, **pair) == {
+        ("spec", "spread", "policy"): "ZonePerPipeline",
+        place: [{"matchExpressions": [zones]}],
+    }
+    gpu = {"key": "gpu", "operator": "Exists"}
+    terms = [
+        {"matchExpressions": [gpu]},
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]},
+    ]
+    pod = {"affinity": {"nodeAffinity": {NODE_TERMS[2]: {NODE_TERMS[3]: terms}}}}
+    one = manifest(2, 2, 6, worker={"template": {"spec": pod}}, spread={"policy": "ZonePerPipeline"})
+    found = changes(one, **pair)
+    assert found == {place: [{"matchExpressions": [gpu, zones]}, {**terms[1], "matchExpressions": [zones]}]}
+    spec = parse_manifest(edited(one, found))
+    assert [zone_allowed(spec, zone) for zone in "abc"] == [False, True, True]
+    assert named_zones(spec) == ("b", "c")
+
+
+def test_plans_have_an_order_with_and_without_nodes_on_demand() -> None:
+    """A search ended with a TypeError if the job had a pool of each capacity."""
+    one = as_the_job_is("m", parse_manifest(manifest(2, 1, 6)))
+    some = replace(one, on_demand=1, spread=SpreadPolicy.NONE)
+    assert sorted([some, one]) == [one, some]
+    assert sorted([replace(some, every_steps=5), some]) == [some, replace(some, every_steps=5)]
+
+
+def test_bounds_that_the_user_has_said_follow_the_grid() -> None:
+    document = manifest(4, 2, 8, elastic={"minPipelines": 1, "maxPipelines": 3, "minStages": 3})
+    found = changes(document, stages=2, pipelines=4, fewest=1)
+    assert found["spec", "elastic", "maxPipelines"] == 4
+    assert found["spec", "elastic", "minStages"] == 2
+    assert ("spec", "elastic", "minPipelines") not in found
+
+
+def test_bounds_of_a_choice_follow_a_grid_that_is_larger() -> None:
+    """As when the command line names it."""
+    document = manifest(2, 1, 8, elastic={"objective": "Throughput", "maxStages": 3, "maxWorkers": 4})
+    found = changes(document, stages=4, pipelines=2)
+    assert (found["spec", "elastic", "maxStages"], found["spec", "elastic", "maxWorkers"]) == (4, 8)
+    parse_manifest(edited(document, found))
+
+
+def test_a_share_on_demand_is_made_by_the_limits_of_both_pools() -> None:
+    document = manifest(2, 2, 6, nodePools=[SPOT, SURE])
+    spec = parse_manifest(document)
+    assert has_pools_for_a_share(spec)
+    assert changes(document, on_demand=1) == {
+        ("spec", "nodePools", 0, "maxWorkers"): 3,
+        ("spec", "nodePools", 1, "maxWorkers"): 1,
+        ("spec", "nodePools", 1, "afterSeconds"): 0,
+    }
+    assert not has_pools_for_a_share(parse_manifest(manifest(2, 2, 6, nodePools=[SPOT])))
+
+
+def test_edits_make_what_is_missing_and_leave_the_rest() -> None:
+    document = {"spec": {"redundancy": None, "kept": 1}}
+    made = edited(document, {("spec", "redundancy", "mode"): "None", ("spec", "standby", "workers"): 2})
+    assert made == {"spec": {"redundancy": {"mode": "None"}, "standby": {"workers": 2}, "kept": 1}}
+    assert document == {"spec": {"redundancy": None, "kept": 1}}
+
+
+def test_what_the_rules_forbid_is_no_job() -> None:
+    document = manifest(2, 1, 6)
+    spec = parse_manifest(document)
+    one = as_the_job_is("m", spec)
+    assert isinstance(one, Candidate)
+    made = job_of(replace(one, stages=3), spec, document)
+    assert made is not None
+    assert made[0] == parse_manifest(made[1])
+    assert job_of(replace(one, micro_batch=5), spec, document) is None

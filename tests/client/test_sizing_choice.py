@@ -1,0 +1,167 @@
+"""Which plan of a front is recommended, and what is said of it."""
+
+import math
+from dataclasses import replace
+
+import msgspec
+
+from bamboo.sizing.calm import Calm, calm
+from bamboo.sizing.choice import Bounds, amount, choose, comparisons, in_words, odds, on_demand, reasons
+from bamboo.sizing.trials import Assessment
+from bamboo.sizing.units import HOURS, USD
+from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.prices.price_list import MachinePrice
+from job_simulation_kit import manifest
+from sizing_kit import assessed, layered, outcome, world
+
+
+def test_bounds_choose_of_the_front() -> None:
+    fast, middle, cheap = assessed(1, (1.0, 9.0)), assessed(2, (2.0, 4.0)), assessed(3, (8.0, 3.0))
+    known = [fast, middle, cheap]
+    assert choose(known, Bounds()) is middle
+    assert choose(known, Bounds(budget=10)) is fast
+    assert choose(known, Bounds(budget=3.5)) is cheap
+    assert choose(known, Bounds(deadline=5)) is middle
+    assert choose(known, Bounds(deadline=0.5)) is None
+    spread = assessed(4, (1.0, 8.0), (1.0, 12.0))
+    assert choose([spread], Bounds(budget=11)) is None  # 10 on average, but not with a margin
+
+
+def test_who_says_nothing_of_its_end_is_not_chosen() -> None:
+    never = assessed(1, (float("inf"), float("inf")))
+    assert choose([never], Bounds()) is None
+    assert choose([never, assessed(2, (2.0, 4.0))], Bounds()) == assessed(2, (2.0, 4.0))
+
+
+def test_three_sentences_say_what_by_which_rule_and_from_how_many_runs() -> None:
+    middle = assessed(2, (2.0, 4.0))
+    said = reasons(middle, Bounds())
+    assert len(said) == 3
+    assert "the job takes 2.00 h and costs 4.00 USD" in said[0]
+    assert "--deadline and --budget choose otherwise" in said[1]
+    assert "That is from 1 run of 1.00 h on average, the rest of 2.00 h in proportion" in said[2]
+    assert reasons(middle, Bounds(budget=5))[1] == (
+        "It is the fastest that costs at most 5.00 USD in the one run: at most 4.00 USD."
+    )
+    assert reasons(middle, Bounds(budget=5, deadline=3))[1] == (
+        "It is the cheapest that ends within 3.00 h and costs at most 5.00 USD in the one run: at most 2.00 h and"
+        " 4.00 USD."
+    )
+
+
+def test_what_another_choice_costs_is_a_line_each() -> None:
+    middle = assessed(2, (2.0, 4.0))
+    alike = replace(middle.candidate, mode=RedundancyMode.NONE)
+    without = Assessment(candidate=alike, outcomes=(outcome(float("inf"), float("inf")),))
+    (found,) = comparisons(middle, [assessed(1, (1.0, 9.0)), middle, without])
+    assert (found.label, found.hours, found.hours_deviation) == ("mode None", math.inf, None)
+
+
+def test_a_single_worker_is_not_compared_by_what_it_has_none_of() -> None:
+    """Neither its mode of redundancy nor its neighbours' zones."""
+    alone = assessed(1, (2.0, 4.0))
+    others = [
+        replace(alone.candidate, mode=RedundancyMode.NONE),
+        replace(alone.candidate, spread=SpreadPolicy.SINGLE_ZONE),
+        replace(alone.candidate, standby=1),
+    ]
+    simulated = [Assessment(candidate=one, outcomes=(outcome(2.0, 5.0),)) for one in others]
+    assert [one.label for one in comparisons(alone, simulated)] == ["1 on standby"]
+    several = replace(alone.candidate, stages=2)
+    both = [Assessment(candidate=replace(one, stages=2), outcomes=(outcome(2.0, 5.0),)) for one in others]
+    found = comparisons(Assessment(candidate=several, outcomes=alone.outcomes), both)
+    assert [one.label for one in found] == ["all in one zone", "mode None", "1 on standby"]
+
+
+def test_a_share_of_a_hundred_runs_is_only_claimed_of_a_hundred() -> None:
+    assert [odds(runs) for runs in (1, 5, 99, 100)] == [
+        "in the one run",
+        "by 5 runs (mean and 1.645 deviations)",
+        "by 99 runs (mean and 1.645 deviations)",
+        "in 95 of 100 runs",
+    ]
+
+
+def test_short_jobs_are_told_in_seconds_and_cents() -> None:
+    """They took 0.00 h and cost 0.00 USD."""
+    short = assessed(2, (0.004, 0.003))
+    assert "the job takes 14.4 s and costs 0.30 cents" in reasons(short, Bounds())[0]
+
+
+def test_a_job_for_one_node_is_told_so() -> None:
+    alone = assessed(1, (2.0, 4.0))
+    told = reasons(alone, Bounds())
+    assert told[0].startswith("Recommended is 1 node of m (1 stage x 1 pipeline, microbatches of 4): ")
+    assert told[3] == (
+        "This is a job for one node: no other one has a copy of its state, so a loss takes it back to its beginning,"
+        " since it keeps no checkpoints."
+    )
+    kept = replace(alone, candidate=replace(alone.candidate, every_steps=100))
+    assert reasons(kept, Bounds())[3].endswith("a loss takes it back to its newest checkpoint.")
+
+
+def test_nodes_with_several_workers_are_counted_as_nodes() -> None:
+    spread = SpreadSpec(workers_per_node=2)
+    middle = assessed(4, (2.0, 4.0))
+    assert "Recommended are 2 nodes of" in reasons(middle, Bounds(), spread=spread)[0]
+    at = world(manifest(2, 1, 6, spread={"workersPerNode": 2}), layered(4))
+    told = on_demand(at, [(middle.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], middle)
+    hours = (at.machines["m"].profile.times.start + at.steps) / 3600
+    assert told is not None
+    assert (told.label, told.hours, told.usd) == ("on demand, 2 nodes of m", hours, 2 * 3.0 * hours)
+
+
+def test_what_few_runs_cannot_say_is_said() -> None:
+    one = assessed(2, (2.0, 4.0)).candidate
+
+    def said(**seen: int) -> str:
+        chosen = Assessment(candidate=one, outcomes=(outcome(2.0, 4.0, **seen),))
+        return reasons(chosen, Bounds())[2]
+
+    assert "no node was lost" in said(preemptions=0)
+    assert "with 2 lost nodes: too few to say how often all copies of a stage are lost" in said(preemptions=2)
+    assert "happens in less than 10.0 of 100 losses" in said(preemptions=30)
+    assert "2 times all copies of a stage were lost" in said(preemptions=30, fatal=2)
+
+
+def test_a_plan_in_one_line() -> None:
+    one = replace(assessed(4, (1.0, 1.0)).candidate, pipelines=2, standby=1, spread=SpreadPolicy.SINGLE_ZONE)
+    assert in_words(one) == (
+        "4 stages x 2 pipelines, microbatches of 4, EagerForward, 1 replica, 1 on standby, all in one zone"
+    )
+    assert in_words(replace(one, stages=1, standby=0), several_zones=False) == (
+        "1 stage x 2 pipelines, microbatches of 4, EagerForward, 1 replica"
+    )
+    bare = replace(one, mode=RedundancyMode.NONE, standby=0, on_demand=2)
+    assert "no replicas, 2 of 8 on demand" in in_words(bare)
+
+
+def test_figures_of_several_runs_have_a_deviation() -> None:
+    assert amount(assessed(1, (1.0, 2.0)), "usd", USD) == "2.00"
+    assert amount(assessed(1, (1.0, 10.0), (1.0, 20.0)), "usd", USD) == "15.0 ± 7.1"
+    assert amount(assessed(1, (1.0, 5000.0)), "usd", USD) == "5000"
+    assert amount(assessed(1, (math.inf, math.inf)), "hours", HOURS) == "-"
+
+
+def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:
+    at = world(manifest(2, 1, 6), layered(4))
+    grids = [replace(assessed(1, (1.0, 1.0)).candidate, stages=stages) for stages in (1, 2, 4)]
+    undisturbed = [(one, calm(at, one)) for one in grids]
+    hours = [at.machines["m"].profile.times.start / 3600 + at.steps * c.seconds / 3600 for _, c in undisturbed]
+    assert hours[0] > hours[1] > hours[2]
+    labels = []
+    for within in ((hours[1] + hours[0]) / 2, 2 * hours[0], hours[2] / 2):  # in the last one none is as fast
+        found = on_demand(at, undisturbed, assessed(9, (within, 1.0)))
+        labels.append(found.label if found is not None else "")
+    assert labels == [f"on demand, {nodes} of m" for nodes in ("2 nodes", "1 node", "4 nodes")]
+
+
+def test_without_a_price_on_demand_nothing_is_said_of_it() -> None:
+    at = world(manifest(2, 1, 6), msgspec.structs.replace(layered(4), prices=None))
+    one = assessed(2, (1.0, 1.0))
+    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) is None
+    priced = world(manifest(2, 1, 6), layered(4))
+    not_to_be_had = replace(priced.machines["m"], price=MachinePrice(spot=1.0))
+    at = replace(priced, machines={"m": not_to_be_had})
+    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) is None

@@ -1,0 +1,187 @@
+"""Which plans there are to try: grids, and the ways to protect one."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.sizing.candidate import PROTECTION, Candidate, as_the_job_is, edits
+from bamboo.sizing.space import Limits, combined, grids, protections, smaller
+from bamboo.sizing.world import Market, World, machine_of
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import RedundancyMode
+from bamboo_core.planning.grid import make_layout
+from bamboo_core.prices.price_list import MachinePrice, ZonePrice
+from bamboo_core.traces.trace import Change, NodeChange, make_trace
+from job_simulation_kit import manifest
+from sizing_kit import layered, world
+
+POOLS = [
+    {"name": "spot", "capacity": "Spot", "pricePerHour": "1"},
+    {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3"},
+]
+
+
+def at(layers: int = 4, microbatches: int = 6, **more: Any) -> tuple[World, Candidate]:
+    found = world(manifest(2, 1, microbatches, **more), layered(layers))
+    return found, as_the_job_is("m", found.spec)
+
+
+def shapes(found: tuple[World, Candidate], limits: Limits) -> set[tuple[int, int]]:
+    return {(one.stages, one.pipelines) for one in grids(found[0], limits, found[1])}
+
+
+def test_no_grid_is_larger_than_the_nodes_the_layers_or_the_microbatches_allow() -> None:
+    found = at(layers=3, microbatches=4)
+    small = Limits(nodes=5, micro_batches=(4,))
+    assert shapes(found, small) == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)}
+    waiting = found[0], replace(found[1], standby=1)
+    assert shapes(waiting, small) == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)}
+    two = replace(found[1], standby=2)
+    assert {one.standby for one in grids(found[0], small, two) if one.stages * one.pipelines == 4} == {1}
+    assert {one.standby for one in grids(found[0], small, two) if one.stages * one.pipelines == 2} == {2}
+    assert (2, 2) not in shapes((found[0], two), replace(small, standby=(2,)))
+
+
+def test_a_stage_has_a_layer_for_each_device() -> None:
+    found = at(layers=7, worker={"devices": 2})
+    assert {stages for stages, _ in shapes(found, Limits(nodes=8))} == {1, 2, 3}
+
+
+def test_of_pipelines_that_are_as_fast_only_the_fewest_are_tried() -> None:
+    """6 microbatches over 4 or 5 pipelines: one of them has 2, as one of 3 has."""
+    tried = {d for _, d in shapes(at(microbatches=6), Limits(nodes=8, stages=(1,), micro_batches=(4,)))}
+    assert tried == {1, 2, 3, 6}
+    largest = [max(map(len, make_layout(0, 6, count, None).split)) for count in sorted(tried)]
+    assert len(set(largest)) == len(largest)
+
+
+def test_a_split_that_the_user_has_fixed_stays() -> None:
+    found = at(topology={"stages": 2, "pipelines": 1, "split": [1, 3]})
+    assert {stages for stages, _ in shapes(found, Limits(nodes=8))} == {2}
+
+
+def test_the_number_of_pipelines_with_which_it_begins_follows_the_users_bounds() -> None:
+    fixed, shrinking = at(), at(elastic={"minPipelines": 1}, topology={"stages": 2, "pipelines": 3})
+    for (found, like), fewest in ((fixed, 3), (shrinking, 1)):
+        limits = Limits(nodes=8, stages=(2,), pipelines=(3,), micro_batches=(4,))
+        assert {one.fewest for one in grids(found, limits, like)} == {fewest}
+
+
+@pytest.mark.parametrize(
+    ("elastic", "limits", "grids"),
+    [
+        ({"maxStages": 2}, {}, {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)}),
+        ({"minStages": 2}, {}, {(2, 1), (2, 2), (3, 1), (4, 1)}),
+        ({"minPipelines": 2}, {}, {(1, 2), (1, 3), (2, 2)}),
+        ({"maxPipelines": 1}, {}, {(1, 1), (2, 1), (3, 1), (4, 1)}),
+        ({"maxWorkers": 2}, {}, {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)}),
+        ({"maxStages": 2}, {"stages": (3,)}, {(3, 1)}),
+        ({"minPipelines": 2}, {"pipelines": (1,)}, {(1, 1), (2, 1), (3, 1), (4, 1)}),
+    ],
+)
+@pytest.mark.parametrize("topology", [{}, {"stages": 1}], ids=["Auto", "1"])
+def test_a_grid_that_is_chosen_keeps_the_jobs_bounds_unless_others_are_named(
+    elastic: dict[str, int], limits: dict[str, Any], grids: set[tuple[int, int]], topology: dict[str, int]
+) -> None:
+    bounds = {"objective": "Throughput", "maxWorkers": 4, "maxStages": 4, **elastic}
+    if topology and elastic.get("minStages", 1) * elastic.get("minPipelines", 1) > 1:
+        topology = {"stages": elastic.get("minStages", 1), "pipelines": elastic.get("minPipelines", 1)}
+    found = at(elastic=bounds, topology=topology)
+    assert shapes(found, Limits(nodes=4, micro_batches=(4,), **limits)) == grids
+
+
+def test_how_far_a_chosen_grid_may_shrink_is_the_users_to_say() -> None:
+    found, like = at(microbatches=4, elastic={"maxWorkers": 4, "minPipelines": 2}, topology={})
+    tried = list(grids(found, Limits(nodes=4, stages=(1,)), like))
+    assert min(one.pipelines for one in tried) == 2
+    kept = [*tried, *protections(found, Limits(nodes=4), tried[-1])]
+    assert {one.fewest for one in kept} == {2}
+    for one in kept:
+        assert ("spec", "elastic", "minPipelines") not in edits(one, found.spec, found.document)
+
+
+def test_a_protection_changes_one_thing() -> None:
+    found, like = at(nodePools=POOLS, checkpoint={"storage": {"uri": "file:///x"}, "everySteps": 100})
+    one = replace(like, pipelines=2, stages=3)
+    ways = set(protections(found, Limits(nodes=9), one))
+    changed = {name for way in ways for name in PROTECTION if getattr(way, name) != getattr(one, name)}
+    assert changed == set(PROTECTION) - {"zones"}, "the zones are alike"
+    for way in ways:
+        differs = {name for name in Candidate.__slots__ if getattr(way, name) != getattr(one, name)}
+        assert len(differs) <= 1 or differs == {"mode", "replicas"}
+    assert {way.every_steps for way in ways} == {25, 100, 400}
+    assert {way.replicas for way in ways} == {1, 2}, "one fewer than stages"
+    assert {way.standby for way in ways} == {0, 1, 2}
+    assert {way.on_demand for way in ways} == {None, 2, 3}
+
+
+def test_a_single_zone_of_a_recording_is_named_and_others_are_tried() -> None:
+    found, like = at()
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="abc"[i // 2]) for i in range(6)]
+    found = replace(found, market=Market(recording=make_trace(changes[:5], duration=3600.0)))
+    tried = {one.spread: one.zones for one in grids(found, Limits(nodes=2, stages=(2,), pipelines=(1,)), like)}
+    assert tried == {SpreadPolicy.INTERLEAVE: (), SpreadPolicy.SINGLE_ZONE: ("a",)}
+    inside = replace(like, spread=SpreadPolicy.SINGLE_ZONE, zones=("a",))
+    ways = set(protections(found, Limits(nodes=2), inside))
+    assert {way.zones for way in ways if way.spread is SpreadPolicy.SINGLE_ZONE} == {("a",), ("b",), ("c",)}
+    outside = next(way for way in ways if way.spread is SpreadPolicy.INTERLEAVE)
+    assert outside == replace(like, zones=())
+    both = combined(inside, [replace(inside, zones=("b",)), outside])
+    assert (both.spread, both.zones) == (SpreadPolicy.INTERLEAVE, ())
+
+
+def test_each_pipeline_gets_one_of_the_best_zones_if_there_are_more_zones_than_pipelines() -> None:
+    """a has two nodes, b and c three: two are what a pipeline needs, and with a third worker those that have three."""
+    found, like = at(topology={"stages": 2, "pipelines": 2})
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="aabbbccc"[i]) for i in range(8)]
+    prices = {"a": ZonePrice(spot=0.1), "b": ZonePrice(spot=0.5), "c": ZonePrice(spot=0.2)}
+    known = machine_of("m", layered(4), MachinePrice(spot=1.0, zones=prices))
+    market = Market(recording=make_trace(changes, duration=3600.0))
+    found = replace(found, machines={"m": known}, market=market)
+
+    def placed(pipelines: int, standby: int = 0) -> Candidate:
+        limits = Limits(nodes=8, stages=(2,), pipelines=(pipelines,), micro_batches=(4,))
+        tried = grids(found, limits, replace(like, standby=standby))
+        return next(one for one in tried if one.spread is SpreadPolicy.ZONE_PER_PIPELINE)
+
+    apart = placed(2)
+    assert apart.zones == ("a", "c")
+    assert placed(2, standby=2).zones == ("c", "b"), "three workers are in each"
+    assert placed(3).zones == (), "all zones have one"
+    ways = [way for way in protections(found, Limits(nodes=8), apart) if way.spread is apart.spread]
+    assert {way.zones for way in ways} == {("a", "c"), ("c", "b")}
+    single = replace(apart, spread=SpreadPolicy.SINGLE_ZONE, zones=("b",))
+    both = combined(single, [apart, replace(single, zones=("c",))])
+    assert (both.spread, both.zones) == (apart.spread, apart.zones), "not in the zone of another policy"
+
+
+def test_what_has_no_sense_is_not_tried() -> None:
+    found, like = at()
+    ways = set(protections(found, Limits(nodes=2), like))
+    assert RedundancyMode.NONE not in {way.mode for way in ways}, "with one pipeline a loss is the end"
+    assert {way.standby for way in ways} == {0}, "there is no node for one more"
+    assert {way.every_steps for way in ways} == {None}
+    assert SpreadPolicy.ZONE_PER_PIPELINE not in {way.spread for way in ways}, "one pipeline, one zone"
+
+
+def test_the_best_protections_of_several_are_put_together() -> None:
+    _, base = at()
+    both = combined(base, [replace(base, standby=2), replace(base, mode=RedundancyMode.LAZY_FORWARD)])
+    assert both == replace(base, standby=2, mode=RedundancyMode.LAZY_FORWARD)
+    assert combined(replace(base, on_demand=2), []).on_demand is None, "all of them, so no share is left"
+
+
+def test_all_modes_are_tried_before_a_grid_is_too_large() -> None:
+    like = replace(at()[1], mode=RedundancyMode.EAGER_BACKWARD, replicas=2)
+    assert [(one.mode.value, one.replicas) for one in smaller(like)] == [
+        ("EagerBackward", 2),
+        ("EagerForward", 2),
+        ("LazyForward", 2),
+        ("EagerBackward", 1),
+        ("EagerForward", 1),
+        ("LazyForward", 1),
+        ("None", 1),
+    ]
+    bare = replace(like, mode=RedundancyMode.NONE)
+    assert list(smaller(bare)) == [bare]

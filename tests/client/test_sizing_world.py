@@ -1,0 +1,149 @@
+"""What plans are tried in: nodes that come and go, prices, and what a run is made of."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from bamboo.simulation.job.job_run import simulate_job
+from bamboo.sizing.calm import calm, least, memory_needed, node_usd
+from bamboo.sizing.candidate import Candidate, as_the_job_is
+from bamboo.sizing.world import Market, World, has_price, machine_of
+from bamboo.traces.generate import Generation
+from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.placement_spec import SpreadPolicy
+from bamboo_core.job.spec import wanted_workers
+from bamboo_core.planning.profile import Prices
+from bamboo_core.prices.price_list import MachinePrice, ZonePrice
+from bamboo_core.traces.trace import Change, NodeChange, PriceChange, make_trace
+from job_simulation_kit import HOUR, manifest, nodes
+from sizing_kit import layered, world
+
+MADE_UP = Market(generation=Generation(nodes=4, removal=0.5, addition=0.9, zones=("a", "b", "c")))
+
+
+def grid(at: World, stages: int, pipelines: int) -> Candidate:
+    return replace(as_the_job_is("m", at.spec), stages=stages, pipelines=pipelines)
+
+
+def test_another_seed_begins_elsewhere_in_a_recording() -> None:
+    """Evenly spread, and the first one at its beginning."""
+    recorded = nodes(2, (600.0, "remove", "n0"), (1900.0, "add", "n2"), duration=HOUR)
+    market, spec = Market(recording=recorded), parse_manifest(manifest(2, 1, 6))
+    first, second = (market.trace(spec, seed, 2, 900.0) for seed in (1, 2))
+    assert [change.at for change in first.changes if change.at > 0] == [600.0]
+    assert [change.at for change in second.changes if change.at > 0] == [pytest.approx(100.0)]
+    assert market.trace(spec, 3, 2, 900.0).changes == first.changes
+    assert market.losses_per_hour(8) == pytest.approx(4 * market.losses_per_hour(2))
+
+
+def test_nodes_are_made_up_for_as_many_workers_as_the_job_wants_and_where_it_may_be() -> None:
+    spread = parse_manifest(manifest(2, 3, 6, standby={"workers": 1}))
+    assert len({c.node for c in MADE_UP.trace(spread, 1, 2, 10.0).changes if c.at == 0}) == wanted_workers(spread)
+    one = parse_manifest(manifest(2, 3, 6, spread={"policy": "SingleZone"}))
+    assert {c.zone for c in MADE_UP.trace(one, 1, 2, HOUR).changes} == {"a"}
+
+
+ZONES = {"b": ZonePrice(spot=0.25), "c": ZonePrice(spot=0.5)}
+
+
+def test_a_zone_is_worth_naming_only_if_zones_differ() -> None:
+    """Made-up ones differ by a price file alone; those of a recording by what they have, too."""
+    at = replace(world(manifest(2, 1, 6), layered(2)), market=MADE_UP)
+    assert at.zones_for("m", 2) == []
+    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
+    assert at.zones_for("m", 2) == ["b", "c", "a"]
+    assert [at.spot_usd("m", zone) for zone in ("a", "b", "c")] == [1.0, 0.25, 0.5]
+    assert at.spot_usd("m", "") == pytest.approx(1.75 / 3)
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=f"n{i}", zone="a" if i else "b") for i in range(3)]
+    at = replace(at, market=Market(recording=make_trace(changes, duration=HOUR)))
+    assert at.zones_for("m", 1) == ["b", "a"], "both have one node, and b is cheaper"
+    assert at.zones_for("m", 2) == ["a", "b"], "b has half of what is wanted"
+
+
+def test_a_plan_in_a_single_zone_pays_what_that_zone_costs() -> None:
+    """The cost was that of the first zone of the list, and the nodes might be in any."""
+    at = replace(world(manifest(2, 1, 6), layered(2)), market=MADE_UP)
+    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
+    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.SINGLE_ZONE, zones=("b",))
+    run = at.run(one, 1, HOUR)
+    assert run is not None
+    assert {change.zone for change in run.trace.changes} == {"b"}
+    figures = simulate_job(run).figures
+    assert figures.usd == pytest.approx(0.25 * figures.nodes * figures.hours)
+    assert node_usd(at, one) == pytest.approx(2 * 0.25 / 3600)
+
+
+def test_pipelines_in_zones_that_are_named_pay_what_these_cost() -> None:
+    at = replace(world(manifest(2, 2, 6), layered(2)), market=MADE_UP)
+    at = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0, zones=ZONES))})
+    one = replace(as_the_job_is("m", at.spec), spread=SpreadPolicy.ZONE_PER_PIPELINE, zones=("b", "c"))
+    for seed in (1, 2, 3):
+        run = at.run(one, seed, HOUR)
+        assert run is not None
+        assert {change.zone for change in run.trace.changes} == {"b", "c"}
+    assert node_usd(at, one) == pytest.approx(4 * (0.25 + 0.5) / 2 / 3600)
+
+
+def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it() -> None:
+    pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "9"}]
+    at = world(manifest(2, 1, 6, nodePools=pools), layered(2))
+    known = MachinePrice(spot=0.5, zones={"a": ZonePrice(spot=0.25)})
+    machine = machine_of("m", layered(2), known)
+    assert machine.profile.prices == Prices(spot=0.5, on_demand=3.0)
+    at = replace(at, machines={"m": machine})
+    run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
+    assert run is not None
+    assert [pool.price_per_hour for pool in run.spec.node_pools] == [None]
+    assert {(p.zone, p.usd_per_hour) for p in run.trace.prices} == {("", 0.5), ("a", 0.25)}
+    over_time = make_trace(nodes(2).changes, [PriceChange(at=0.0, zone="", usd_per_hour=7.0)], duration=HOUR)
+    at = replace(at, machines={"m": machine}, market=Market(recording=over_time))
+    run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
+    assert run is not None
+    assert [p.usd_per_hour for p in run.trace.prices] == [7.0]
+
+
+def test_a_machine_without_any_price_is_known_as_such() -> None:
+    bare = machine_of("m", msgspec.structs.replace(layered(2), prices=None), None)
+    plain = parse_manifest(manifest(2, 1, 6))
+    priced = parse_manifest(manifest(2, 1, 6, nodePools=[{"name": "s", "capacity": "Spot", "pricePerHour": "1"}]))
+    assert not has_price(bare, plain, MADE_UP)
+    assert has_price(bare, priced, MADE_UP)
+    assert has_price(machine_of("m", layered(2), None), plain, MADE_UP)
+
+
+def test_a_price_on_demand_is_the_files_the_profiles_or_the_jobs() -> None:
+    bare = msgspec.structs.replace(layered(2), prices=None)
+    pools = [{"name": "s", "capacity": "Spot"}, {"name": "d", "capacity": "OnDemand", "pricePerHour": "2.5"}]
+    at = world(manifest(2, 1, 6, nodePools=pools), bare)
+    assert at.on_demand_usd("m") == 2.5
+    shared = world(manifest(2, 1, 6, nodePools=pools, spread={"workersPerNode": 2}), bare)
+    assert shared.on_demand_usd("m") == 5.0, "of a node with two workers"
+    assert world(manifest(2, 1, 6), bare).on_demand_usd("m") is None
+    assert world(manifest(2, 1, 6, nodePools=pools), layered(2)).on_demand_usd("m") == 3.0
+    none = replace(at, machines={"m": machine_of("m", layered(2), MachinePrice(spot=1.0))})
+    assert none.on_demand_usd("m") is None, "a price file without one: it is not to be had"
+
+
+def test_no_step_is_shorter_or_cheaper_than_its_bound() -> None:
+    at = world(manifest(2, 1, 6), layered(4))
+    for stages, pipelines in ((1, 1), (2, 1), (4, 1), (2, 3)):
+        one = grid(at, stages, pipelines)
+        found = calm(at, one)
+        seconds, usd = least(at, one)
+        assert 0 < seconds <= found.seconds * (1 + 1e-9)
+        assert 0 < usd <= found.usd * (1 + 1e-9)
+
+
+def test_nodes_on_demand_cost_what_they_cost() -> None:
+    at = world(manifest(2, 2, 6), layered(4))
+    one = grid(at, 2, 2)
+    assert node_usd(at, one) == pytest.approx(4 * 1.0 / 3600)
+    assert node_usd(at, replace(one, on_demand=1)) == pytest.approx((3 * 1.0 + 3.0) / 3600)
+
+
+def test_more_stages_need_less_memory_each() -> None:
+    at = world(manifest(2, 1, 6), layered(8))
+    needed = [memory_needed(at, grid(at, stages, 1)) for stages in (2, 4, 8)]
+    assert needed == sorted(needed, reverse=True)
+    assert needed[0] > needed[-1] > 0

@@ -1,0 +1,59 @@
+"""Traces that are made up: by seed, rate and hour."""
+
+import math
+
+import pytest
+
+from bamboo.traces.generate import Generation, Pattern, generate
+from bamboo.traces.summary import summarize
+from bamboo_core.traces.trace import (
+    Change,
+    NodeTraceError,
+    removal_times,
+)
+
+
+@pytest.mark.parametrize("pattern", list(Pattern))
+def test_what_is_generated_follows_its_seed_and_its_rate(pattern: Pattern) -> None:
+    wanted = Generation(
+        pattern=pattern, nodes=60, hours=400, removal=0.1, addition=0.9, zones=("a", "b", "c"), notice=30.0
+    )
+    trace = generate(wanted, 1)
+    assert trace == generate(wanted, 1) != generate(wanted, 2)
+    found = summarize(trace)
+    assert (found.zones, found.duration, found.peak) == (("a", "b", "c"), 400 * 3600.0, 60)
+    assert 0.08 < found.removals_per_node_hour < 0.13
+    assert {change.notice for change in trace.changes if change.change is Change.REMOVE} == {30.0}
+    assert (found.largest_batch >= 10) is (pattern is Pattern.ZONES)
+
+
+def test_diurnal_removals_have_their_peak() -> None:
+    trace = generate(Generation(pattern=Pattern.DIURNAL, nodes=100, hours=480, addition=1.0, peak_hour=6.0), 3)
+    hours = [math.floor(at / 3600) % 24 for at in removal_times(trace)]
+    assert sum(3 <= hour < 9 for hour in hours) > 5 * sum(15 <= hour < 21 for hour in hours)
+
+
+def test_prices_move_about_their_mean() -> None:
+    trace = generate(Generation(hours=2400, price=2.0, volatility=0.1), 5)
+    prices = [price.usd_per_hour for price in trace.prices]
+    assert len(set(prices)) > 100
+    assert 1.8 < sum(prices) / len(prices) < 2.2
+    assert 1.0 < min(prices) < max(prices) < 4.0
+    assert len(generate(Generation(price=2.0), 5).prices) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (Generation(nodes=0), "--nodes must be from 1 to 100000, not 0"),
+        (Generation(removal=1.5), "--removal must be from 0 to 1, not 1.5"),
+        (Generation(hours=math.nan), "--hours must be from"),
+        (Generation(zones=("a", "a")), "--zones must name at least one zone, and each once"),
+        (Generation(nodes=100_000, hours=1000), "--nodes times --hours must be at most 5000000"),
+        (Generation(price=-1.0), "the price must be a number from 0"),
+    ],
+)
+def test_what_cannot_be_generated_is_named(wanted: Generation, problem: str) -> None:
+    with pytest.raises(NodeTraceError) as caught:
+        generate(wanted, 1)
+    assert str(caught.value).startswith(problem)

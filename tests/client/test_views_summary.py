@@ -1,0 +1,102 @@
+"""What a finished run tells."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from bamboo.local.views.summary import compare, summarize, to_json, to_text
+from bamboo_core.control.memory import Traffic
+from bamboo_core.coordinator.events import Finish, Outcome
+from operator_kit import checkpoints
+from run_view_kit import STATUS
+
+
+def test_the_summary_as_text_and_json() -> None:
+    finish = Finish(Outcome.COMPLETE, "Complete", "all steps are done")
+    summary = replace(
+        summarize("job", STATUS, finish, batch=8, seconds=2.0),
+        sample="hello\nworld\x1b[2J",
+        crashes=tuple(f"w{n} was killed" for n in (10, 3, 2, 0, 1, 4, 12)),
+    )
+    text = to_text(summary)
+    assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
+    assert "lost samples: 4" in text
+    assert "metrics of the last step: accuracy 0.12346, balance 2e-07, nothing not finite, xxx" in text
+    assert "\n  most memory: w1 with 3.0 MiB (log 3.0 MiB, optimizer 1.5 KiB)\n" in text
+    assert "\n  most sent in a step: w0 with 4.0 MiB (sync 4.0 MiB, activation 1.5 KiB)\n" in text
+    assert "    | world·[2J" in text
+    assert "failed workers: w0, w1, w2, w3, w4 and 2 more was killed" in text
+    document = json.loads(to_json(summary, bit_equal=True))
+    assert document["takeovers"][0]["pause_steps"] == pytest.approx(0.5)
+    assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)
+    assert document["metrics"] == {"accuracy": 0.123456, "balance": 2e-7, "nothing": None, "x" * 64: 1.0}
+    assert document["grid"] == {"stages": 2, "pipelines": 1}
+    memory = document["memory"]
+    assert (memory["worker"], memory["total"], memory["optimizer"]) == ("w1", (3 << 20) + 1536, 1536)
+    assert json.loads(to_json(replace(summary, memory=None)))["memory"] is None
+    assert document["traffic"]["w2"] == {"total": 5, **Traffic(gradient=5).by_kind()}
+    nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
+    assert nan["last_loss"] is None
+
+
+def test_a_run_that_an_evaluation_ends_says_how_many_steps_were_wanted() -> None:
+    status = replace(STATUS, step=6, stopped_early="2 evaluations without a better loss")
+    summary = summarize("job", status, Finish(Outcome.COMPLETE, "EarlyStopped", "why"), batch=8, seconds=2.0)
+    assert "\n  6 of 10 steps, stopped early, in 2.0 s" in to_text(summary)
+    document = json.loads(to_json(summary))
+    assert (document["committed"], document["steps"]) == (6, 10)
+    assert document["stopped_early"] == "2 evaluations without a better loss"
+    assert json.loads(to_json(replace(summary, stopped_early=None)))["stopped_early"] is None
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
+    """Its weights are nowhere; that is another thing than samples that did not go into a step."""
+    finish = Finish(outcome, "Reason", "a sentence")
+    summary = replace(summarize("job", STATUS, finish, batch=8, seconds=2.0), output="/out")
+    text, document = to_text(summary), json.loads(to_json(summary))
+    assert text.startswith(f"job: {outcome}, Reason. a sentence\n")
+    assert document["lost_samples"] == 4
+    assert "lost samples: 4\n" in text
+    if outcome is Outcome.COMPLETE:
+        assert "not kept" not in text
+        assert "weights, the workers' log and page.html: /out\n" in f"{text}\n"
+    else:
+        assert "\n  not kept: 3 steps, all of them: the job keeps no checkpoints\n" in text
+        assert "\n  the workers' log: /out/workers.log" in text
+        assert "weights and" not in text
+
+
+def test_of_many_takeovers_the_longest_are_shown_in_their_order() -> None:
+    (taken,) = STATUS.takeovers[:1]
+    many = tuple(replace(taken, step=step, recompute_ms=float(step * 7 % 53)) for step in range(53))
+    status = replace(STATUS, takeovers=many)
+    text = to_text(summarize("job", status, Finish(Outcome.COMPLETE, "Complete", ""), batch=8, seconds=2.0))
+    lines = [line for line in text.splitlines() if "at step" in line]
+    pauses = {one.step: one.pause_ms for one in many}
+    assert [int(re.findall(r"at step (\d+):", line)[0]) for line in lines] == sorted(
+        sorted(pauses, key=lambda step: -pauses[step])[:5]
+    )
+    assert "\n    and 48 with shorter pauses (--json has all)\n    median pause " in text
+
+
+def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> None:
+    kept = checkpoints(step=2, age=1.0, restores=1, repeated=3, repeated_seconds=75.0, first=1, place="/kept")
+    summary = summarize(
+        "job", replace(STATUS, checkpoint=kept), Finish(Outcome.INTERRUPTED, "Reason", "x"), batch=8, seconds=2.0
+    )
+    text = to_text(summary)
+    assert summary.samples_per_second == (3 - 1) * 8 / 2
+    assert "3 of 10 steps, from step 1 on, in 2.0 s" in text
+    assert "\n  not kept: 1 step, all since the checkpoint of step 2\n" in text
+    assert "lost samples: 4\n" in text
+    assert "  checkpoint: step 2, in /kept; went back 1 time; 3 steps repeated (1:15)\n" in text
+    document = json.loads(to_json(summary))
+    assert (document["kept_in"], document["repeated_steps"], document["repeated_seconds"]) == ("/kept", 3, 75.0)
+
+
+def test_nothing_to_compare_is_no_equality() -> None:
+    assert compare(["a"], ("a",))
+    assert not compare([], [])

@@ -1,0 +1,80 @@
+"""Profiles of models on machines: what is read, what is refused, and those that come with Bamboo."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bamboo.profiles.files import read_profile, shipped_names
+from bamboo_core.planning.profile import SOURCES, ProfileError, for_microbatch, parse_profile, to_json
+from profile_kit import document, parsed
+
+
+def test_a_profile_is_read_and_written_again() -> None:
+    profile = parsed()
+    assert profile.costs == pytest.approx((0.03, 0.03, 0.03))
+    assert profile.state_bytes == 3 * 1200
+    assert parse_profile("again.json", to_json(profile)) == profile
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"samples": 0}, r"p\.json: not a profile: expected `int` >= 1 - at `\$\.samples`"),
+        ({"layers": []}, r"expected `array` of length >= 1 - at `\$\.layers`"),
+        ({"colour": 1}, r"object contains unknown field `colour`"),
+        ({"version": 2}, r"p\.json: expected format 'bamboo-profile' version 1; found 'bamboo-profile' version 2"),
+        ({"sources": {}}, r"sources: expected one for layers\.seconds; every number needs to say where it comes from"),
+        (
+            {"sources": {key: {"text": "x"} for key in [*SOURCES, "gossip"]}},
+            r"sources: 'gossip' is not one of layers\.seconds, ",
+        ),
+        ({"prices": {"spot": 0.9, "onDemand": 3.0}}, r"sources: expected one for prices"),
+        ({"network": {"flow": 2e9, "machine": 1e9}}, r"network\.machine: must be at least network\.flow"),
+        ({"network": {"flow": 0, "machine": 1e9}}, r"expected `float` > 0.0 - at `\$\.network\.flow`"),
+        ({"times": {"start": -1, "detection": 0}}, r"expected `float` >= 0.0 - at `\$\.times\.start`"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ProfileError, match=told):
+        parsed(**changes)
+
+
+def test_a_profile_in_which_nothing_takes_time_is_refused() -> None:
+    idle = [dict(layer, forward=0, backward=0) for layer in document()["layers"]]
+    with pytest.raises(ProfileError, match="layers: at least one of them must take time"):
+        parsed(layers=idle)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"name": NaN}', b"[" * 100_000])
+def test_a_file_that_is_no_profile_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=r"p\.json: not a profile: "):
+        read_profile(str(path))
+
+
+def test_a_missing_file_is_told_with_the_names_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"cannot read the profile .*nothing\.json: No such file"):
+        read_profile(str(tmp_path / "nothing.json"))
+
+
+def test_another_microbatch_takes_its_part_of_the_time_and_says_so() -> None:
+    profile = for_microbatch(parsed(), 2)
+    first = profile.layers[0]
+    assert (first.forward, first.backward) == (0.005, 0.01)
+    assert (first.activations, first.boundary) == (50, 32)
+    assert (first.parameters, first.optimizer) == (400, 800)
+    assert profile.samples == 2
+    assert "layers.seconds" in profile.estimated
+    assert for_microbatch(parsed(), 4) == parsed()
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_profiles_say_where_each_number_comes_from(name: str) -> None:
+    profile = read_profile(name)
+    assert profile.name == name
+    assert profile.prices is not None
+    assert profile.published is not None
+    assert all(len(source.text) > 20 for source in profile.sources.values())
+    assert "layers.seconds" in profile.estimated
