@@ -12,11 +12,12 @@ from typing import get_args
 
 import pytest
 
+from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.state import CoordinatorState, Record
 
 ROOT = Path(__file__).parents[2]
-COORDINATOR = ROOT / "core" / "bamboo" / "coordinator"
-PRODUCT = [ROOT / "core" / "bamboo", ROOT / "operator" / "bamboo_operator", ROOT / "trainer" / "bamboo_trainer"]
+COORDINATOR = Path(coordinator.__file__).parent
+PRODUCT = [ROOT / "core", ROOT / "client", ROOT / "operator", ROOT / "trainer"]
 RECORDS = get_args(Record)
 HOMES = {kind.__name__: kind.__module__ for kind in RECORDS}
 FIRST_VALUES = ("bamboo_core.coordinator.coordinator", "initial")  # of some records, before the first event

@@ -80,7 +80,7 @@ class OperatorSimulation:
 
     def run(self) -> RunResult:
         handler = _Alarm(self)
-        logs = [logging.getLogger(name) for name in ("bamboo_operator", "bamboo", "bamboo_trainer", "asyncio")]
+        logs = [logging.getLogger(name) for name in ("bamboo_operator", "bamboo_core", "bamboo_trainer", "asyncio")]
         levels = [log.level for log in logs]
         for log in logs:
             log.addHandler(handler)
