@@ -179,6 +179,20 @@ def test_a_restarted_coordinator_that_is_told_to_suspend_hears_its_workers_first
     kept(world)
 
 
+def test_workers_that_are_back_in_the_very_instant_in_which_a_job_is_suspended_are_heard_as_well() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 1000})
+    plan = restarted(world)
+    *others, last = sorted(plan.worker_ids())
+    for worker in others:
+        back(world, worker, plan)
+    world.tell(WorkerJoined(protocol.Hello(worker=last, host="h", port=1, plan=plan)))
+    world.tell(SUSPENDED)
+    world.now -= 0.01
+    world.tell(Received(last, protocol.WorkerReady()))
+    assert (world.state.phase, world.state.course.since) == ("Running", world.state.ending.stopping.since)
+    kept(world)
+
+
 def test_what_a_coordinator_before_it_has_begun_to_keep_is_kept_again() -> None:
     """As nobody may know any more what of it is written."""
     world = World(2, 1, 0, checkpoint={"everySteps": 1000})

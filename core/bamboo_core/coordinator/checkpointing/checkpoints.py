@@ -118,7 +118,7 @@ def stop_if_kept(turn: Turn) -> None:
     late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
     if state.phase == "Recovering" and not late:
         return
-    if state.phase == "Running" and stopping.since < state.course.since:  # the workers are back
+    if state.phase == "Running" and stopping.since <= state.course.since and not c.writers:  # the workers are back
         turn.put(state.ending.not_to_stop())
         stop(turn, stopping.outcome, stopping.reason, stopping.message, keep=True)
         return
