@@ -11,9 +11,9 @@ gradients, which no other stage waits for, are computed later: a stage then has 
 while the stages before it still run their backwards, and all of those begin earlier.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Final, Self, assert_never
 
 from bamboo_core.job.spec import PipelineSchedule, TopologySpec
 from bamboo_core.planning.plan import Cell, Layout
@@ -184,6 +184,23 @@ def with_late_weights(program: Sequence[Computed]) -> list[Computed]:
     return [*found, *waiting]
 
 
+_ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, Sequence[int], int], Sequence[Computed]]]] = {
+    PipelineSchedule.ONE_F_ONE_B: one_f_one_b,
+    PipelineSchedule.ZB_H1: zb_h1,
+}
+
+
+def postpones_weights(schedule: PipelineSchedule) -> bool:
+    """Whether the schedule computes gradients of weights later than those of inputs, in bubbles."""
+    match schedule:
+        case PipelineSchedule.ONE_F_ONE_B:
+            return False
+        case PipelineSchedule.ZB_H1:
+            return True
+        case _:
+            assert_never(schedule)
+
+
 @dataclass(frozen=True, slots=True)
 class StageOrder:
     """The order in which each stage runs the forwards and backwards of a step."""
@@ -202,13 +219,12 @@ class StageOrder:
         return replace(self, late_weights=True)
 
     def program(self, stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
-        order = zb_h1 if self.schedule is PipelineSchedule.ZB_H1 else one_f_one_b
-        found: list[Computed] = [*order(stage, stages, microbatches, self.lookahead)]
+        found: list[Computed] = [*_ORDERS[self.schedule](stage, stages, microbatches, self.lookahead)]
         return with_late_weights(found) if self._postpones(stages) else found
 
     def in_flight(self, stage: int, stages: int, microbatches: int) -> int:
         """How many microbatches a stage keeps activations of at most."""
-        postpones = self.schedule is PipelineSchedule.ZB_H1
+        postpones = postpones_weights(self.schedule)
         more = self._postpones(stages) and (not postpones or stage == 0)
         return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * (1 + self.lookahead) + more)
 

@@ -75,8 +75,11 @@ def may_do_without(spec: JobSpec) -> bool:
 
 
 class GridRates:
-    """The rates at which a job with these figures trains on grids. memory: bytes of a worker's device; None: not known,
-    so that all grids fit.
+    """The rates at which a job with these figures trains on grids: which ones have room, and which are the fastest.
+
+    It remembers all that it has computed, so the coordinator keeps one (`choosing.rates_of`) as long as the figures and
+    the specification stay; simulations and strategies have their own. memory: bytes of a worker's device; None: not
+    known, so that all grids fit.
     """
 
     def __init__(self, figures: ModelFigures, spec: JobSpec, memory: int | None = None) -> None:

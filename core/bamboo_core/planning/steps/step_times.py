@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate, starmap
 from typing import Final
 
-from bamboo_core.job.spec import JobSpec, PipelineSchedule, RedundancyMode
+from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.planning.gradient_groups import final_share, nodes_of
 from bamboo_core.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo_core.planning.portions import ranges
 from bamboo_core.planning.profile import Layer, ModelFigures
-from bamboo_core.planning.schedule import StageOrder
+from bamboo_core.planning.schedule import StageOrder, postpones_weights
 from bamboo_core.planning.splits.devices import cell_of, devices_of
 from bamboo_core.planning.steps.devices import devices_of_workers, machine, on_devices
 from bamboo_core.planning.steps.pipelines import WEIGHT_SHARE, Group, GroupTimes, Place, StepLoss, execute
@@ -234,7 +234,7 @@ class StepModel:
         if len(plan.stages) == 1:
             return self.seconds_alike(alike)
         stages, count = self.stages(plan.stages), max(map(len, alike.layout.split))
-        late = alike.layout.schedule is PipelineSchedule.ZB_H1
+        late = postpones_weights(alike.layout.schedule)
         needed = [backward * (1 - WEIGHT_SHARE if late else 1) for backward in stages.backward]  # by the stage before
         begins = list(accumulate(stages.forward, initial=0.0))
         ends, done = [0.0] * len(needed), 0.0
