@@ -12,6 +12,8 @@ CRD = ROOT / "crds" / "bamboojob.yaml"
 PAGE = ROOT / "docs" / "api.md"
 MAX_INT = 2**31 - 1
 INT_OR_STRING = "x-kubernetes-int-or-string"
+# Messages of rules that the fields' own descriptions say
+SAID_OF_FIELDS = ("cannot change; create a new job instead", "can change only while the job is suspended")
 
 Schema = Mapping[str, Any]
 
@@ -33,7 +35,8 @@ spec:
   topology: {{stages: 2}}
 ```
 
-Unknown fields are refused. A field that is null counts as absent.
+Unknown fields are refused; null counts as absent. Numbers behind texts are the most characters. What cannot change
+needs a new job.
 """
 
 
@@ -56,7 +59,10 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     rows = []
     for name, field in schema["properties"].items():
         default = "required" if name in schema.get("required", ()) else _default(field)
-        rows.append((f"`{name}`", _type(field, _anchor(f"{path}.{name}")), default, _cell(field["description"])))
+        kind = _type(field, _anchor(f"{path}.{name}"))
+        if path.startswith("status"):  # which nobody but the operator writes
+            default, kind = "", re.sub(r"^(text|integer|number)\b.*", r"\1", kind)
+        rows.append((f"`{name}`", kind, default, _cell(field["description"])))
     defaults = any(default for _, _, default, _ in rows)
     lines += ["| Field | Type | Default | What |", "| --- | --- | --- | --- |"] if defaults else []
     lines += [] if defaults else ["| Field | Type | What |", "| --- | --- | --- |"]
@@ -75,6 +81,8 @@ def _rules(path: str, rules: Sequence[Schema]) -> Iterator[str]:
     for rule in rules:
         fields.setdefault(rule["message"], []).append(f"`{path}{rule.get('fieldPath', '')}`")
     for message, of in fields.items():
+        if message in SAID_OF_FIELDS:
+            continue
         yield f"- {', '.join(of)}: {message}."
 
 
@@ -90,7 +98,7 @@ def _anchor(path: str) -> str:
 def _type(field: Schema, section: str) -> str:
     kind = field.get("type", "quantity")
     if "enum" in field:
-        return "one of " + ", ".join(f"`{choice}`" for choice in field["enum"])
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
     if kind == "array":
         least = f"{field['minItems']} to " if "minItems" in field else "at most "
         return f"list of {least}{field['maxItems']}: {_type(field['items'], section)}"
@@ -111,7 +119,7 @@ def _type(field: Schema, section: str) -> str:
 
 def _bounds(field: Schema) -> str:
     if "maxLength" in field:
-        return f", at most {field['maxLength']} characters"
+        return f" ({field['maxLength']})"
     low, high = field.get("minimum"), field.get("maximum", MAX_INT)
     least = "more than" if field.get("exclusiveMinimum") else "at least"
     most = "less than" if field.get("exclusiveMaximum") else "at most"
@@ -121,10 +129,16 @@ def _bounds(field: Schema) -> str:
 
 
 def _columns(version: Schema) -> str:
-    lines = ["## Columns of `kubectl get`", "", "| Column | What | Shown |", "| --- | --- | --- |"]
-    for column in version["additionalPrinterColumns"]:
-        shown = "with `-o wide`" if column.get("priority") else "always"
-        lines.append(f"| {column['name']} | {column['description']} (`{column['jsonPath']}`) | {shown} |")
+    lines = [
+        "## Columns of `kubectl get`",
+        "",
+        "Those from Samples/s on only with `-o wide`.",
+        "",
+        "| Column | What |",
+        "| --- | --- |",
+    ]
+    for column in sorted(version["additionalPrinterColumns"], key=lambda column: column.get("priority", 0)):
+        lines.append(f"| {column['name']} | {column['description']} (`{column['jsonPath']}`) |")
     return "\n".join([*lines, ""])
 
 

@@ -89,25 +89,25 @@ class NodePool:
     name: Annotated[str, DNS_LABEL]
     """The name of the pool, a DNS label, unique in the list."""
     capacity: Capacity = Capacity.SPOT
-    """Whether the nodes may be taken away (Spot) or stay (OnDemand)."""
+    """Whether nodes may be taken away (Spot) or stay (OnDemand)."""
     preset: Preset = Preset.NONE
-    """The cloud or provisioner whose node labels and taints identify such nodes. With None the pool selects no nodes,
-    whatever its capacity; the worker's template has to do so.
+    """The cloud or provisioner whose labels and taints such nodes have. With None the worker's template has to select
+    nodes.
     """
     price_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
-    """The price of one worker for an hour: its share of the node. A decimal number in quotes, such as "0.91", in any
-    currency. Without it the pool's workers are not included in the job's cost.
+    """The price of one worker for an hour, its share of the node: a decimal number in quotes, such as "0.91", in any
+    currency.
     """
     machine: Annotated[str | None, MACHINE] = None
     """The name of its nodes' machine in the prices that the operator reads (--prices), which then count instead of
-    pricePerHour, a worker for its share of the node.
+    pricePerHour.
     """
     after_seconds: Annotated[int, Integer(0)] = 0
-    """How long a pod has to wait for a node in the pools before this one before this one is used."""
+    """How long a pod waits for a node in the pools before this one."""
     max_workers: Annotated[int | None, Integer()] = None
-    """The most workers in this pool. Without it there is no limit."""
+    """The most workers in this pool."""
     revert: bool = False
-    """Whether workers move back to an earlier pool once that one has nodes again."""
+    """Whether workers move back to an earlier pool once it has nodes again."""
 
 
 def priced_pool(pools: Iterable[NodePool], capacity: Capacity) -> NodePool | None:
@@ -149,18 +149,16 @@ class SpreadSpec:
     topology_key: Annotated[str, LABEL_KEY] = "topology.kubernetes.io/zone"
     """The node label that says in which zone a node is."""
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
-    """Interleave asks the scheduler to spread the pods over zones and nodes; None does not. In both cases neighbouring
-    stages are placed in different zones if possible, so that nearly all traffic crosses zones, which most clouds bill.
-    ZonePerPipeline keeps each pipeline in a zone, so that only the reduction of gradients crosses; with two pipelines
-    or more the loss of a zone costs no step. SingleZone keeps the whole job in one zone, with whose loss it goes back
-    to its checkpoint. In the last two a pod waits if its zone has no more nodes; but for ZonePerPipeline with
-    elastic.objective, where pods are spread as with Interleave and as few pipelines as may be are in several zones.
+    """Interleave asks the scheduler to spread the pods over zones and nodes; None does not. With both, neighbouring
+    stages are in different zones if possible, so nearly all traffic crosses zones, which most clouds bill.
+    ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a zone costs no step. SingleZone keeps
+    the job in one zone, with whose loss it goes back to its checkpoint. In the last two a pod waits if its zone has no
+    more nodes; but for ZonePerPipeline with elastic.objective, where pods are spread as with Interleave.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
     """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one the
-    scheduler is asked to fill nodes, never with more of them: a pod waits for another node instead. Workers of a node
-    are lost together: neighbouring stages and replicas are placed on different ones where possible. bamboo simulate and
-    bamboo plan take nodes of that size away.
+    scheduler is asked to fill nodes, never with more of them. Neighbouring stages and replicas are placed on different
+    nodes where possible.
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
@@ -201,18 +199,16 @@ class WorkerSpec:
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
     """Resources of a worker's container."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """Merged into the worker's PodTemplateSpec. The worker's container is called trainer. The same size limits apply as
-    to the task's config.
+    """Merged into the worker's PodTemplateSpec. The worker's container is called trainer. Its size is limited as the
+    task's config's.
     """
     allow_mixed_platforms: bool = False
     """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings are not those of the
-    job's other workers. True lets it train: then the job's bits depend on who ran what, and copies of a stage are not
-    compared.
+    others. With true the job's bits depend on who ran what, and copies of a stage are not compared.
     """
     devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
-    """The GPUs of a worker. It runs its stage in as many consecutive parts, one on each of them, so a stage has at
-    least as many layers. resources has to ask for as many (nvidia.com/gpu); without GPUs the parts run in turn on the
-    CPU. Results do not depend on it. Can change only while the job is suspended.
+    """The GPUs of a worker, each of which runs a part of its stage; a stage has at least as many layers. resources has
+    to ask for as many (nvidia.com/gpu). Can change only while the job is suspended.
     """
 
 
@@ -223,9 +219,6 @@ class RolloutSpec:
     paused: bool = False
     """True replaces no worker until it is false again."""
     max_surge: Annotated[int, Integer(0, 1)] = 1
-    """With 1 the new worker starts before an old one leaves, if there is a node for it. With 0 an old one leaves first.
-    """
+    """With 1 the new worker starts before an old one leaves; with 0 an old one leaves first."""
     progress_deadline_seconds: Annotated[int, Integer()] = 600
-    """How long a new worker may take until it is ready. After that no more workers are replaced, and those that are
-    there train on.
-    """
+    """How long a new worker may take until it is ready. After that no more workers are replaced."""

@@ -111,28 +111,26 @@ class TopologySpec:
     """
 
     stages: Annotated[int, IntegerOr(AUTO, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
-    """The number of stages into which the model's layers are split; a pipeline has one worker for each. Auto: the
-    coordinator chooses stages and pipelines for at most elastic.maxWorkers workers; with a split there are as many as
-    it has numbers. Cannot change.
+    """The number of stages into which the layers are split; a pipeline has one worker for each. Auto: the coordinator
+    chooses stages and pipelines for at most elastic.maxWorkers workers; with a split there are as many as it has
+    numbers. Cannot change.
     """
     pipelines: Annotated[int, Integer(1, MOST_PIPELINES)] = 1
-    """The number of pipelines, which train in parallel and share the batch. At most the number of microbatches in a
-    step. This is what `kubectl scale` sets. With stages Auto they are chosen, too.
+    """The number of pipelines, which share the batch. This is what `kubectl scale` sets. With stages Auto they are
+    chosen, too.
     """
     lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
-    """How many forwards a stage runs further ahead of the next one than in plain 1F1B. 1 hides the time that data is on
-    the network and takes memory for more activations. Cannot change.
+    """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
+    memory for more activations. Cannot change.
     """
     schedule: ScheduleChoice = ScheduleChoice.AUTO
-    """The order in which a stage runs forwards and backwards. 1F1B: one forward, one backward. ZBH1: weight gradients
-    are computed later, which leaves about a third of the bubbles; every stage then keeps the activations of as many
-    microbatches as the first one. Auto: with elastic.objective the coordinator chooses it; without one it is 1F1B. The
-    results are the same bits. A change takes effect with the next step.
+    """The order of forwards and backwards. ZBH1: weight gradients are computed later, which leaves about a third of the
+    bubbles; every stage then keeps as many activations as the first one. Auto: with elastic.objective the coordinator
+    chooses it; without one it is 1F1B. The bits are the same. A change takes effect with the next step.
     """
     flows_per_link: Annotated[int, Integer(1, 16), Mark.WHILE_SUSPENDED] = 4
-    """The number of TCP connections over which a worker spreads large frames to another one, for each of the three
-    lanes. The second and later ones are opened with the first frame of 1 MiB or more. Can change only while the job is
-    suspended.
+    """Over how many TCP connections a worker spreads frames of 1 MiB or more to another one, for each of the three
+    lanes. Can change only while the job is suspended.
     """
     split: Annotated[
         tuple[int, ...] | None,
@@ -183,19 +181,18 @@ class ElasticSpec:
     """The fewest pipelines, at most topology.pipelines, which is also the default; with an objective it is 1."""
     max_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
     """The most pipelines, at least topology.pipelines, which is also the default; with an objective it is what the
-    workers and the batch allow. At most the number of microbatches in a step.
+    workers and the batch allow.
     """
     min_stages: Annotated[int, Integer(1, MOST_STAGES)] = 1
     """With fewer workers than topology.stages, the layers are split anew over those that are there, down to this many
-    stages. With topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the
+    stages. If it is topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the
     fewest stages that may be chosen.
     """
     objective: Annotated[Objective, Mark.FOLLOWS] = Objective.NONE
-    """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a
-    second, of all grids within the bounds that the nodes of the moment can run and have the memory for. Value: of all
-    numbers of workers with which the job is expected to be at least 0.95 times as fast as with maxWorkers it holds the
-    one that trains the most samples for their price (nodePools), and gives back the others. By default Throughput with
-    topology.stages Auto, else None.
+    """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a second
+    on the nodes of the moment. Value: of all numbers of workers with which the job is expected to be at least 0.95
+    times as fast as with maxWorkers it holds the one that trains the most samples for their price (nodePools), and
+    gives back the others. By default Throughput with topology.stages Auto, else None.
     """
     max_stages: Annotated[int | None, Integer(1, MOST_STAGES)] = None
     """The most stages that may be chosen, at least topology.stages, which is also the default; with Auto maxWorkers is.
@@ -205,11 +202,10 @@ class ElasticSpec:
     is also the default; required with topology.stages Auto.
     """
     stabilization_seconds: Annotated[int, Integer(0)] = 120
-    """How long there must be nodes for another grid before it changes; with an objective, at most."""
+    """How long there must be nodes for another grid before it changes (with an objective, at most)."""
     straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
-    """What is done about workers that are slower than others for stabilizationSeconds, and about layers that take
-    longer than was counted. Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers, or one
-    more worker is requested, which takes its place. Report: slow workers are only shown.
+    """What is done about workers that are slower than others for stabilizationSeconds. Mitigate: a standby worker or
+    one that is requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
     """
 
     @property
@@ -232,29 +228,28 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
-    """How the job is protected against the loss of a worker. transfer_mbps: in MB/s."""
+    """How the job is protected against losses. transfer_mbps: in MB/s."""
 
     mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.EAGER_FORWARD
-    """What is kept redundantly and computed in advance. None: nothing. LazyForward: each stage's state is held twice.
-    EagerForward: in its idle time a worker also computes the forwards of the stage that it holds a copy of.
-    EagerBackward: all forwards and backwards are computed twice. A change takes effect with the next step.
+    """What is kept and computed twice. None: nothing. LazyForward: each stage's state. EagerForward: in its idle time a
+    worker also computes the forwards of the stage that it holds a copy of. EagerBackward: all forwards and backwards
+    are computed twice. A change takes effect with the next step.
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
     """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
-    many workers may be lost at the same moment, and training goes on in the middle of the step; with workers in one
-    more zone than that, so many zones. Each replica takes memory and network. Without effect if mode is None.
+    many workers may be lost at the same moment without a lost step; with workers in one more zone than that, so many
+    zones. Without effect if mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
-    """Where replicas are kept. Host moves their optimizer state and the saved activations of redundant forwards to host
-    memory; their parameters and gradients stay on the device. Can change only while the job is suspended.
+    """Where replicas are kept. Host moves their optimizer state and the activations of redundant forwards to host
+    memory. Can change only while the job is suspended.
     """
     transfer_mbps: Annotated[int, Named("transferMBps"), Integer(1, 1_000_000)] = 500
     """The most MB/s that a worker sends when it transfers a whole state. Can change only while the job is suspended."""
     verify: VerifyMode = VerifyMode.NONE
-    """Whether results that are there twice are compared, bit by bit: redundant forwards with those of the worker that
-    runs the stage, and the copies of each state now and then. Report: a difference, which is silent corruption, is
-    reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced, and the job
-    goes back to a checkpoint from before (needs checkpoint). Not with training.deterministic false. Can change only
+    """Whether redundant results, and now and then the copies of each state, are compared bit by bit. Report: a
+    difference, which is silent corruption, is reported, with the worker that was wrong if that can be told. Replace:
+    that worker is also replaced, and the job goes back to a checkpoint from before (needs checkpoint). Can change only
     while the job is suspended.
     """
 
@@ -268,12 +263,11 @@ class StandbySpec:
     """Spare workers."""
 
     workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
-    """The number of spare workers."""
+    """How many."""
     stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
     """Of how many stages, the first ones, a spare worker keeps replicas in step with training, beside those of
-    redundancy.replicas. It takes such a stage over in the middle of a step, so that no worker runs two stages. Its
-    memory has to hold the states of that many stages, and each of these sends its gradients to one worker more. At most
-    topology.stages count, and none with one stage or with redundancy.mode None.
+    redundancy.replicas. It takes such a stage over in the middle of a step. Its memory has to hold the states of that
+    many stages. At most topology.stages count, and none with one stage or with redundancy.mode None.
     """
 
 
@@ -309,28 +303,25 @@ class CheckpointSpec:
     """
 
     storage: StorageSpec
-    """Where to write, uri or persistentVolumeClaim. A place of its own for each job."""
+    """Where to write, uri or persistentVolumeClaim. Each job needs its own."""
     every_steps: Annotated[int | None, Integer()] = None
     """Steps from one checkpoint to the next; by default 200, or fewer where that is worth it. The last step has one,
     too.
     """
     keep_latest: Annotated[int, Integer(1, 10_000)] = 3
-    """The number of checkpoints to keep; older ones are deleted."""
+    """How many checkpoints stay."""
     keep_in_memory: bool = True
-    """True lets each worker keep in host memory what it has written of the newest checkpoint, so that a job that goes
-    back to it reads only what was lost. All workers together keep one copy of the job's state, and two while a
-    checkpoint is being written.
+    """Each worker keeps in host memory what it has written of the newest checkpoint, so that a job that goes back to it
+    reads only what was lost: together one copy of the job's state, two while a checkpoint is being written.
     """
     keep_best: bool = False
-    """A checkpoint of each evaluated state; the one with the best metric (training.evaluation.metric) stays."""
+    """A checkpoint of each evaluated state, of which the best (training.evaluation.metric) stays."""
     resume: Resume = Resume.LATEST
     """Latest: the job starts from the newest complete checkpoint if there is one. Never: it starts at step 0, and goes
-    back, or on after a suspension, only to checkpoints that it has written itself.
+    back only to checkpoints of its own.
     """
     allow_other_data: bool = False
-    """False ends a job (DataMismatch) whose data are not those that the checkpoint was trained with. True goes on from
-    it.
-    """
+    """False ends a job (DataMismatch) whose data are not the checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,17 +329,16 @@ class BudgetSpec:
     """What the job may cost, in the currency of the pools' prices, and by when it is to be done."""
 
     money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
-    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job is suspended,
-    with its state kept if it has a checkpoint store; with more money it goes on.
+    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job is suspended;
+    with more money it goes on.
     """
     money_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
     """What the workers may cost in an hour, a decimal number in quotes, with elastic.objective Value; the smallest grid
     is held in any case.
     """
     done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
-    """When the last step is to be done, a date and time with its zone (RFC 3339), such as 2026-12-24T18:00:00Z. The
-    status says whether it will be. With elastic.objective Value the job holds as many workers as that takes. One that
-    has passed is no error.
+    """When the last step is to be done, a date and time with its zone (RFC 3339), such as 2026-12-24T18:00:00Z. With
+    elastic.objective Value the job holds as many workers as that takes.
     """
 
 
@@ -381,9 +371,9 @@ class FailurePolicy:
     """What is done when a worker fails. Disruptions never count."""
 
     backoff_limit: Annotated[int, Integer(0)] = 6
-    """More failures than this, without a committed step in between, end the job."""
+    """More failures without a committed step in between end the job."""
     rules: Annotated[tuple[FailureRule, ...], ListOf(20)] = ()
-    """What to do for which exit code. The first rule that matches applies; without one the worker is replaced and the
+    """What to do for which exit code. The first that matches applies; without one the worker is replaced and the
     failure counts.
     """
 
@@ -396,12 +386,10 @@ class JobSpec:
     namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
     suspend: bool = False
     """True stops the job and releases its nodes. A job that keeps checkpoints writes one first, and goes on from there;
-    another one starts at step 0. Kueue uses this field to make a job wait.
+    another one starts at step 0.
     """
     managed_by: Annotated[str, MANAGER, Mark.FIXED] = DEFAULT_MANAGER
-    """The controller that manages the job, as domain/path. Bamboo's operator ignores jobs with another value than its
-    own. Cannot change.
-    """
+    """The controller that manages the job, as domain/path; Bamboo's operator ignores others. Cannot change."""
     task: Annotated[TaskSpec, Mark.FIXED]
     """What is trained. Cannot change."""
     training: Annotated[TrainingSpec, Mark.FIXED]
@@ -409,11 +397,9 @@ class JobSpec:
     topology: Annotated[TopologySpec, Mark.FOLLOWS]
     """The grid of workers."""
     elastic: Annotated[ElasticSpec, Mark.FOLLOWS]
-    """The bounds within which pipelines and stages follow the available nodes. Without bounds the number of pipelines
-    does not change.
-    """
+    """The bounds within which pipelines and stages follow the available nodes."""
     redundancy: Annotated[RedundancySpec, Mark.WHILE_SUSPENDED] = field(default_factory=RedundancySpec)
-    """How the job is protected against the loss of a worker."""
+    """How the job is protected against losses."""
     standby: StandbySpec = field(default_factory=StandbySpec)
     """Spare workers, which replace lost ones."""
     node_pools: Annotated[tuple[NodePool, ...], ListOf(16)] = ()
@@ -426,28 +412,24 @@ class JobSpec:
     """The pods that workers run in. When it changes while the job runs, the workers are replaced one after the other.
     """
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
-    """How workers are replaced while the job trains, when worker has changed or a newer operator makes pods in another
-    way.
-    """
+    """How workers are replaced when worker has changed or a newer operator makes pods in another way."""
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
     """The Kueue queue in which the job waits. Can change only while the job is suspended."""
     budget: BudgetSpec | None = None
-    """What the job may cost, by the prices of the node pools, each of which then needs one, and by when it is to be
-    done.
-    """
+    """What the job may cost, by the prices of the node pools, and by when it is to be done."""
     failure_policy: Annotated[FailurePolicy, Mark.FIXED] = field(default_factory=FailurePolicy)
-    """What to do when a worker fails. A disruption, such as a lost node, is no failure. Cannot change."""
+    """What to do when a worker fails. A lost node is no failure. Cannot change."""
     active_deadline_seconds: Annotated[int | None, Integer()] = None
-    """How long the job may run before it fails. Without it there is no limit."""
+    """How long the job may run before it fails."""
     progress_deadline_seconds: Annotated[int, Integer()] = 1800
-    """How long the job may go without a committed step before it fails."""
+    """How long it may go without a committed step before it fails."""
     ttl_seconds_after_finished: Annotated[int | None, Integer(0)] = None
-    """How long after its end the job is deleted. Without it the job is kept."""
+    """How long after its end the job is deleted; by default never."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job ends: those that still run, all, or none."""
     disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
-    """OneAtATime creates a PodDisruptionBudget while the job trains: drains and other evictions take one worker, and
-    the next when every stage is held by two workers again. None creates no budget.
+    """OneAtATime creates a PodDisruptionBudget while the job trains: evictions take one worker, and the next when every
+    stage is held by two workers again.
     """
 
 

@@ -58,7 +58,7 @@ class Until:
     steps: Annotated[int | None, Integer()] = None
     """As spec.training.steps."""
     samples: Annotated[int | None, Integer(1, MAX_INT64)] = None
-    """Samples, those that come again counted again."""
+    """Samples, counted each time that they come."""
     tokens: Annotated[int | None, Integer(1, MAX_INT64)] = None
     """Tokens. The task has to say how many a sample has (tokens_per_sample)."""
     epochs: Annotated[int | None, Integer(1, MAX_INT64)] = None
@@ -90,10 +90,9 @@ class EvaluationSpec:
     metric: Annotated[str, METRIC] = "loss"
     """Which metric decides which state is the best."""
     goal: Goal = Goal.MIN
-    """Whether small or large values of the metric are better."""
+    """Which values of the metric are better."""
     patience: Annotated[int | None, Integer()] = None
-    """The job is complete (EarlyStopped) after so many evaluations without a better one, with the state evaluated last.
-    """
+    """The job is complete (EarlyStopped) after so many evaluations without a better one."""
     min_delta: Annotated[float, Number()] = 0.0
     """By how much at least the metric must be better to count as better."""
 
@@ -115,11 +114,11 @@ class LoggerSpec:
     """The name of the logger, a DNS label, unique in the list."""
     type: LoggerType
     """What it writes to. The library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
-    worker's environment (worker.template), never from here.
+    worker's environment (worker.template).
     """
     entrypoint: Annotated[str | None, ENTRYPOINT] = None
-    """With type Custom, a Python function as module:function. It is called with the config's values as keyword
-    arguments, and returns a function that makes the logger.
+    """With type Custom, a Python function as module:function. Called with the config's values as keyword arguments, it
+    returns a function that makes the logger.
     """
     config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
     """Keyword arguments: of TensorBoard folder, of WeightsAndBiases project (required) and those of wandb.init, of
@@ -149,27 +148,25 @@ class TrainingSpec:
     steps: Annotated[int, Integer(), Unless("until"), Mark.NO_NUMBERS]
     """Optimizer steps until the job is complete. Or use until."""
     global_batch_size: Annotated[int, Integer()]
-    """Samples in a step, over all pipelines, whatever their number. A multiple of microBatchSize."""
+    """Samples in a step, over all pipelines. A multiple of microBatchSize."""
     micro_batch_size: Annotated[int, Integer()]
-    """Samples that travel through a pipeline together. A step accumulates the gradients of all its microbatches."""
+    """Samples that travel through a pipeline together."""
     seed: Annotated[int, Integer(0, MAX_INT64)] = 0
-    """Determines the order of samples and all random numbers. The same seed gives the same weights, on any grid."""
+    """Determines the order of samples and all random numbers."""
     precision: Precision = Precision.FP32
-    """The number format in which layers compute. With fp16 losses are scaled, and a step in which a gradient overflows
-    is skipped.
+    """The number format in which layers compute. With fp16 losses are scaled, and a step whose gradient overflows is
+    skipped.
     """
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
     """The number format of parameters, and of what the optimizer remembers of them. bf16 takes half the memory and
-    rounds each update; gradients are still summed in fp32.
+    rounds each update.
     """
     boundary_precision: ParameterPrecision = ParameterPrecision.FP32
     """The number format of what a layer gives to the next one, and of its gradient. bf16 halves what stages send to
-    each other; it is rounded after every layer.
+    each other, and rounds after every layer.
     """
     gradient_precision: ParameterPrecision = ParameterPrecision.FP32
-    """The number format of a step's final gradients. bf16 rounds the sums over all microbatches, which halves what
-    replicas receive; they are summed in fp32.
-    """
+    """The number format of a step's final gradients. bf16 halves what replicas receive."""
     max_gradient_norm: Annotated[float | None, Number()] = None
     """Gradients with a larger norm, over the whole model, are scaled down to it. Without it gradients are not clipped.
     """
@@ -180,11 +177,9 @@ class TrainingSpec:
     max_consecutive_skips: Annotated[int, Integer(1, MOST_SKIPS), Mark.NO_NUMBERS] = 10
     """With nonFinite Skip, or precision fp16, the job ends when more steps than that are skipped in a row."""
     evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
-    """Measures the model on other data from time to time, with the loss and the task's metrics."""
+    """Measures the model on other data from time to time."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
-    """Other systems that are given the job's history as it is written. They need spec.checkpoint (or `bamboo run
-    --output`).
-    """
+    """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
     ema: Annotated[
         float | None,
         Inside(
@@ -194,22 +189,22 @@ class TrainingSpec:
         ),
     ] = None
     """Keeps an exponential moving average of the weights beside them, in checkpoints too; bamboo export --ema writes
-    it. It takes as much memory as the parameters.
+    it.
     """
     reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
     """The same weights, to the last bit, with any number of stages and pipelines. With false gradients are summed
     within each pipeline first: less memory with few pipelines, and other bits with another number.
     """
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
-    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. A pipeline runs whole
-    groups, so it is the most pipelines there can be. A pipeline with n groups needs log2(n) more buffers of the size of
-    its stage's gradient. By default up to 16 groups of equal size.
+    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. It is the most
+    pipelines there can be. A pipeline with n groups needs log2(n) more buffers of the size of its stage's gradient. By
+    default up to 16 groups of equal size.
     """
     until: Annotated[Until | None, Mark.NO_NUMBERS] = None
     """How long to train, in another unit than steps, rounded up to whole steps."""
     deterministic: Annotated[bool, Mark.NO_NUMBERS] = True
-    """Work that is done twice gives the same bits: torch's deterministic algorithms on GPUs, a look at the task before
-    the first step, and comparisons of copies. False lets kernels add in any order, and compares nothing.
+    """Work that is done twice gives the same bits, and copies are compared. False lets kernels add in any order, and
+    compares nothing.
     """
     loss_scale: LossScaleSpec | None = None
     """With precision fp16, by what losses are multiplied before their backward. It halves after a step in which a
@@ -217,7 +212,7 @@ class TrainingSpec:
     """
     compile: Annotated[bool, Mark.NO_NUMBERS] = False
     """Each layer's forward and backward is compiled by torch.compile. Needs a C++ compiler and Python's headers in the
-    workers' image. The bits are the same on every grid, and other ones than without it.
+    workers' image. The bits are other ones than without it.
     """
 
     @property
