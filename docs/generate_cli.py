@@ -67,15 +67,14 @@ Errors are sentences on standard error that begin with `bamboo: `.
 ## Reaching the cluster
 
 As kubectl does: `--kubeconfig`, else the files of `$KUBECONFIG`, else `~/.kube/config`, else, inside a pod, its
-ServiceAccount. `--context` chooses from them, `--namespace` overrides the context's namespace. Certificates, tokens,
-token files, users with passwords, impersonation, proxies (`proxy-url`, or `HTTPS_PROXY` and `NO_PROXY`) and credential plugins (`exec`, as EKS, GKE and
-AKS use) are supported; a plugin is run again when its token expires or is refused. The old `auth-provider` is not supported.
+ServiceAccount. `--context` chooses from them, `--namespace` overrides the context's namespace. Proxies (`proxy-url`,
+or `HTTPS_PROXY` and `NO_PROXY`), impersonation and credential plugins (`exec`) are supported; the old `auth-provider` is not.
 
 Rights that a person needs, in the job's namespace:
 
 | Command | Rights |
 | --- | --- |
-| `list`, `status`, `top` | get, list on `bamboojobs.bamboo.dev`; without list on `pods` and `events`, and get on `nodes`, workers, events and zones are not shown, and the output says so |
+| `list`, `status`, `top` | get, list on `bamboojobs.bamboo.dev`; for workers, events and zones list on `pods` and `events`, and get on `nodes` |
 | `events`, `logs` | also list on `pods` and `events`; get on `pods/log` |
 | `submit`, `suspend`, `resume`, `rollout` | also patch (`submit`: and create) on `bamboojobs.bamboo.dev` |
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
@@ -91,8 +90,7 @@ Rights that a person needs, in the job's namespace:
 | `--node` | The node gets the taint that its cloud writes before it takes a node back | A notice to all workers on the node |
 | `--node --kill` | All of the job's pods on the node are deleted with a grace period of 0 | Several losses at once |
 
-`bamboo preempt` then waits until every stage has a second copy again, and prints how long that took. The taint is
-removed at the end, also after Ctrl-C; its value is `bamboo-drill`. A drill asks for confirmation, or needs `--yes`, if
+The taint is removed at the end, also after Ctrl-C; its value is `bamboo-drill`. A drill asks for confirmation, or needs `--yes`, if
 the job is not fully protected, if neighbouring stages would be lost at once, or if workers of other jobs are on the node.
 
 ## Editing a job
@@ -106,6 +104,8 @@ those that neither names stay. A field that another manager has set, such as `sp
 
 # An argument or option that so many commands or more explain in the same words is explained once, above them.
 SHARED_BY = 2
+CLUSTERS = "Those of the cluster are `--namespace`, `--context` and `--kubeconfig`."
+OF_ALL = ("--namespace", "--context", "--kubeconfig")  # the commands on a cluster
 ENTRY = re.compile(r"^  \S")
 
 
@@ -114,7 +114,12 @@ def page() -> str:
     texts = {words: help_of(*words) for names in sections.values() for words in names}
     shared = explained_once(texts.values())
     rows = [f"| `{names}` | {what} |" for names, what in shared.items()]
-    parts = [HEAD, "## Options of several commands\n", "\n".join(["| Option | What |", "| --- | --- |", *rows, ""])]
+    parts = [
+        HEAD,
+        "## Options of several commands\n",
+        f"{CLUSTERS}\n",
+        "\n".join(["| Option | What |", "| --- | --- |", *rows, ""]),
+    ]
     for title, names in sections.items():
         parts.append(f"## {title}\n")
         parts += [f"### bamboo {' '.join(words)}\n\n```\n{own_help(texts[words], shared)}\n```\n" for words in names]
@@ -161,12 +166,15 @@ def cells(lines: Sequence[str]) -> tuple[str, str]:
 
 def own_help(text: str, shared: Mapping[str, str]) -> str:
     """A command's help, in which shared options have only their names."""
-    lines = [text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip()]
+    about = text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip()
+    lines = [about.removeprefix("Usage: ").replace(" [OPTIONS]", "", 1)]
     for title in ("Arguments", "Options"):
         own = [entry for entry in entries(text, title) if shared.get(cells(entry)[0]) != cells(entry)[1]]
         lines += ["", f"{title}:", *(line for entry in own for line in entry)] if own else []
     names = [cells(entry)[0] for entry in entries(text, "Options") if shared.get(cells(entry)[0]) == cells(entry)[1]]
     shown = [short(name) for name in names if not name.startswith("-h")]
+    if set(OF_ALL) <= set(shown):
+        shown = [*(name for name in shown if name not in OF_ALL), "those of the cluster"]
     return "\n".join([*lines, *(["", f"Also {', '.join(shown)}."] if shown else [])])
 
 

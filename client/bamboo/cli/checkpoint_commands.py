@@ -64,8 +64,7 @@ Step = Annotated[
 def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
     """List checkpoints, the newest first.
 
-    Also damaged ones, with the reason, and what is left of interrupted writes. No file's contents are read: see
-    `verify`.
+    Also damaged ones, with the reason. No file's contents are read: see `verify`.
 
     Example: bamboo checkpoints list s3://bucket/llama
     """
@@ -86,7 +85,7 @@ def list_checkpoints(url: Url, output: Output = ListFormat.TEXT) -> None:
 
 @checkpoints.command()
 def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> None:
-    """Read every file of every checkpoint, and say which one is not what was written.
+    """Read every checkpoint, and say which file is not what was written.
 
     Exits with 1 if one is damaged or cannot be read.
 
@@ -129,8 +128,8 @@ def prune(
 ) -> None:
     """Remove all but the newest checkpoints, and what is left of interrupted writes.
 
-    An unfinished write is removed once a later checkpoint has been written, or after a day. A damaged one that is newer
-    than every complete one stays.
+    An unfinished write is removed after a later checkpoint, or after a day. A damaged one that is newer than every
+    complete one stays.
 
     Example: bamboo checkpoints prune gs://bucket/llama --keep 3 --dry-run
     """
@@ -190,10 +189,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
 ) -> None:
-    """Write a checkpoint, or a run's folder of weights, as one plain state dict, which needs no Bamboo to be read.
+    """Write a checkpoint, or a run's folder of weights, as one plain state dict.
 
-    Parameters and buffers are named "layers.NUMBER.NAME"; the optimizer's state is left out. Memory for the largest
-    layer is enough; torch and dcp need twice the disk space meanwhile.
+    Parameters and buffers are named "layers.NUMBER.NAME"; the optimizer's state is left out. torch and dcp need twice
+    the disk space meanwhile.
 
     With --format huggingface it is the folder that transformers' from_pretrained loads, of a model that
     bamboo_trainer.models.huggingface has trained.

@@ -127,8 +127,7 @@ def run(
 ) -> None:
     """Run the job on this machine, one process per worker.
 
-    On a terminal it shows the pipelines live; keys take workers away or stop the job, after a question (? helps). With
-    --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
+    On a terminal keys take workers away or stop the job (? helps). --on cluster is `bamboo submit JOB.yaml --watch`.
     """
     _check_place(ctx, on)
     if on is On.CLUSTER:
@@ -178,18 +177,16 @@ def validate(
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="For jobs with a budget, what their steps take: what `bamboo profile` wrote, a profile that comes with"
-            " Bamboo, or @NAME of a GPU (docs/simulator.md).",
+            help="For jobs with a budget: as of `bamboo simulate`.",
         ),
     ] = None,
 ) -> None:
     """Check manifests and name everything that is wrong with them, with its line.
 
-    With --load also whether the task can be built on this machine, its metrics and its evaluation can be called, how
-    many layers and parameters it has, and about how much memory its workers need.
+    With --load also whether the task can be built and evaluated here, and about how much memory its workers need.
 
     Of a job with a budget it says for how long its money lasts, with --profile also for how many steps, and whether the
-    date is met; without losses of nodes.
+    date is met.
     """
     from bamboo.local.trainer_calls.task_check import check_task, module_folders
     from bamboo_core.job.budget_reach import past
@@ -273,7 +270,7 @@ def trace_summary(
 ) -> None:
     """Show how every worker spent its time.
 
-    Also how much of its idle time redundant work filled, and which takeovers there were.
+    Also which takeovers there were.
     """
     from rich.console import Console
 

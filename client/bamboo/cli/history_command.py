@@ -68,12 +68,11 @@ def history(
 ) -> None:
     """Show every step and every event of a job.
 
-    Each step is shown as it was done last, unless --all is given. A job on the cluster is read from its object store,
-    with this machine's credentials.
+    A job on the cluster is read from its object store, with this machine's credentials.
 
     Example: bamboo history run -o csv > curve.csv
 
-    With --to a history is written into a logger afterwards: into the same run of W&B or MLflow, if it is still there.
+    With --to the history goes into a logger: into the same run of W&B or MLflow, if it is still there.
 
     Example: bamboo history run --to WeightsAndBiases:project=my-project
     """

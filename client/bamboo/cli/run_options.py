@@ -57,9 +57,7 @@ _ReplaceAfter = Annotated[
 ]
 _Verify = Annotated[
     bool,
-    typer.Option(
-        "--verify", help="Run the job again undisturbed, on another grid, and compare the final states bit by bit."
-    ),
+    typer.Option("--verify", help="Run the job again undisturbed, on another grid, and compare the final bits."),
 ]
 _Trace = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing.")
@@ -83,7 +81,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print only the summary, as 
 _Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the summary.")]
 _Debug = Annotated[
     bool,
-    typer.Option("--debug", help="Show what the workers print and log, with whole tracebacks, on standard error."),
+    typer.Option("--debug", help="Show what workers print and log on standard error."),
 ]
 _Output = Annotated[
     Path | None,
@@ -93,7 +91,7 @@ _Checkpoints = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Where checkpoints are kept: a folder, or a URL such as s3://bucket/folder.",
+        help="Where checkpoints are kept: a folder or a URL.",
         show_default="the job's",
     ),
 ]
@@ -108,7 +106,7 @@ _Resume = Annotated[
 ]
 _HeartbeatTimeout = Annotated[
     float,
-    typer.Option(metavar="SECONDS", min=1.5, help="Time without a heartbeat after which a worker counts as lost."),
+    typer.Option(metavar="SECONDS", min=1.5, help="After this time without a heartbeat a worker is lost."),
 ]
 
 

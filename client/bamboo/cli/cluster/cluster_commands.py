@@ -18,15 +18,11 @@ app = typer.Typer(rich_markup_mode=None)
 def submit(
     cluster: ClusterOptions,
     file: Annotated[str, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.", show_default=False)],
-    apply: Annotated[
-        bool, typer.Option("--apply", help="If the job exists, merge the manifest into it instead of refusing.")
-    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Merge the manifest into a job that exists.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="With --apply: also fields that others have set, such as kubectl scale.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Let the API server check the manifest, and change nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only let the API server check the manifest.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show the job until it ends, and exit with its result.")
     ] = False,
@@ -34,8 +30,7 @@ def submit(
 ) -> None:
     """Run the job on a cluster.
 
-    Manifest and task are checked first, as by `bamboo validate --load`; with --no-load the task is not, for example
-    because its module or data are only in the image.
+    Manifest and task are checked first; with --no-load the task is not, as when its data are only in the image.
     """
     on_cluster(file, cluster, load=load, apply=apply, force=force, dry_run=dry_run, watch=watch)
 
@@ -178,7 +173,7 @@ def suspend(
 ) -> None:
     """Stop a job and release its nodes.
 
-    If it keeps checkpoints, its state is kept first, and `resume` goes on from there; otherwise from step 0.
+    If it keeps checkpoints, `resume` goes on from its state; otherwise from step 0.
     """
     from bamboo.remote import changes
 
@@ -194,7 +189,7 @@ def resume(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it trains.")] = False,
     timeout: options.Timeout = WAIT,
 ) -> None:
-    """Start a suspended job again: from its newest checkpoint, or from step 0 if it has none."""
+    """Start a suspended job again."""
     from bamboo.remote import changes
 
     target = targets_of([job])[0]
@@ -246,9 +241,7 @@ def preempt(
 ) -> None:
     """Take a worker away, as a drill, and report what happened.
 
-    --notice deletes its pod with its grace period, --kill by force. --node taints the node as its cloud would, and
-    removes the taint at the end; with --kill it deletes the pods of all of the job's workers on that node by force
-    instead.
+    --node taints the node as its cloud would; with --kill it deletes the pods of the job's workers there by force.
     """
     from bamboo.remote import drill
     from bamboo.remote.victims import VictimChoice
@@ -294,8 +287,7 @@ def page(
 ) -> None:
     """Show a job's page in the browser, through a tunnel to the operator, until Ctrl-C.
 
-    The URL holds a token, which opens the pages of all jobs that the ServiceAccount may get: with bamboo-page, of all
-    jobs.
+    The URL's token opens the pages of all jobs that the ServiceAccount may get.
     """
     from bamboo.remote import page as pages
 

@@ -27,7 +27,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch/--no-watch", help="Wait until it is over.")] = True,
     timeout: options.Timeout = WAIT,
 ) -> None:
-    """Show how many workers are replaced, until all are. Exit code 1 if it stalls."""
+    """Show how many workers are replaced. Exit code 1 if it stalls."""
     from bamboo.remote import rollout
 
     target = targets_of([job])[0]
@@ -57,7 +57,7 @@ def resume(cluster: ClusterOptions, job: options.JobName) -> None:
 @rollouts.command()
 @grouped
 def restart(cluster: ClusterOptions, job: options.JobName) -> None:
-    """Replace all workers one after the other, although nothing has changed. Follow it with `status`."""
+    """Replace all workers one after the other, although nothing has changed."""
     from bamboo.remote import rollout
 
     target = targets_of([job])[0]
@@ -84,7 +84,7 @@ def undo(
         typer.Option("--to-revision", metavar="N", min=0, help="As `history` has it.", show_default="the one before"),
     ] = None,
 ) -> None:
-    """Go back to an earlier `worker` section. Workers that have been replaced are replaced again."""
+    """Go back to an earlier `worker` section."""
     from bamboo.remote import rollout
 
     target = targets_of([job])[0]

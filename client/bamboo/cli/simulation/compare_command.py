@@ -42,8 +42,7 @@ class CompareOptions:
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="What `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a GPU, for the job's own"
-            " layers there (docs/simulator.md).",
+            help="What `bamboo profile` wrote, a profile of Bamboo's, or @NAME of a GPU (docs/simulator.md).",
             show_default="the workload's on V100",
         ),
     ] = None
@@ -74,7 +73,7 @@ def compare(
     options: CompareOptions,
     shown: OutputOptions,
 ) -> None:
-    """Compare Bamboo with models of other systems' policies, on the same nodes and under the same assumptions.
+    """Compare Bamboo with models of other systems' policies, on the same nodes.
 
     Example: bamboo compare --workload bert --preempt-rate 0.1 --preempt-rate 0.33
 

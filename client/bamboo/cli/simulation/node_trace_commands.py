@@ -82,7 +82,7 @@ def convert(files: Files, zone: Zone = "", output: Written = None) -> None:
 @node_traces.command("fetch")
 @grouped
 def fetch_record(cluster: ClusterPlace, output: Written = None) -> None:
-    """Write what the operator has recorded of the nodes that workers ran on, as a trace.
+    """Write what the operator has recorded of its nodes, as a trace.
 
     --namespace is the operator's, by default bamboo-system. The trace is replayed by `bamboo simulate --trace`.
 
@@ -160,8 +160,7 @@ def generate_trace(
 ) -> None:
     """Make a trace up, the same for the same seed.
 
-    hourly: each node is taken away by itself. zones: many nodes of a zone at the same instant, with the same mean rate.
-    diurnal: each by itself, most often at --peak-hour, and hardly twelve hours later.
+    hourly: each node by itself. zones: many of a zone at once. diurnal: most often at --peak-hour.
 
     Example: bamboo traces generate zones --nodes 48 --zones a,b,c --removal 0.1 --seed 7 --output trace.jsonl
     """

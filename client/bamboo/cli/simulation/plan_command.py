@@ -35,8 +35,7 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="FILE",
-            help="What machines and traffic cost, and the machines' profiles (docs/planning.md); or the name of a list"
-            " that comes with Bamboo.",
+            help="What machines and traffic cost (docs/planning.md); or the name of a list of Bamboo's.",
             show_default="the profile's prices",
         ),
     ] = None
@@ -44,8 +43,7 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Only machines with these GPUs, from a100 to v100, of which none has to be here: what the job's own"
-            " layers take there is computed. Without --prices they cost what the newest list of Bamboo says.",
+            help="Only machines with these GPUs, from a100 to v100; what the job's own layers take there is computed.",
             show_default="all of --prices",
         ),
     ] = None
@@ -53,8 +51,7 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="What `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a GPU; for machines of"
-            " --prices without one of their own.",
+            help="As of `bamboo simulate`, for machines of --prices without one of their own.",
         ),
     ] = None
     trace: Annotated[
@@ -112,7 +109,7 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="N,N",
-            help="Only these microbatches, in samples; the global batch stays as it is.",
+            help="Only these microbatches, in samples.",
             show_default="half, once and twice the job's and the profile's",
         ),
     ] = None
@@ -130,7 +127,7 @@ class PlanOptions:
     ] = 5
     write: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Save the recommended manifest; comments and all other fields are kept."),
+        typer.Option(metavar="FILE", help="Save the recommended manifest."),
     ] = None
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw time and cost of the plans, as PNG.")] = None
     jobs: Annotated[
@@ -150,8 +147,7 @@ def plan(
 ) -> None:
     """Find out which machines, grid and protection a job should have, and what it will cost, before paying.
 
-    Printed are the plans of which no other one is both faster and cheaper, the recommended one, and why. The global
-    batch stays as the job has it.
+    Printed are the plans of which no other one is both faster and cheaper, the recommended one, and why.
 
     Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
     Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500 --write planned.yaml

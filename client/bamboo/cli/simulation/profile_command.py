@@ -67,9 +67,7 @@ def profile_job(
         int,
         typer.Option(metavar="N", min=1, max=1000, help="Microbatches of each layer whose median counts."),
     ] = 10,
-    seconds: Annotated[
-        float, typer.Option(metavar="S", help="For measuring again, up to ten times as often, what is not steady.")
-    ] = 60.0,
+    seconds: Annotated[float, typer.Option(metavar="S", help="For measuring again what is not steady.")] = 60.0,
     device: Annotated[
         str | None,
         typer.Option(
@@ -87,10 +85,9 @@ def profile_job(
 ) -> None:
     """Measure the job's layers on this machine's device, and write a profile for `bamboo simulate`.
 
-    Each layer is run with the job's microbatch and precision, on the task's own data. BAMBOO_DEVICE chooses the device.
-    What the network, the store and the nodes do is given by flags.
+    BAMBOO_DEVICE chooses the device. What the network, the store and the nodes do is given by flags.
 
-    With --device nothing is measured: the layers' operations are counted, and take as long as that GPU's figures say.
+    With --device the layers' operations are counted instead, and take as long as that GPU's figures say.
 
     Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
     Example: bamboo profile job.yaml --device a100 --output a100.json

@@ -66,7 +66,7 @@ class ResearchFlags:
 def research(ctx: typer.Context, *, nodes: NodeOptions, options: ResearchFlags, shown: OutputOptions) -> None:
     """Run the published Bamboo simulator (NSDI 2023), with its step times and its random draws.
 
-    Of Bamboo itself these figures say nothing: `bamboo simulate` runs its own coordinator.
+    Of Bamboo itself these figures say nothing.
 
     Example: bamboo research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
     """

@@ -44,8 +44,7 @@ class SimulateOptions:
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="What `bamboo profile` wrote, a profile that comes with Bamboo, or @NAME of a"
-            " GPU, for the job's own layers there (docs/simulator.md).",
+            help="What `bamboo profile` wrote, a profile of Bamboo's, or @NAME of a GPU (docs/simulator.md).",
         ),
     ] = None
     replace_rate: Annotated[
@@ -107,9 +106,9 @@ def simulate(
     options: SimulateOptions,
     shown: OutputOptions,
 ) -> None:
-    """Train a job in virtual time under preemptions: throughput, cost and value, without paying for a node.
+    """Train a job in virtual time under preemptions.
 
-    The job's own coordinator decides; how long everything takes says a profile, which `bamboo profile` measures.
+    The job's own coordinator decides; a profile says how long everything takes.
 
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
     """
