@@ -30,6 +30,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
 }
+OTHERS = {"parameter_dtype", "boundary_dtype", "gradient_dtype", "global_batch", "samples"}  # for the engine
 HEAD = """\
 # The Python API
 
@@ -47,11 +48,13 @@ def page() -> str:
 
 def _models() -> str:
     """What the entrypoints that come with Bamboo are."""
-    lines = ["## bamboo_trainer.models", "", "Each has a function `build`, for a manifest's `task.entrypoint`.", ""]
-    for name in MODELS:
-        text = inspect.getdoc(importlib.import_module(f"bamboo_trainer.models.{name}")) or ""
-        lines.append(f"- `bamboo_trainer.models.{name}:build`: {' '.join(text.split())}")
-    return "\n".join([*lines, ""])
+    names = ", ".join(f"`{name}`" for name in MODELS)
+    about = (
+        "`gpt` is a small byte-level GPT, `mlp` tells two spirals apart; [model-library.md](model-library.md) and"
+        " [huggingface.md](huggingface.md) have the configs of the others."
+    )
+    text = f"Each has a function `build`, for a manifest's `task.entrypoint`: {names}. {about}"
+    return f"## bamboo_trainer.models\n\n{text}\n"
 
 
 def _module(name: str, names: tuple[str, ...]) -> Iterator[str]:
@@ -106,7 +109,7 @@ def _signature(node: ast.stmt) -> str:
 
 
 def _public(name: str) -> bool:
-    return not name.startswith("_") or name in ("__init__", "__len__")
+    return (not name.startswith("_") or name in ("__init__", "__len__")) and name not in OTHERS
 
 
 def _words(node: ast.ClassDef | ast.FunctionDef) -> str:

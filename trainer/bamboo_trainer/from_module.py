@@ -1,4 +1,4 @@
-"""A task from a plain torch.nn.Module: `from_module`. The module is split into its blocks, and nothing is rewritten."""
+"""A task from a plain torch.nn.Module: `from_module`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,10 +29,9 @@ def from_module(
     checkpoint: bool = False,
     **task: Any,
 ) -> Task:
-    """make: builds the whole model, as for one process. It is called without values being computed. A model in eval
+    """make: builds the whole model, without values being computed. A model in eval
       mode is put into training mode; parts in eval mode of one in training mode stay so.
-    loss: (what the model returns, the target) -> a scalar, as for one process; a dictionary, say, is one again. Of
-      several targets it gets a tuple.
+    loss: (what the model returns, the target) -> a scalar. Of several targets it gets a tuple.
     blocks: the name of the ModuleList or Sequential whose modules become layers, or the names of several that the
       forward goes through one after the other. Not needed for a Sequential, or where there is one ModuleList.
     inputs: the names of the forward's arguments that get the dataset's inputs; without them they go by their place.

@@ -1,9 +1,7 @@
 """Learning rates and other numbers of an optimizer as functions of the step, by name.
 
-Each of these returns a pure function of the step, for `Task.learning_rate` or `Task.schedules`. What it
-is given is how many steps are done: 0 for the first one, which people and files call step 1. They differ from torch's
-schedulers in that: those keep a count, which a job that goes back to a checkpoint, or a replica that joins late, does
-not have.
+Each returns a pure function of how many steps are done (0 for the first step), for `Task.learning_rate` or
+`Task.schedules`.
 
 All but `constant` and `milestones` begin with a linear warm-up over `warmup` steps: the first step has peak / warmup,
 the last one of them the peak. `steps` is how many are done when the decay ends; from there on the value is `final`.

@@ -61,32 +61,27 @@ class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
     layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
-      or a tuple of tensors (unpacked if its forward takes several arguments, as torch.distributed.pipelining does):
-      dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not write to its inputs:
-      they may be in the message log, and whether torch allows it depends on the split into stages.
+      or a tuple of tensors (unpacked if its forward takes several arguments):
+      dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not write to its inputs.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`, a
-      sum and its weight, for the mean over all valid tokens, say, of the global batch.
+      sum and its weight.
     metrics: what else is reported of each step, by name: (outputs of the last layer, targets) -> scalar, or `Weighted`,
-      as of the loss. They are computed without gradients.
-    optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself
-      (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`). Each stage asks for
-      one over its own parameters. It may group them, by name or otherwise; a group may come out empty on some stage,
-      which torch takes only if groups hold parameters, not pairs.
+      as of the loss; without gradients.
+    optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself. Each
+      stage asks for one over its own parameters. A group may be empty on some stage, which torch takes only if groups
+      hold parameters, not pairs.
     learning_rate: the learning rate of a step, a pure function; finite and not negative. A parameter group's rate is
       this times the group's multiplier: the "lr" it was built with divided by the optimizer's default,
       `optimizer.defaults["lr"]`. `bamboo_trainer.schedules` has the usual ones by name.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>". What layers share as objects is
-      tied without being named here (`bamboo_trainer.tasks.inspection.sharing`).
-    checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
-      memory for activations, more computing, the same bits.
-    costs: what each layer costs, in any unit, if that is known better than it can be counted
-      (`bamboo_trainer.tasks.inspection.costs`); the split into stages balances it.
+      tied without being named here.
+    checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
+    costs: what each layer costs, in any unit, if that is known better than it can be counted.
     evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
     tokens_per_sample: for `training.until` in tokens.
-    loggers: by name, a function that makes each; given the job's history by the worker that keeps it
-      (`bamboo_trainer.loggers`).
+    loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 
@@ -139,9 +134,7 @@ class TrainingFacts:
 
     @property
     def microbatches(self) -> int:
-        """The microbatches of a step, over all pipelines; their gradients are accumulated, and the optimizer steps
-        once.
-        """
+        """The microbatches of a step, over all pipelines."""
         return self.global_batch_size // self.micro_batch_size
 
 

@@ -11,14 +11,11 @@ MOST_AHEAD = 256
 class Prefetched:
     """A dataset that each worker reads with several readers at once, so many microbatches ahead.
 
-    Which samples a microbatch has, and what is in them, does not depend on it. dataset: as any other; its batches are
-    made by other processes, or threads with processes=False, several at once. readers: how many. ahead: microbatches
-    that are read before they are needed, by default two for each reader; each takes memory. processes: False for a
-    dataset that spends its time outside of Python (decoding, waiting for a store); then it is called by several threads
-    at once. A dataset that draws from torch's global generator is read by nobody ahead of time.
+    readers: how many processes, or threads with processes=False, for a dataset that spends its time outside of Python
+    (decoding, waiting for a store). ahead: microbatches that are read before they are needed, by default two for each
+    reader. A dataset that draws from torch's global generator is read by nobody ahead of time.
 
-    Reader processes are forked from the worker: they see what the dataset had when the first batch was read, hold none
-    of the worker's connections, must not use a GPU, and end with it.
+    Reader processes are forked from the worker when the first batch is read, must not use a GPU, and end with it.
     """
 
     def __init__(self, dataset: Dataset, readers: int = 2, ahead: int | None = None, processes: bool = True) -> None:

@@ -19,9 +19,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 class Weighted:
     """A sum over a microbatch, and its weight: how many tokens or samples it is the sum over.
 
-    A loss of this form is the weighted mean over the whole global batch: the sum of all totals divided by the sum of
-    all weights, on whatever grid; so is its gradient. If all weights of a step are 0 that is no number, as in plain
-    PyTorch, and `training.nonFinite` says what follows.
+    A loss of this form is the sum of all totals of the global batch divided by the sum of all weights. If these are all
+    0, `training.nonFinite` says what follows.
 
     total: a scalar tensor. weight: at least 0.
     """
@@ -33,9 +32,8 @@ class Weighted:
 def add_loss(value: Tensor, name: str = "added") -> None:
     """Adds a loss of a layer's own (such as balancing experts) to the task's. It is called in the layer's forward.
 
-    It needs no way through the layers after it. It counts as its mean over the microbatches of the step; if the task's
-    loss is `Weighted`, each microbatch counts with the weight of its loss. The loss that is reported includes it, and
-    its mean is reported under its name, too. Outside of Bamboo nothing happens.
+    It counts as its mean over the microbatches of the step, with the weights of a `Weighted` loss. It is part of the
+    reported loss, and reported under its name, too. Outside of Bamboo nothing happens.
 
     value: a scalar tensor, multiplied by its coefficient already. name: letters, digits and underscores.
     """

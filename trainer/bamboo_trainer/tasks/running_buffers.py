@@ -40,8 +40,8 @@ def track_buffers(module: nn.Module, names: Sequence[str], update: Update) -> No
 
     To be called in the constructor, after `register_buffer`; torch's BatchNorm and InstanceNorm need no declaration.
     update: (the buffers by name, *what one call of `contribute` gave) -> their new values by name, of the same shapes
-      and types; a pure function. It gets tensors in host memory, and is called for each contribution, in the order of
-      the microbatches, when the step commits.
+      and types; a pure function. It is called with tensors in host memory for each contribution, in the order of the
+      microbatches.
     """
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise TaskError(f"track_buffers: names must be a list of buffers' names, got {names!r}")
@@ -59,8 +59,8 @@ def contribute(module: nn.Module, *tensors: Tensor) -> None:
     """Contributes what this microbatch gives to the buffers that the module has declared (`track_buffers`). It is
     called in a forward.
 
-    They keep their values until the step commits, so all microbatches of a step see the same ones, as they see the same
-    parameters. Nothing happens in eval mode. Outside of Bamboo, in plain PyTorch, the buffers are updated at once.
+    They keep their values until the step commits. Nothing happens in eval mode. In plain PyTorch the buffers are
+    updated at once.
     """
     declared = _declared(module)
     if declared is None:
