@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from bamboo_core.metrics.every_metric import EVERY_METRIC
-from bamboo_core.metrics.exposition import Exporter, Metric
+from bamboo_core.metrics.exposition import Exporter, Metric, MetricKind
 
 PAGE = Path(__file__).with_name("metrics.md")
 RUNBOOKS = Path(__file__).with_name("runbooks")
@@ -18,7 +18,12 @@ BEGIN = "<!-- metrics: made by `make docs` from core/bamboo_core/metrics, dashbo
 END = "<!-- end of metrics -->\n"
 
 SECTIONS = (
-    ("Jobs", "bamboo_job_", "Served by the operator; those marked *run* also by `bamboo run`."),
+    (
+        "Jobs",
+        "bamboo_job_",
+        "Served by the operator; those marked *run* also by `bamboo run`. Those that end with `_total` are counters,"
+        " others gauges unless it is said; labels are in brackets.",
+    ),
     (
         "The operator",
         "bamboo_operator_",
@@ -43,19 +48,20 @@ def page(text: str) -> str:
 
 
 def _section(title: str, prefix: str, text: str) -> Iterator[str]:
-    yield from (f"## {title}", "", text, "", "| Metric | Type | Labels | What |", "| --- | --- | --- | --- |")
+    yield from (f"## {title}", "", text, "", "| Metric | What |", "| --- | --- |")
     yield from (_row(metric) for metric in EVERY_METRIC if metric.name.startswith(prefix))
     yield ""
 
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels if label not in ("namespace", "job"))
-    text = metric.help
+    text = f"{metric.help} ({labels})" if labels else metric.help
     if metric.by == (Exporter.RUN,):
         text += " *Only by run.*"
     elif Exporter.RUN in metric.by:
         text += " *run*"
-    return f"| `{metric.name}` | {metric.kind} | {labels} | {text} |"
+    text += " (Histogram.)" if metric.kind is MetricKind.HISTOGRAM else ""
+    return f"| `{metric.name}` | {text} |"
 
 
 def _alerts() -> Iterator[str]:

@@ -37,7 +37,7 @@ JOB_DESIRED_STEPS = _job("desired_steps", MetricKind.GAUGE, "Steps that the job 
 JOB_SAMPLES = _job(
     "samples_total",
     MetricKind.COUNTER,
-    "Samples of committed steps that went into the model; those of repeated steps count once.",
+    "Samples of committed steps that went into the model; repeated ones count once.",
     unit="samples",
 )
 JOB_LOST_SAMPLES = _job(
@@ -55,15 +55,14 @@ JOB_LOSS = _job("loss", MetricKind.GAUGE, "Loss of the last committed step.")
 JOB_EVALUATION = _job(
     "evaluation",
     MetricKind.GAUGE,
-    "What the newest evaluation measured: the loss, and the task's metrics.",
+    "What the newest evaluation measured.",
     "metric",
 )
 JOB_EVALUATED_STEP = _job("evaluated_step", MetricKind.GAUGE, "After which step the newest evaluation was made.")
 JOB_METRIC = _job(
     "metric",
     MetricKind.GAUGE,
-    "What the task measures of the last committed step besides its loss, at most 64 of them: Task.metrics, and what "
-    "layers add to the loss.",
+    "What the task measures of the last committed step besides its loss, at most 64 of them.",
     "metric",
 )
 JOB_STEP_DURATION = _job(
@@ -78,20 +77,18 @@ JOB_ETA = _job(
 JOB_LAST_COMMIT = _job(
     "last_commit_timestamp_seconds",
     MetricKind.GAUGE,
-    "When the last step was committed; before the first one, when the operator began to manage the job.",
+    "When the last step was committed, or the operator began to manage the job.",
     unit="seconds",
     run=False,
 )
-JOB_EPOCH = _job(
-    "epoch", MetricKind.GAUGE, "Epoch of the plan, which grows by one with every change of the assignment of workers."
-)
+JOB_EPOCH = _job("epoch", MetricKind.GAUGE, "Epoch of the plan, one more with every change of it.")
 
 # A job's condition
 
 JOB_STATE = _job(
     "state",
     MetricKind.GAUGE,
-    "1 for the state that the job is in, as in status.state; 0 for all others.",
+    "1 for the job's state, as in status.state; 0 for all others.",
     "state",
     run=False,
 )
@@ -102,13 +99,12 @@ JOB_RESTARTS = _job("restarts_total", MetricKind.COUNTER, "Failures of workers t
 JOB_UNPROTECTED_STAGES = _job(
     "unprotected_stages",
     MetricKind.GAUGE,
-    "Stages of all pipelines whose state no second worker has in step, with redundancy and without; with"
-    " spread.workersPerNode above 1, none on a second node.",
+    "Stages whose state no second worker has in step, or with spread.workersPerNode above 1 none on a second node.",
 )
 JOB_PROTECTED = _job(
     "protected",
     MetricKind.GAUGE,
-    "1 if any single worker, or node with spread.workersPerNode above 1, could be lost now without losing state,"
+    "1 if any single worker, or node with spread.workersPerNode above 1, could be lost without losing state,"
     " else 0. reason: of condition Protected.",
     "reason",
 )
@@ -136,7 +132,7 @@ JOB_UPDATED_WORKERS = _job(
 JOB_ROLLOUT_STATE = _job(
     "rollout_state",
     MetricKind.GAUGE,
-    "1 for the state that the replacement of out-of-date workers is in, as in status.rollout.state; 0 for all others.",
+    "1 for the state of the rollout, as in status.rollout.state; 0 for all others.",
     "state",
     run=False,
 )
@@ -226,14 +222,14 @@ JOB_CHECKPOINT_AGE = _job(
 JOB_CHECKPOINT_DURATION = _job(
     "checkpoint_duration_seconds",
     MetricKind.HISTOGRAM,
-    "Duration of each checkpoint, from the commit of its step until its manifest was written.",
+    "From the commit of a checkpoint's step until its manifest was written.",
     unit="seconds",
     buckets=DURATIONS,
 )
 JOB_CHECKPOINT_STALL = _job(
     "checkpoint_stall_seconds",
     MetricKind.HISTOGRAM,
-    "How long training waited for each checkpoint: the longest time that a worker took to copy its share.",
+    "How long training waited for each checkpoint.",
     unit="seconds",
     buckets=STALLS,
 )
@@ -267,7 +263,7 @@ JOB_RESTORE_PROBLEMS = _job(
 JOB_REPEATED_STEPS = _job(
     "repeated_steps_total",
     MetricKind.COUNTER,
-    "Steps that had been committed, and had to be repeated as the job went back to a checkpoint.",
+    "Committed steps that were repeated as the job went back to a checkpoint.",
 )
 JOB_REPEATED_SECONDS = _job(
     "repeated_seconds_total", MetricKind.COUNTER, "The usual duration of those steps.", unit="seconds"
@@ -278,15 +274,14 @@ JOB_REPEATED_SECONDS = _job(
 JOB_USEFUL = _job(
     "useful_worker_seconds_total",
     MetricKind.COUNTER,
-    "For each committed step: its duration, but no more than the usual one before it, times the workers that owned a "
-    "stage when it was committed.",
+    "The useful part of bamboo_job_paid_worker_seconds_total.",
     unit="seconds",
     run=False,
 )
 JOB_PAID = _job(
     "paid_worker_seconds_total",
     MetricKind.COUNTER,
-    "Time times the workers' pods that have a node. Goodput is the useful part of it.",
+    "Time times the workers' pods that have a node.",
     unit="seconds",
     run=False,
 )
@@ -323,7 +318,7 @@ JOB_SAVED = _job(
 JOB_REPEATED_COST = _job(
     "repeated_cost_total",
     MetricKind.COUNTER,
-    "What repeated steps cost: their usual duration times the cost of the pods that repeat them.",
+    "What repeated steps cost, by their usual duration.",
     run=False,
 )
 JOB_REPEATED_COST_SO_FAR = _job(
@@ -370,7 +365,7 @@ JOB_LARGEST_MEMORY = _job(
 JOB_STEP_SENT = _job(
     "step_sent_bytes",
     MetricKind.GAUGE,
-    "What a worker sends to the others in a step, by kind: the mean of its steps, of the workers that are there.",
+    "What a worker sends to the others in a step, by kind, in the mean.",
     "kind",
     unit="bytes",
 )

@@ -76,14 +76,14 @@ WORKER_MICROBATCH = _worker(
 WORKER_COMPILE = _worker(
     "compile_seconds",
     MetricKind.GAUGE,
-    "What compiling the layers of each stage that it holds took, before the stage was run; 0 without training.compile.",
+    "What compiling the layers of each stage that it holds took.",
     "stage",
     unit="seconds",
 )
 WORKER_COMPARED = _worker(
     "forwards_compared_total",
     MetricKind.COUNTER,
-    "Forwards that it computed in advance and compared with the owner's; with redundancy.verify only.",
+    "Forwards computed in advance and compared with the owner's (redundancy.verify).",
 )
 WORKER_MEMORY = _worker(
     "memory_bytes",
