@@ -136,19 +136,15 @@ class TrainingProgress(StatusPart, frozen=True):
     steps: Count = 0
     """Steps that are wanted. Fewer are done if stoppedEarly says why."""
     stopped_early: Sentence = ""
-    """Why the job ends before the last of these steps (spec.training.evaluation.patience)."""
+    """Why the job ends before the last of these."""
     grid_choice: Sentence = ""
-    """Which stages and pipelines were chosen last, for how many workers, what was expected of them and of others
-    (spec.elastic.objective).
-    """
+    """Which grid was chosen last, and what was expected of it and of others (spec.elastic.objective)."""
     done_by: Sentence = ""
-    """Whether the last step will be done by spec.budget.doneBy at the present rate, and if not, how late it will be and
-    how many steps are done by then.
-    """
+    """Whether the last step will be done by spec.budget.doneBy at the present rate, and if not, how late it will be."""
     evaluation: EvaluationStatus | None = None
     """The newest evaluation, and the best one."""
     samples_per_second: NotNegative | None = None
-    """Samples trained per second, by the median duration of recent steps."""
+    """By the median duration of recent steps."""
     loss: float | None = None
     """The loss of the last committed step."""
     eta_seconds: BigCount | None = None
@@ -178,9 +174,7 @@ class JobCost(StatusPart, frozen=True):
     budget: Sentence | None = None
     """How much of spec.budget.money is spent, and how far the rest is expected to get."""
     repeated: Amount | None = None
-    """What of it repeated steps cost, a decimal number: their usual duration times the cost of the workers that repeat
-    them.
-    """
+    """What of it repeated steps cost, a decimal number."""
     on_demand_total: Amount | None = None
     """What the same workers would have cost since comparedSince at the price of the first pool of capacity OnDemand
     that has one; absent if none has.
@@ -190,9 +184,7 @@ class JobCost(StatusPart, frozen=True):
     compared_since: Time | None = None
     """The time since when onDemandTotal and saved are counted."""
     counted_until: Time | None = None
-    """The time until which the cost is counted. What workers cost while no operator was active is added by the next
-    one, except of pods that are gone by then.
-    """
+    """The time until which the cost is counted; pods that go while no operator is active are not in it."""
 
 
 class BambooJobStatus(StatusPart, frozen=True):
@@ -219,7 +211,7 @@ class BambooJobStatus(StatusPart, frozen=True):
     workers: WorkerCounts = WorkerCounts()
     """Counts of workers."""
     workers_created: Count = 0
-    """How many workers the job has had so far, which is also the number of the next one."""
+    """How many workers the job has had so far."""
     preemptions: Count = 0
     """Workers lost, or given notice. Those that failed are counted in restarts, too."""
     takeovers: Count = 0
@@ -227,7 +219,7 @@ class BambooJobStatus(StatusPart, frozen=True):
     restores: Count = 0
     """Times that the job went back to a checkpoint."""
     repeated_steps: Count = 0
-    """Steps that had been committed, and had to be repeated as the job went back to a checkpoint."""
+    """Committed steps that were repeated as the job went back to a checkpoint."""
     restarts: Count = 0
     """Failures that counted towards backoffLimit."""
     last_takeover: TakeoverStatus | None = None
@@ -242,8 +234,8 @@ class BambooJobStatus(StatusPart, frozen=True):
         tuple[Annotated[str, _schema(maxLength=64, description="A reason, and what it is about.")], ...],
         _schema(maxItems=8, **_ATOMIC),
     ] = ()
-    """Of what of the present spec.budget the user was warned by an event, so that there is one of each kind: a reason
-    of the condition BudgetShort and the money or the date.
+    """Of what of spec.budget the user was warned by an event: a reason of the condition BudgetShort and the money or
+    the date.
     """
     digests: Annotated[
         tuple[
@@ -251,12 +243,10 @@ class BambooJobStatus(StatusPart, frozen=True):
         ],
         _schema(maxItems=1024, **_ATOMIC),
     ] = ()
-    """The sha256 of each stage's final parameters and optimizer state, once the job is complete. Two runs that end with
-    the same digests have the same bits.
-    """
+    """The sha256 of each stage's final parameters and optimizer state, once the job is complete."""
     plan: Annotated[str, _schema(maxLength=262144)] = ""
     """The assignment of workers as JSON: {"epoch": ..., "pipelines": [[worker of stage 0, ...], ...]}."""
     selector: Annotated[str, _schema(maxLength=16384)] = ""
-    """A label selector for autoscalers: of each ready pipeline one worker's pod, so that it selects as many pods as
-    there are ready pipelines. All of the job's pods have the label bamboo.dev/job-uid.
+    """A label selector for autoscalers, of one worker's pod of each ready pipeline. All of the job's pods have the
+    label bamboo.dev/job-uid.
     """
