@@ -450,9 +450,14 @@ def test_an_edit_for_which_no_grid_has_room_is_said_once_and_the_grid_stays() ->
     told = [emit.message for emit in world.told if emit.reason == "NoGridFits"]
     stays = "the job stays on 1 pipeline of 3 stages by 1F1B"
     assert told == [f"after the edit no grid of 6 workers has room in devices with 0.0 GB; {stays}"]
+    assert told[0] in status(world.state, world.now).grid_choice
     world.edit(topology={"schedule": "1F1B"})
     world.train(20)
     assert grid_of(world.state.current_plan) == before
+    assert told[0] not in status(world.state, world.now).grid_choice
+    world.edit(topology={"schedule": "ZBH1"})
+    world.train(20)
+    assert [emit.message for emit in world.told if emit.reason == "NoGridFits"] == 2 * told
 
 
 def test_copies_for_which_no_split_has_room_are_not_made_and_that_is_said() -> None:

@@ -189,7 +189,9 @@ def test_workers_that_are_back_in_the_very_instant_in_which_a_job_is_suspended_a
     world.tell(SUSPENDED)
     world.now -= 0.01
     world.tell(Received(last, protocol.WorkerReady()))
-    assert (world.state.phase, world.state.course.since) == ("Running", world.state.ending.stopping.since)
+    stopping = world.state.ending.stopping
+    assert stopping is not None
+    assert (world.state.phase, world.state.course.since, stopping.unheard) == ("Running", stopping.since, False)
     kept(world)
 
 

@@ -37,7 +37,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         step=state.step,
         steps=stop.wanted_steps if stop else last,
         stopped_early=stop.why if stop else "",
-        grid_choice="; ".join(told for told in (state.grids.told, state.holding.told) if told),
+        grid_choice="; ".join(told for told in (state.grids.told, state.grids.unmet, state.holding.told) if told),
         wanted=holding.to_have(state),
         first_loss=state.progress.first_loss,
         loss=losses[-1] if losses else None,

@@ -12,6 +12,7 @@ from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing import copies
 from bamboo_core.coordinator.checkpointing.intervals import interval
 from bamboo_core.coordinator.checkpointing.record import CheckpointState
+from bamboo_core.coordinator.ending.record import Stopping
 from bamboo_core.coordinator.events import Emit, Outcome, Send
 from bamboo_core.coordinator.state import CoordinatorState, Turn
 from bamboo_core.coordinator.verification.settled import is_settled
@@ -95,8 +96,12 @@ def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool)
     goes on: few steps are repeated then. A coordinator that has just been restarted hears first what is trained.
     """
     state = turn.state
-    ending = state.ending.to_stop(outcome, reason, message, step=state.step, now=turn.now)
-    if keep and state.spec.checkpoint and state.phase == "Recovering":
+    unheard = state.phase == "Recovering"
+    stopping = Stopping(
+        outcome=outcome, reason=reason, message=message, step=state.step, since=turn.now, unheard=unheard
+    )
+    ending = state.ending.to_stop(stopping)
+    if keep and state.spec.checkpoint and unheard:
         turn.put(ending)
     elif keep and state.spec.checkpoint and state.phase == "Running" and _has_unkept(state):
         turn.put(ending, state.checkpoints.due_at_once())
@@ -118,8 +123,7 @@ def stop_if_kept(turn: Turn) -> None:
     late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
     if state.phase == "Recovering" and not late:
         return
-    if state.phase == "Running" and stopping.since <= state.course.since and not c.writers:  # the workers are back
-        turn.put(state.ending.not_to_stop())
+    if state.phase == "Running" and stopping.unheard:  # the workers are back
         stop(turn, stopping.outcome, stopping.reason, stopping.message, keep=True)
         return
     kept = bool(c.kept) and c.kept[0].step >= stopping.step

@@ -9,13 +9,17 @@ from bamboo_core.planning.plan import Cell, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """How the job is to end as soon as a state of that many steps or more is kept. since: when that was said."""
+    """How the job is to end as soon as a state of that many steps or more is kept.
+
+    since: when that was said. unheard: workers have to come back to a restarted coordinator before.
+    """
 
     outcome: Outcome
     reason: str
     message: str
     step: int
     since: float
+    unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +64,9 @@ class Ending:
     finishers: Mapping[Cell, WorkerId] = field(default_factory=dict)
     saving: WeightsSaving | None = None
 
-    def to_stop(self, outcome: Outcome, reason: str, message: str, *, step: int, now: float) -> "Ending":
+    def to_stop(self, stopping: Stopping) -> "Ending":
         """As soon as a state of that many steps is kept."""
-        return replace(self, stopping=Stopping(outcome=outcome, reason=reason, message=message, step=step, since=now))
-
-    def not_to_stop(self) -> "Ending":
-        return replace(self, stopping=None)
+        return replace(self, stopping=stopping)
 
     def with_finished(self, cell: Cell, digest: str, worker: WorkerId) -> "Ending":
         finished = {**dict(self.finished), cell: digest}

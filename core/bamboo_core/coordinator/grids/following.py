@@ -38,8 +38,7 @@ def _watch_what_pays(turn: Turn) -> None:
         state = turn.state
     grid, better, counted = grid_of(state.current_plan), None, holding.counted(state, staying)
     found = choosing.best(state, rates, counted)
-    if found is None and _has_to_change(state):
-        _tell_that_none_fits_an_edit(turn, rates, counted)
+    _tell_if_none_fits_an_edit(turn, rates, counted, found)
     if found is not None and (found.grid != grid or _is_split_too_large(state)):
         seconds = choosing.now_expected(state, rates)
         better = found if _has_to_change(state) else _better(turn, found, seconds)
@@ -170,15 +169,18 @@ def tell_why_none(turn: Turn, workers: int) -> None:
         turn.do(Emit("NoGridFits", text, warning=True))
 
 
-def _tell_that_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int) -> None:
-    """Why the job stays on a grid that an edit does not want any more."""
+def _tell_if_none_fits_an_edit(turn: Turn, rates: GridRates, workers: int, found: GridRate | None) -> None:
+    """Says why the job stays on a grid that an edit does not want any more, as long as that is so."""
     state = turn.state
+    if found is not None or is_within_bounds(state.spec, grid_of(state.current_plan)):
+        turn.put(state.grids.with_unmet(""))
+        return
     why, enough = _why_none(rates, workers)
     text = f"after the edit {why}; the job stays on {_told(grid_of(state.current_plan), state)}"
     if enough is not None:
         text += f", and of {count(enough, 'worker')} there is one"
-    if text != state.grids.told:
-        turn.put(state.grids.with_told(text))
+    if text != state.grids.unmet:
+        turn.put(state.grids.with_unmet(text))
         turn.do(Emit("NoGridFits", text, warning=True))
 
 

@@ -87,7 +87,7 @@ class GridState:
     measured: what undisturbed steps took on grids that were run. workers: that stay, at the last look; changes: the
     times of their newest changes. gaps: when workers were lost for which none has come yet; refills: the newest times
     that it took until one came. expected: of the grid that the job is to run. told: which one was chosen last, what was
-    expected of it and of others.
+    expected of it and of others. unmet: why no grid has room for what an edit asks for, or "".
     """
 
     resize: tuple[Grid, float] | None = None
@@ -100,6 +100,7 @@ class GridState:
     refills: tuple[float, ...] = ()
     expected: GridRate | None = None
     told: str = ""
+    unmet: str = ""
 
     def worth(self, grid: Grid, now: float, *, restarting: bool = True) -> "GridState":
         """That grid is worth a change. restarting: the time for which another one was counts for nothing."""
@@ -118,6 +119,10 @@ class GridState:
 
     def with_told(self, text: str) -> "GridState":
         return replace(self, told=text)
+
+    def with_unmet(self, text: str) -> "GridState":
+        """text: why the job stays on a grid that an edit does not want, or ""."""
+        return self if text == self.unmet else replace(self, unmet=text)
 
     def with_measured(self, grid: Grid, seconds: float) -> "GridState":
         """A step takes so long on that grid."""

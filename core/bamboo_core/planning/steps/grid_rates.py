@@ -166,15 +166,21 @@ class GridRates:
         """
         found: dict[int, GridRate] = {}  # by stages
         grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
-        for least, grid in sorted((self._least(grid), grid) for grid in grids):
+        of_known, of_others = list[Grid](), list[Grid]()
+        for grid in grids:
+            (of_known if grid in known else of_others).append(grid)
+        for grid in filter(self.fits, of_known):
+            rate, before = GridRate(grid, known[grid]), found.get(grid.stages)
+            found[grid.stages] = min([*([before] if before else []), rate], key=_rank)
+        for least, grid in sorted((self._least(grid), grid) for grid in of_others):
             limit = sorted(one.seconds for one in found.values())[most - 1] if len(found) >= most else math.inf
             if scale * least > limit:
                 break
             before = found.get(grid.stages)
             limit = min(limit, before.seconds if before else math.inf)
-            if not self.fits(grid) or (grid not in known and scale * self.least(grid) > limit):
+            if not self.fits(grid) or scale * self.least(grid) > limit:
                 continue
-            rate = GridRate(grid, known[grid] if grid in known else scale * self.seconds(grid))
+            rate = GridRate(grid, scale * self.seconds(grid))
             found[grid.stages] = min([*([before] if before else []), rate], key=_rank)
         return tuple(sorted(found.values(), key=_rank)[:most])
 
