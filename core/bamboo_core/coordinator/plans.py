@@ -41,7 +41,9 @@ class Plans:
         return replace(self, newest=plan, since_step=step, applied=frozenset(), synced=frozenset(synced))
 
     def _owners_before(self, plan: Plan) -> list[tuple[Cell, WorkerId]]:
-        """Of each cell that the newest plan has, too, and of which workers go on with the states that they have."""
+        """The cells that the newest plan has, too, each with its owner there; none if workers do not go on with the
+        states that they have.
+        """
         old = self.newest
         if old is None or old.origin != plan.origin:
             return []

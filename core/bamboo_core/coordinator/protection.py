@@ -26,7 +26,7 @@ class Protection:
 
 
 def protection(status: Status, spec: JobSpec) -> Protection:
-    """Of a job that is neither over nor suspended, as its coordinator sees it."""
+    """How well a job that is neither over nor suspended is protected against a loss, as its coordinator sees it."""
     if not status.grid:
         return Protection(False, "NotRunning", "nothing runs yet")
     if status.phase == "Recovering":

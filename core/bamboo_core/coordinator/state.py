@@ -100,7 +100,7 @@ class CoordinatorState:
 
     @property
     def forward_share(self) -> float | None:
-        """Of what microbatches take there and back, as workers say; None if none has said."""
+        """The forward's share of a microbatch's time there and back, as workers say; None if none has said."""
         return self.workers.said.forward_share
 
     @property
@@ -113,7 +113,7 @@ class CoordinatorState:
         return self.roster.live(plan)
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
-        """Of each stage of that plan, or of each shard, all who hold it for certain, owners first."""
+        """For each stage of that plan, or each shard, all workers who hold its state for certain, owners first."""
         of_state: list[list[Cell]] = [[] for _ in plan.state_layers]
         for cell in plan.cells():
             if cell.pipeline < plan.target.pipelines:

@@ -56,7 +56,7 @@ def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> Non
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
-    """Of the worker that was asked, as long as it matters; from now on the number of layers is known."""
+    """The worker asked tells the model's layers, as long as that matters; from now on their number is known."""
     if worker != turn.state.profile.asked or turn.state.profile.costs is not None:
         return
     spec = turn.state.spec
@@ -109,7 +109,7 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
 
 
 def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
-    """Of a checkpoint, or of a cut."""
+    """A worker has begun its part of a checkpoint, or of a cut."""
     checkpoints.checkpoint_begun(turn, worker, message)
     resplit.carried(turn, message.number, message.checkpoint)
 

@@ -30,7 +30,7 @@ def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
 
 
 def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for manifests: the one whose spec is the one in force, if both are valid, and it is, too."""
+    """The manifest in force from now on, in place of `old`. If both are valid, its spec is what `apply_edit` gives."""
     spec = _edited_manifest(JobSpec, old["spec"], wanted.get("spec") or {}, stays=False)
     return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
 
@@ -78,22 +78,24 @@ def refusal_message(names: tuple[str, ...]) -> str:
 
 
 def worker_digest(worker: WorkerSpec) -> str:
-    """Of a job's `worker` section as its user wrote it, but for what is fixed."""
+    """A digest, 10 hex digits, of a job's `worker` section as its user wrote it, but for what is fixed."""
     fixed = {one.attribute for one in api_fields(WorkerSpec) if _stays(one, False)}
     section = {name: value for name, value in asdict(worker).items() if name not in fixed}
     return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def task_digest(spec: JobSpec) -> str:
-    """Of what the model is made from, as its user wrote it: no default is in it, which another version could change."""
+    """A digest, 16 hex digits, of what the model is made from, as its user wrote it: no default is in it, which another
+    version could change.
+    """
     task = [spec.task.entrypoint, dict(spec.task.config)]
     return sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def numbers_digest(spec: JobSpec) -> str:
-    """Of all that a training's numbers depend on: its task and its training section, but for how long it goes on.
-
-    The same on every grid. A checkpoint goes on only in a job with the same one.
+    """A digest of all that a training's numbers depend on: its task and its training section, but for how long it goes
+    on.
+    It is the same on every grid. A checkpoint goes on only in a job with the same one.
     """
     training = {}
     for one in api_fields(TrainingSpec):

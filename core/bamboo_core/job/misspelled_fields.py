@@ -12,8 +12,7 @@ MOST_PLACES = 2  # that are worth naming
 def causes_first(
     problems: Sequence[Problem], places: Mapping[str, tuple[str, ...]], document: Mapping[str, Any]
 ) -> list[Problem]:
-    """The same problems; fields whose meaning can be guessed come first, without those that they are the cause of.
-
+    """These problems, but those that others cause are left out; fields whose meaning can be guessed come first.
     places: where fields of each name belong.
     """
     read = [_placed(problem, places) if isinstance(problem, UnknownField) else problem for problem in problems]

@@ -162,7 +162,9 @@ class SpreadSpec:
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
-        """Of a node with all its workers, by what a pool says for one of them: its share of the node."""
+        """The price of a node with all its workers. worker_price: what a pool says for one worker, its share of the
+        node.
+        """
         return None if worker_price is None else float(worker_price) * self.workers_per_node
 
     def nodes(self, workers: int) -> int:

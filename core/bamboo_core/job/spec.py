@@ -493,7 +493,9 @@ def pod_spread(spec: JobSpec) -> SpreadPolicy:
 
 
 def whole_workers(spec: JobSpec) -> int:
-    """Of the grid that the manifest says; of one that is chosen from the beginning as many as it may have."""
+    """The number of workers in the grid that the manifest says; if the grid is chosen from the beginning, the most that
+    it may have.
+    """
     topology = spec.topology
     return spec.elastic.most_workers(topology) if topology.chooses_stages else topology.stages * topology.pipelines
 

@@ -71,7 +71,7 @@ class Until:
 
     @property
     def amount(self) -> int:
-        """Of the unit."""
+        """How many of the unit; 1 if that is not said."""
         amount: int | None = getattr(self, self.unit)
         return 1 if amount is None else amount
 
@@ -236,7 +236,7 @@ class TrainingSpec:
 
     @property
     def scaling(self) -> LossScaleSpec | None:
-        """Of the losses; None: they are not scaled."""
+        """How losses are scaled; None if they are not."""
         return (self.loss_scale or LossScaleSpec()) if self.precision is Precision.FP16 else None
 
     @property

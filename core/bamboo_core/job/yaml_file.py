@@ -69,7 +69,7 @@ def load_document(path: str) -> dict[str, Any]:
 
 
 def read_manifest_source(path: str) -> ManifestSource:
-    """The same with the lines of its fields. path: - for standard input. Raises ManifestError."""
+    """The file's one object, with the lines of its fields. path: - for standard input. Raises ManifestError."""
     name = "standard input" if path == STDIN else path
 
     def wrong(message: str) -> ManifestError:
@@ -92,7 +92,9 @@ def read_manifest_source(path: str) -> ManifestSource:
 
 
 def source_of(name: str, text: str) -> ManifestSource:
-    """The same of what is in memory. Raises ManifestError."""
+    """The one object in a text that is in memory, with the lines of its fields. name: what errors call it. Raises
+    ManifestError.
+    """
 
     def wrong(message: str) -> ManifestError:
         return ManifestError(Problem(name, message))

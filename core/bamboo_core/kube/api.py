@@ -60,7 +60,7 @@ class KubeApi:
             raise await self._explained(error, namespace, name) from None
 
     async def jobs(self, namespace: str | None) -> list[Object]:
-        """Of all namespaces if None."""
+        """The BambooJobs of the namespace; of all namespaces if it is None."""
         try:
             return await self.listed(jobs_path(namespace))
         except ApiError as error:

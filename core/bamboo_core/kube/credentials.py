@@ -39,7 +39,7 @@ class Credential:
 
 
 class Credentials:
-    """Of one command's life."""
+    """The credentials with which one command speaks to the API server, as long as it lives."""
 
     def __init__(self, access: Access) -> None:
         self._access, self._given = access, Credential()

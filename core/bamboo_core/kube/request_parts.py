@@ -12,7 +12,7 @@ APPLY = "application/apply-patch+yaml"
 
 
 def jobs_path(namespace: str | None) -> str:
-    """Of the BambooJobs in that namespace; None: in all of them."""
+    """The API's path of the BambooJobs in that namespace; in all of them if it is None."""
     return f"/apis/{GROUP}/{VERSION}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{PLURAL}"
 
 
@@ -46,7 +46,7 @@ def delete_options(uid: str, grace_seconds: int | None = None, propagation: str 
 
 
 def without_nulls(value: Any) -> Any:
-    """The same document; a field that is null is absent in it, as it is to Kubernetes."""
+    """A copy of the document without the fields that are null, which are absent to Kubernetes."""
     if isinstance(value, Mapping):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of an object, or a whole one. Attributes are the API's fields in snake_case; what may be absent has a default."""
+    """A part of an object of the API, or a whole one. Attributes are the API's fields in snake_case; what may be absent
+    has a default.
+    """
 
 
 class OwnerReference(Part, frozen=True):

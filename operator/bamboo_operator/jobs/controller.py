@@ -110,7 +110,7 @@ class JobController:
         return known[0].view() if known else None
 
     def spec(self, key: JobKey) -> JobSpec | None:
-        """Of that job; None if it is none of ours."""
+        """The spec of that job; None if it is none of ours."""
         view = self.view(key)
         return view.spec if view else None
 
@@ -138,6 +138,6 @@ class JobController:
 
 
 def _is_later(kind: str | None, job: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-    """Of two jobs' metadata: was this one made after the known one? Times are whole seconds."""
+    """Was this job made after the known one, by the metadata of both? Times are whole seconds."""
     made, before = str(job.get("creationTimestamp")), str(known.get("creationTimestamp"))
     return made > before or (made == before and kind in (None, "ADDED"))

@@ -136,7 +136,9 @@ class CoordinatorRunner:
         self._wanted: tuple[CoordinatorState, WantedWorkers] | None = None  # the same
 
     def status(self) -> Status:
-        """Of about now. A reconciliation asks for it several times, and mostly nothing has happened in between."""
+        """The coordinator's status about now. A reconciliation asks for it several times, and mostly nothing has
+        happened in between.
+        """
         now = self._clock()
         if self._status is None or self._status[0] is not self.state or now - self._status[1] > TICK_SECONDS:
             self._status = (self.state, now, status(self.state, now))

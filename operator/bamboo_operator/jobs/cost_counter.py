@@ -64,7 +64,9 @@ class CostCounter:
         self._status.update(priced=priced_pools(spec, prices, zones), unpriced=tuple(unknown_machines(spec, prices)))
 
     def prices_told(self) -> PricesTold:
-        """Of each worker that has a price, with a node or without, for an hour; and of more, by the pools' room."""
+        """The hourly price of each worker that has one, with a node or without; and those of more workers, by the
+        pools' room.
+        """
         if (spec := self._status.facts.spec) is None:
             return PricesTold({})
         pools, prices = {pool.name: pool for pool in spec.node_pools}, self._prices.current

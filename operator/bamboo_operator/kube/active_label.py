@@ -21,7 +21,7 @@ LAST_TRY_SECONDS = 3.0
 
 
 class PodLabelApi(Protocol):
-    """Of an API server."""
+    """The call of an API server that labels a pod. value: None takes the label away."""
 
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None: ...
 

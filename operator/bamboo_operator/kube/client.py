@@ -67,7 +67,7 @@ def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connectio
 
 
 class Calls(Protocol):
-    """Of a connection to an API server."""
+    """The one call of a connection to an API server, for who needs no more of it."""
 
     async def call(
         self,
@@ -96,8 +96,8 @@ class ApiClient:
         return await self._call("GET", pod_path(namespace, name))
 
     async def uid_of(self, path: str) -> str | None:
-        """Of the object at that path; None if there is none. By a list of it alone: to list is a right that the
-        watches need, and with it none to get is.
+        """The UID of the object at that path; None if there is none. It asks for a list of that object alone: to list
+        is a right that the watches need, and with it none to get is.
         """
         collection, _, name = path.rpartition("/")
         try:

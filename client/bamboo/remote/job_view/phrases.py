@@ -116,7 +116,7 @@ def protected(job: RemoteJob) -> str:
 
 
 def protection(job: RemoteJob) -> str:
-    """The same as a line; empty if it is no question."""
+    """A line that says whether the job is protected, and why; empty if that is no question."""
     told, word = job.condition("Protected"), protected(job)
     if told is None or word == "-":
         return ""

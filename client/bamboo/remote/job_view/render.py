@@ -94,7 +94,9 @@ def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
 
 
 def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, keys: str = "") -> RenderableType:
-    """The same while it runs, in at most that many lines: of workers and events those that tell most."""
+    """What there is to say about a job while it runs, in at most `height` lines: of workers and events those that tell
+    most.
+    """
     parts: list[RenderableType] = [*head(snapshot, now), *grids(snapshot.job, width)]
     last = [Text(keys, style="dim italic")] if keys else []
     room = height - _lines_of_head(snapshot, now, width) - _lines_of_grids(snapshot.job, width) - len(last)

@@ -30,14 +30,15 @@ MOST_WRITERS: Final = 16  # of a stage
 
 
 def first_number(secret: str, now: float) -> int:
-    """Of a coordinator's wishes: workers must not take them for those of the one before it."""
+    """The number at which a coordinator's wishes begin. Another coordinator's is another one, so that workers do not
+    take its wishes for those of the one before it.
+    """
     return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
 
 
 def next_one(state: CoordinatorState) -> int | None:
-    """Of which step the next checkpoint is, if there is to be one: a multiple of everySteps, or the last one.
+    """The step of the next checkpoint: a multiple of everySteps, or the last step; None if there is to be none.
     Without everySteps it comes an interval after the one before.
-
     If the best state is to be kept, each that is evaluated is.
     """
     c, spec, steps = state.checkpoints, state.spec.checkpoint, state.spec.training.steps
@@ -209,8 +210,9 @@ def is_writing(turn: Turn, worker: WorkerId) -> bool:
 
 
 def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
-    """The same of a stage's layers. Whether it has a copy is certain only once a part of them is durable; without that
-    it is not waited for for long. It may have one of another stage, and none of this one.
+    """Does a worker that is to leave still write its share of these layers of a stage, from copies? Whether it has a
+    copy is certain only once a part of them is durable; without that it is not waited for for long. It may have one of
+    another stage, and none of this one.
     """
     c, record = turn.state.checkpoints, turn.state.workers.get(worker)
     if record is None or record.notice_until is None or c.writing is None or not _unwritten(c, worker, layers):
@@ -220,7 +222,7 @@ def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
 
 
 def _unwritten(c: CheckpointState, worker: WorkerId, layers: tuple[int, int]) -> list[int]:
-    """Of these layers, those that this worker is to write and that are not known to be durable."""
+    """The layers in this range that this worker is to write and that are not known to be durable."""
     return [layer for layer in range(*layers) if c.dealt.get(layer) == worker and layer not in c.parts]
 
 
@@ -286,7 +288,9 @@ def never_restore(turn: Turn, newest_good: int) -> None:
 
 
 def distrust(turn: Turn, newest_good: int) -> None:
-    """The same while the job goes on: the one in the making is given up."""
+    """The checkpoints after that version are not restored, while the job goes on: if the one in the making is among
+    them, it is given up.
+    """
     never_restore(turn, newest_good)
     c = turn.state.checkpoints
     if c.writing in c.bad:
@@ -358,7 +362,9 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
 
 
 def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
-    """Of the last state's, workers tell a restarted coordinator, too, that it need not be kept once more."""
+    """A checkpoint is reported again. If it is the last state's, a restarted coordinator need not have it kept once
+    more.
+    """
     c = turn.state.checkpoints
     if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
         turn.put(c.with_found(checkpoint))

@@ -64,7 +64,7 @@ def _ask(turn: Turn) -> None:
 
 
 def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
-    """Of each stage, those who have finished it and are there; who is to leave only if all are."""
+    """For each stage, the workers who have finished it and are there; who is to leave is named only if all are."""
     found = []
     plan = state.current_plan
     for number in range(len(plan.state_layers)):

@@ -47,8 +47,7 @@ def best_seconds(cost: float, writing: float, between_losses: float) -> float:
 
 
 def seconds_between_losses(state: CoordinatorState, step: float) -> float:
-    """Of training, from one loss that nobody can take over to the next, as far as the job's history tells.
-
+    """Seconds of training from one loss that nobody can take over to the next, as far as the job's history tells.
     While a stage has a single holder any loss may be one. step: seconds of a usual one.
     """
     counts = state.checkpoints.counts

@@ -100,8 +100,8 @@ def hazard(state: CoordinatorState, zone: str, now: float) -> float:
 
 
 def _missing_share(state: CoordinatorState, now: float) -> float:
-    """Of the workers that are wanted, those that are missing because others have not come yet in their place. It goes
-    in steps, so that it does not become another one all the time.
+    """The share, from 0 to 1, of the workers that are wanted and are missing, because no others have come in their
+    place yet. It goes in steps, so that it does not become another one all the time.
     """
     refills = state.grids.refills
     zones = Counter(zone for zone, _ in state.holding.there.values()) or Counter([""])
@@ -256,7 +256,9 @@ def _fewest(worth: Worth, most: int, speed: float) -> int:
 
 
 def _compared(worth: Worth, fewest: int, most: int, top: float) -> Iterator[int]:
-    """Of those numbers all, or some, that could be worth more than the fewest."""
+    """Numbers of workers from `fewest` to `most` that could be worth more than the fewest: all, or some if they are
+    many.
+    """
     least = worth.value(fewest)
     able = [n for n in range(fewest, most + 1) if top >= least * worth.price(n)] or [fewest]
     yield from able[:: -(-len(able) // MOST_COMPARED)]
@@ -316,7 +318,7 @@ def _whether_by(date: datetime, worth: Worth) -> str:
 
 
 def counted(state: CoordinatorState, workers: int) -> int:
-    """Of so many workers those for whom a grid is chosen: the others are given back, or stand by."""
+    """The number of workers, out of so many, for whom a grid is chosen: the others are given back, or stand by."""
     target = state.holding.target
     return workers if target is None or not state.spec.elastic.gives_back else min(workers, target)
 

@@ -11,7 +11,9 @@ from bamboo_core.planning.steps.grid_rates import GridRate, GridRates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """Of a zone's workers that are not there any more: how many were lost, and the hours for which all were there."""
+    """How many of a zone's workers that are not there any more were lost, and the hours for which all of them were
+    there.
+    """
 
     losses: int = 0
     hours: float = 0.0
@@ -114,7 +116,7 @@ class GridState:
         return self if self.resize is None else replace(self, resize=None)
 
     def expecting(self, rate: GridRate) -> "GridState":
-        """Of the grid that the job is to run."""
+        """The rate is that of the grid that the job is to run."""
         return replace(self, expected=rate)
 
     def with_told(self, text: str) -> "GridState":

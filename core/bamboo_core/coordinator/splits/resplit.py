@@ -240,7 +240,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
 
 
 def state_bytes(state: CoordinatorState) -> tuple[int, ...]:
-    """Of each layer, with what the optimizer remembers; empty if that is not known."""
+    """The bytes of each layer's state, with what the optimizer remembers; empty if that is not known."""
     layers = state.profile.layers
     known = state.profile.costs is not None and len(layers) == len(state.profile.costs)
     return tuple(layer.parameters + layer.optimizer for layer in layers) if known else ()

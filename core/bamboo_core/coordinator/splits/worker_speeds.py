@@ -17,7 +17,7 @@ EARLIER: Final = " earlier"  # after a worker's name: as it was
 
 
 def owned_times(state: CoordinatorState) -> dict[Cell, StageTimes]:
-    """Of each cell whose owner has measured it as it is now."""
+    """The times of each cell whose owner has measured them with the cell's layers as they are now."""
     plan = state.current_plan
     found = {}
     for cell in plan.cells():
@@ -34,8 +34,7 @@ def seconds_of(times: StageTimes) -> float:
 
 
 def measurements(state: CoordinatorState) -> list[Measurement]:
-    """Of owners, and of those who compute a stage's forwards in advance.
-
+    """The measurements of owners, and of those who compute a stage's forwards in advance.
     A forward that is computed in advance is compared with the owner's, both layer by layer, and counts as if the
     backward were slower or faster by the same factor.
     """
@@ -52,7 +51,7 @@ def measurements(state: CoordinatorState) -> list[Measurement]:
 
 
 def of_replaced(state: CoordinatorState) -> list[Measurement]:
-    """Of workers that were replaced, and had run the layers of a stage as it is now."""
+    """The measurements of workers that were replaced and had run the layers of a stage as it is now."""
     plan, replaced = state.current_plan, state.stragglers.replaced.items()
     return [Measurement(worker, layers, seconds) for (worker, layers), seconds in replaced if layers in plan.stages]
 
@@ -115,8 +114,7 @@ def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
 
 
 def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
-    """Of what the first or last stage takes for a microbatch: the part of it that goes to its data.
-
+    """The part, from 0 to 1, of what the first or last stage takes for a microbatch that goes to its data.
     It is in a whole forward, and in none of its layers. 0 if layers are not known one by one.
     """
     known = [t for c, t in owned.items() if c.stage == stage and t.each]
@@ -127,7 +125,7 @@ def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
 def _shares(
     plan: Plan, owned: Mapping[Cell, StageTimes], stage: int, counted: tuple[float, ...] | None
 ) -> list[float] | None:
-    """Of each of a stage's layers in what the stage takes; they add up to 1."""
+    """The share of each of a stage's layers in what the stage takes; they add up to 1. None if nothing tells them."""
     first, end = plan.stages[stage]
     rows = [t.each for c, t in owned.items() if c.stage == stage and len(t.each) == end - first and sum(t.each) > 0]
     if rows:

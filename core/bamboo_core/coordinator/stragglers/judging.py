@@ -111,7 +111,9 @@ def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, n
 
 
 def _is_alike(*figures: float) -> bool:
-    """Of pairs of figures: is each one nearly as the other? Then what people are told does not change all the time."""
+    """Is each of these figures nearly as the one that it is paired with? Figures come in pairs, one after the other.
+    Then what people are told does not change all the time.
+    """
     pairs = zip(figures[::2], figures[1::2], strict=True)
     return all(max(pair) <= ALIKE * min(pair) for pair in pairs)
 

@@ -104,7 +104,7 @@ def _held_up_by(state: CoordinatorState, slow: Straggler) -> float:
 
 
 def _worst(state: CoordinatorState) -> WorkerId | None:
-    """Of the stragglers that have been slow for long enough, the one that would gain most."""
+    """The straggler, of those that have been slow for long enough, that would gain most; None if there is none."""
     slow = {w: s for w, s in state.stragglers.slow.items() if s.lasting and w in state.workers}
     return max(slow, key=lambda w: (slow[w].seconds - slow[w].usual, w), default=None)
 

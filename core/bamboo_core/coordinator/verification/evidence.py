@@ -13,7 +13,7 @@ Layers = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """Of which state: the number of the stage, or the shard, and its version."""
+    """A result that is a state: that of a stage, or of a shard, at a version. stage: its number."""
 
     kind: ClassVar[str] = "state"
 
@@ -60,7 +60,7 @@ class Dispute:
 
 
 def layers_of(plan: Plan, place: Place) -> Layers | None:
-    """Of which layers such a result is under this plan; None if there is none."""
+    """The range of layers that such a result is about under this plan; None if the plan has no such stage or shard."""
     ranges = plan.state_layers if isinstance(place, StatePlace) else plan.stages
     return ranges[place.stage] if place.stage < len(ranges) else None
 

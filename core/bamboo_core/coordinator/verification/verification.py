@@ -44,7 +44,7 @@ PAST_STEPS: Final = 2  # after which nobody says more of a step
 
 
 def state_sum(turn: Turn, worker: WorkerId, message: StateSum) -> None:
-    """Of a state that a worker holds: compared with the others', once all have told."""
+    """A worker tells the checksum of a state that it holds, which is compared with the others' once all have told."""
     plan = _plan(turn.state)
     if plan is None or message.stage >= len(plan.state_layers) or message.version > turn.state.spec.training.steps:
         return
@@ -213,7 +213,7 @@ def _close(turn: Turn, dispute: Dispute) -> None:
 
 
 def _count(turn: Turn, place: Place, said: Sums) -> None:
-    """Of a fault that stays, as in parameters, people are told once, and the others are counted."""
+    """Count a difference between these workers. People are told of one that stays, as in parameters, only once."""
     v, workers = turn.state.verification, tuple(sorted(said))
     key, text = (place.kind, place.stage, workers), f"{place} differs between {' and '.join(workers)}"
     turn.put(v.counted(place, workers, text))

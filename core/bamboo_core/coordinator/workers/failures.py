@@ -24,7 +24,7 @@ def note_end(turn: Turn, worker: WorkerId, how: str, *, disrupted: bool) -> None
 
 
 def note_exit(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None, *, removed: bool) -> None:
-    """Of a lost worker: how it ended, which is often known only after its neighbours have missed it."""
+    """A lost worker's end is known, which is often only after its neighbours have missed it."""
     state = turn.state
     if worker not in state.ends.unexplained:
         return

@@ -104,7 +104,7 @@ class SaidTimes:
 
     @cached_property
     def forward_share(self) -> float | None:
-        """Of what microbatches take there and back; None if nobody has said."""
+        """The forward's share of a microbatch's time there and back; None if nobody has said."""
         share = forward_share((one for record in self._workers.values() for one in record.times), math.nan)
         return None if math.isnan(share) else share
 
