@@ -39,7 +39,7 @@ class StateSource(Protocol):
     def entries(self) -> tuple[StateEntry, ...]: ...
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
-        """Of these entries of one file, as they are stored. Raises StorageError."""
+        """The tensors of these entries of one file, by name, as they are stored. Raises StorageError."""
         ...
 
 

@@ -81,7 +81,7 @@ def read_layer(store: CheckpointStore, manifest: CheckpointManifest, layer: int)
 
 
 def averaged_name(tensor: str) -> str:
-    """Of a parameter's average, as a layer's state names it."""
+    """The name of a parameter's average in a layer's state. tensor: the parameter's own name there."""
     return f"state:{tensor.removeprefix('parameter:')}:{AVERAGE}"
 
 

@@ -1,4 +1,4 @@
-"""Of the code that writes a checkpoint here, for its manifest."""
+"""The versions of the code that writes a checkpoint here, for its manifest."""
 
 import platform
 from importlib.metadata import version

@@ -111,7 +111,9 @@ def _hidden(folder: Path, name: str) -> Path:
 
 
 def _is_saving(path: Path, folder: Path) -> bool:
-    """Of that folder? Beside it are maybe those of others, such as .run-2-7 beside `run`, and what is none at all."""
+    """Is that path what a save of that folder has left? Beside the folder are maybe those of others, such as .run-2-7
+    beside `run`, and what is none at all.
+    """
     return re.fullmatch(rf"{re.escape(_hidden(folder, '').name)}\d+({_BEFORE})?", path.name) is not None
 
 

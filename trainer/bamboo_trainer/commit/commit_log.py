@@ -42,7 +42,7 @@ class CommitLog:
         return self.commits if self.end is None else self.commits.keys() - {self.end}
 
     def generation(self, step: int) -> int | None:
-        """Of the step's layout, if a commit or another worker's state has told."""
+        """The generation of the step's layout, if a commit or another worker's state has told; else None."""
         return self._generations.get(step)
 
     def learn_generation(self, step: int, generation: int) -> None:

@@ -38,7 +38,9 @@ def exact_sums(
 
 
 def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
-    """Of the exactly rounded sums of these terms; NaN if one of them is no finite number, or the weight is 0."""
+    """The quotient of the exactly rounded sums of these terms; NaN if one of them is no finite number, or the weight is
+    0.
+    """
     if not all(map(math.isfinite, (*total, *weight))):
         return math.nan  # fsum raises if infinities of both signs are among them
     try:

@@ -29,7 +29,7 @@ class History(Protocol):
         """What is not known to be written, for a new root, and for who joins: in pieces."""
 
     def heard(self, records: Unwritten) -> None:
-        """The same of another worker."""
+        """Another worker has told what it does not know to be written."""
 
 
 class NoHistory:

@@ -79,7 +79,7 @@ class Replicator:
         return self._outbox.frame(*self._final(cell, step))
 
     def send_final(self, worker: WorkerId, cell: Cell, step: int) -> None:
-        """The same, when it is copied."""
+        """Send the final gradients that are here to a worker with a part in that cell, once they are copied."""
         self._outbox.post(worker, *self._final(cell, step))
 
     def _final(self, cell: Cell, step: int) -> tuple[Address, Parts, Commits]:

@@ -49,8 +49,7 @@ class StepResult:
 
 
 def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
-    """Of all cells of a step; always the same, in whatever order they came.
-
+    """The result of a step from the reports of all its cells; always the same, in whatever order they came.
     loss_unit: by what losses that are sums were divided for their backward.
     """
     losses = [loss for report in reports for loss in report.losses.values()]

@@ -70,9 +70,7 @@ class ParameterDistribution:
             raise RefusedFrame(str(error)) from error
 
     def never_begun(self, cells: Iterable[Cell], log: CommitLog) -> Iterator[Repeated]:
-        """Of the cells that are run here: committed steps that are to be repeated, and the parameters for them are not
-        all here.
-        """
+        """The committed steps that cells that are run here are to repeat, and for which not all parameters are here."""
         step = self._states.next_version() if self._plan.current.shards else -1
         for cell in cells if step in log.commits else ():
             if not self._states.has_final(self._states.number(cell), step) and (lacked := self._lacked(cell, step)):

@@ -20,7 +20,7 @@ from bamboo_trainer.stage.state.values import StageValues
 
 
 def make_engine(ports: Ports, devices: int) -> Engine:
-    """Of a worker with so many devices."""
+    """The engine of a worker with so many devices."""
     return Engine(ports) if devices == 1 else DividedEngine(ports, devices)
 
 
@@ -49,7 +49,7 @@ class DividedEngine(Engine):
         super().keep_last_state(msgspec.structs.replace(wanted, writers=self._writers(wanted.writers)))
 
     def _writers(self, writers: Writers) -> Writers:
-        """Of each device stage. Without states here nobody writes any."""
+        """The writers of each device stage. Without states here nobody writes any."""
         if self.components is None:
             return ()
         return self._folding.unfolded_writers(writers, self.components.plan.current.stages)

@@ -306,7 +306,7 @@ class Engine:
 
     @property
     def origin(self) -> int:
-        """Of that plan; 0 before the first one."""
+        """The origin of that plan; 0 before the first one."""
         newest = self.newest_plan
         return newest.origin if newest else 0
 
@@ -319,7 +319,7 @@ class Engine:
 
     @property
     def step_seconds(self) -> Histogram:
-        """Of the steps that this worker has committed as the root."""
+        """The seconds of the steps that this worker has committed as the root."""
         return self.components.committer.step_seconds if self.components else Histogram(STEP_SECONDS)
 
     @property

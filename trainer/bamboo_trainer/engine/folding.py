@@ -108,7 +108,9 @@ class Folding:
         return msgspec.structs.replace(place, cell=Cell(place.cell.pipeline, part), device=0)
 
     def unfolded_writers(self, writers: Writers, stages: Ranges) -> Writers:
-        """Of each device stage, so that everybody writes the same layers. stages: the layers of device stages."""
+        """The writers of each device stage, so that everybody writes the same layers. stages: the layers of device
+        stages.
+        """
         found = []
         for stage, names in enumerate(writers):
             parts = self._layers(stage, stages)
@@ -119,7 +121,7 @@ class Folding:
         return tuple(found)
 
     def times(self, times: Sequence[StageTimes], stages: Ranges) -> tuple[StageTimes, ...]:
-        """Of the stages whose parts have all been measured. stages: the layers of device stages."""
+        """The times of the stages whose parts have all been measured. stages: the layers of device stages."""
         known = {one.layers: one for one in times}
         found = []
         for index, layers in enumerate(grouped(stages, self._devices)):
@@ -135,7 +137,7 @@ class Folding:
         return device_of(part.stage, self._devices)
 
     def _layers(self, stage: int, stages: Ranges) -> Ranges:
-        """Of the parts of a stage; empty if it is not among those that are known here yet."""
+        """The layers of each part of a stage; empty if the stage is not among those that are known here yet."""
         parts = parts_of(stage, self._devices)
         return stages[parts.start : parts.stop]
 

@@ -250,7 +250,7 @@ class LayerCopies:
         return enough
 
     def keep_only(self, checkpoint: CheckpointId, layers: Collection[int]) -> None:
-        """Of that checkpoint, these of the layers that are here, and tell the coordinator."""
+        """Drop all copies for that checkpoint but those of these layers, and tell the coordinator which are left."""
         if checkpoint in self.held:
             left = {layer: state for layer, state in self.held[checkpoint].items() if layer in layers}
             self.held[checkpoint] = left

@@ -116,7 +116,9 @@ def account(
 
 
 def _context(states: StageStates, index: int) -> ContextSize:
-    """Of the stage of that number, if it is run here."""
+    """What a microbatch of the stage of that number keeps for its backward, if the stage is run here and has measured
+    it; else the default.
+    """
     stage = states.run(Cell(0, index))
     return (stage.context if stage else None) or ContextSize()
 

@@ -49,8 +49,7 @@ class _Stage:
     begun: int = 0
 
     def each(self, layers: Sequence[int]) -> tuple[float, ...]:
-        """Of each layer's forward; empty if one was not measured.
-
+        """The seconds of each layer's forward, in the layers' order; empty if one was not measured.
         Forwards that are run layer by layer are so rare that the newest ones are from before a change for long. So each
         counts by its ratio to the whole forwards after it, times what a whole forward takes now.
         """
@@ -94,7 +93,7 @@ class StageTimer:
         self._asked = True
 
     def begins_forward(self, stage: int) -> bool:
-        """Of the ordinary schedule. Is it to be run layer by layer, and measured so?"""
+        """A forward of the ordinary schedule begins. Is it to be run layer by layer, and measured so?"""
         measured = self._of(stage)
         measured.begun += 1
         by_layer = measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
@@ -130,7 +129,7 @@ class StageTimer:
             measured.backwards.append(seconds)
 
     def ran_rest(self, stage: int, seconds: float) -> None:
-        """Of the backward before it, which is run bucket by bucket."""
+        """Count these seconds to the backward before, which is run bucket by bucket."""
         backwards = self._of(stage).backwards
         if backwards:
             backwards[-1] += seconds

@@ -16,7 +16,7 @@ _OWN: Final = frozenset(vars(nn.Module()))  # of every module
 
 
 class AsBuilt:
-    """Of modules as they are when this is made."""
+    """The plain attributes of modules as they are when this is made."""
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         self._first = {
@@ -51,7 +51,9 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 
 def _differing(module: nn.Module, first: Mapping[str, Any]) -> list[str]:
-    """Of attributes that are plain now; those that were plain and are something else now are caches."""
+    """The names of attributes that are plain now and differ from the first ones, or were none; those that were plain
+    and are something else now are caches, and left out.
+    """
     now = _plain(module)
     return [n for n in now if n not in first or type(now[n]) is not type(first[n]) or now[n] != first[n]]
 

@@ -27,7 +27,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def checksum_of(tensors: Iterable[Tensor], values: Iterable[object] = ()) -> int:
-    """Of several tensors in order, with their types and shapes, and of plain values; 64 bits."""
+    """A checksum of 64 bits of several tensors in order, with their types and shapes, and of plain values."""
     told = [(str(t.dtype), tuple(t.shape), checksum(t)) for t in tensors]
     return int.from_bytes(hashlib.blake2b(repr((told, list(values))).encode(), digest_size=8).digest(), "big")
 

@@ -38,8 +38,7 @@ class _Kind(StrEnum):
 
 
 class Constants:
-    """Of the layers of a stage, as they were when the stage was built or restored.
-
+    """The constants of a stage's layers, as they were when the stage was built or restored.
     running: places of the buffers that a commit changes, and nothing else.
     """
 

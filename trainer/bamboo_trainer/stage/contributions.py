@@ -22,7 +22,7 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """Of one microbatch: what was contributed, in order, and the bytes of all its tensors, in host memory."""
+    """What was contributed by one microbatch, in order, and the bytes of all its tensors, in host memory."""
 
     contributions: tuple[Contribution, ...]
     data: Tensor
@@ -142,7 +142,7 @@ class RunningBuffers:
         return (_joined(values),)
 
     def part_of(self, values: Tensor, other: "RunningBuffers") -> Tensor:
-        """Of what `folded` has made for these layers that of some of them, which another stage has."""
+        """The part of what `folded` has made for these layers that is of the layers of `other`, another stage."""
         places, start = dict[tuple[int, str], slice](), 0
         for index, name, buffer in self._all():
             places[index, name] = slice(start, start + buffer.nbytes)

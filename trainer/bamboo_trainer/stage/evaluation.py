@@ -18,7 +18,7 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class Evaluator:
-    """Of the layers of a stage, which are given to it by number. first, last: is it at that end of the pipeline?"""
+    """Evaluates the layers of a stage, which are given to it by number. last: is it the last stage of the pipeline?"""
 
     def __init__(
         self, task: Task, config: TrainingConfig, layers: Mapping[int, nn.Module], device: torch.device, last: bool

@@ -59,8 +59,7 @@ class Forwarding:
 
 
 class ForwardRunner:
-    """Of the layers of a stage, which are given to it by number.
-
+    """It runs forwards of the layers of a stage, which are given to it by number.
     load: the inputs and targets of a step's microbatch. bring: to the device. The bits of a forward depend on nothing
     but the parameters, the seed, step, microbatch and inputs.
     """

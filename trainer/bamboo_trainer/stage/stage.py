@@ -175,7 +175,7 @@ class Stage:
         work.send_back(microbatch, self._config.microbatches, self._backward_scale())
 
     def backward_rest(self, work: Work, step: int, microbatch: int) -> None:
-        """Of a backward that goes bucket by bucket the next one; nothing if the forward was run in another way."""
+        """Run the next part of a backward that goes bucket by bucket; nothing if the forward was not run so."""
         self._backwards.next_part(work, (step, microbatch))
 
     def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:

@@ -124,7 +124,7 @@ class StageStates:
         return state.stage if state else None
 
     def number(self, cell: Cell) -> int:
-        """Of the state that a cell's owner and replicas hold."""
+        """The number of the state that a cell's owner and replicas hold."""
         return cell.pipeline if self._shards else cell.stage
 
     def of(self, cell: Cell) -> StageValues | None:
@@ -142,7 +142,7 @@ class StageStates:
         return not self._shards or self.next_version() <= step
 
     def running(self, cell: Cell) -> Stage:
-        """The same of one that must be here."""
+        """The stage on which a cell's forwards and backwards run, which must be here."""
         stage = self.run(cell)
         assert stage is not None
         return stage

@@ -92,7 +92,7 @@ class WholeModel:
             yield from values
 
     def part_for(self, shard: StageValues, final: Parts) -> Parts:
-        """Of the step's final gradient, and of the running buffers after it, what a shard's update takes."""
+        """The part of the step's final gradient, and of the running buffers after it, that a shard's update takes."""
         return self._own.final.part_for(shard.final, final)
 
     def state_bytes(self) -> tuple[int, int]:

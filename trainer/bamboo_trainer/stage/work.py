@@ -38,7 +38,9 @@ class BackwardScale(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Of a forward: the names of what its layers add to the loss; their values, and behind them a last stage's loss."""
+    """What a forward has given and nobody has read: the names of what its layers add to the loss; their values, and
+    behind them a last stage's loss.
+    """
 
     added: tuple[str, ...]
     values: Parts
@@ -158,7 +160,7 @@ class Work:
     def _ends(
         self, microbatch: int, outputs: Parts, added: Sequence[Tensor], microbatches: int, scale: BackwardScale
     ) -> Ends:
-        """Of a last stage: the loss, and what layers have added to it."""
+        """Where a last stage's backward begins: the loss, and what layers have added to it."""
         weight = self.weights.get(microbatch)
         total = outputs[0] / microbatches if weight is None else outputs[0]
         own = (total, torch.full_like(outputs[0], scale.of(weight)))
@@ -172,11 +174,13 @@ class Work:
         return ((value, torch.full_like(value, counted)) for value in added)
 
     def weight_of(self, microbatch: int) -> Parts:
-        """Of its loss, as a tensor that is sent with gradients; none if that is a mean."""
+        """The weight of a microbatch's loss, as a tensor in fp64 that is sent with gradients; empty if that loss is a
+        mean.
+        """
         weight = self.weights.get(microbatch)
         return () if weight is None else (torch.tensor(weight, dtype=torch.float64),)
 
 
 def _note(sums: dict[int, int], number: int, gradient: Tensor) -> None:
-    """Of a tensor that a gradient has reached. A backward in two parts may come by twice, with the same one."""
+    """Note the checksum of a gradient. A backward in two parts may come by twice, with the same one."""
     sums.setdefault(number, checksum_of((gradient,)))

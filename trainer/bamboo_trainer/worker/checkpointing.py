@@ -76,8 +76,7 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """Of one job; see `CheckpointFiles`. layers: of its model. owner: the job.
-
+    """The checkpoints of one job; see `CheckpointFiles`. layers: of its model. owner: the job.
     data: what it trains with; None if that is not known.
     """
 

@@ -149,7 +149,7 @@ def aws_token(answer: Answer) -> str:
 
 
 def aws_action(answer: Answer, now: datetime) -> CloudNotice | None:
-    """Of a spot instance. Hibernation is announced when it begins."""
+    """The notice in an answer about a spot instance; None if there is none. Hibernation is announced when it begins."""
     if answer.status == 404:
         return None
     found = _read(answer, _Action, AWS_ACTION)

@@ -18,7 +18,7 @@ SELF_EXPLANATORY: Final = (DeviceError, TransportUnavailable, CompilerUnavailabl
 
 
 def failure_reason(error: BaseException) -> str:
-    """Of an error that ends the worker: the machine's, the task's, memory, or a bug."""
+    """The reason for an error that ends the worker: the machine's, the task's, memory, or a bug."""
     if isinstance(error, DeviceError):
         return "DeviceUnavailable"
     if isinstance(error, TransportUnavailable):

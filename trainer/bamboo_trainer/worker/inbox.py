@@ -10,7 +10,7 @@ from bamboo_trainer.transport.base import Event
 
 @dataclass(frozen=True, slots=True)
 class HistoryWritten:
-    """Of the steps before that checkpoint, so that it may be committed."""
+    """The history of the steps before that checkpoint is written, so that the checkpoint may be committed."""
 
     request: CommitCheckpoint
 

@@ -29,8 +29,7 @@ _VARIABLES: Final = re.compile(
 
 
 def this_platform(worker: str) -> Platform:
-    """Of the worker of that name.
-
+    """The platform of the worker of that name.
     A device that is not there is left out: the worker says so itself, and ends.
     """
     try:
@@ -71,7 +70,9 @@ def instructions(info: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def settings(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Of torch and its libraries, as they are before the task's code is loaded, which is the same for all workers."""
+    """The settings of torch and its libraries, in words, sorted, as they are before the task's code is loaded, which is
+    the same for all workers.
+    """
     flags = {
         f"fp32 products {torch.get_float32_matmul_precision()}": True,
         "TF32 in cuDNN": torch.backends.cudnn.allow_tf32,

@@ -201,7 +201,7 @@ class CellStep:
 
     @property
     def place(self) -> int:
-        """Of the next instruction in the step's program; below 0 in the evaluation before it."""
+        """The place of the next instruction in the step's program; below 0 in the evaluation before it."""
         return self.done - self.evaluations
 
     def accept(self, frame: Frame, stage: Stage | None) -> None:
@@ -240,7 +240,9 @@ class CellStep:
         return begun or self.is_ahead(instruction)
 
     def lacking(self, end: int | None = None) -> list[Address]:
-        """Of the frames that the instructions from the next one on take in those that are not here. end: of them."""
+        """The addresses of frames that are not here and that the instructions from the next one on take in. end: before
+        which instruction of the program to stop; None for all.
+        """
         left = slice(self.done, end)
         return [
             address
@@ -264,7 +266,7 @@ class CellStep:
             self.inbox.pop(address, None)
 
     def take_input(self) -> Parts | None:
-        """Of the one frame that the next instruction takes in; None if it takes none."""
+        """The tensors of the one frame that the next instruction takes in; None if it takes none."""
         addresses = self.inputs[self.done]
         return self.take(addresses[0]).tensors if addresses else None
 
@@ -286,8 +288,7 @@ class CellStep:
         return (self.step, kind, -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
-        """Of the stage: summed over the pipelines if there are several, else this cell's own.
-
+        """The stage's final gradient: summed over the pipelines if there are several, else this cell's own.
         The tied parameters' layers come behind all others, until they are summed.
         """
         assert self.work is not None

@@ -65,7 +65,7 @@ class Executor:
 
     @property
     def steps(self) -> int:
-        """Of the job: as many as wanted, or those before an early stop."""
+        """The number of the job's steps: as many as wanted, or those before an early stop."""
         end = self._committer.log.end
         return self._wanted if end is None else end
 
@@ -189,7 +189,7 @@ class Executor:
         return {number(c) for c in self.cells} - behind
 
     def of_state(self, number: int) -> list[CellStep]:
-        """Of the cells that go with that state."""
+        """The steps of the cells that go with the state of that number."""
         return [cell_step for cell_step in self.cells.values() if self._states.number(cell_step.cell) == number]
 
     def active(self) -> CellStep | None:
@@ -198,7 +198,7 @@ class Executor:
         return cell_steps[0] if len(cell_steps) == 1 and cell_steps[0].step < self.steps else None
 
     def cell_steps(self) -> Iterator[CellStep]:
-        """Of the cells that are run here, and of portions of cells."""
+        """The steps of the cells that are run here, and of portions of cells."""
         yield from self.cells.values()
         yield from self._portions.steps.values()
 

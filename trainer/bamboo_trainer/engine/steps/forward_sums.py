@@ -22,9 +22,9 @@ Key = tuple[Result, int]  # what of, and of which microbatch; of a gradient, whi
 
 
 def forward_sums(outputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
-    """Of what a forward returns; of a last stage, which returns nothing, of what its last layer gave, and of the loss.
-
-    The former is used up. None, if the work was not watched when it was run, so that it is not there.
+    """The checksum of what a forward returns; a last stage returns nothing, and its checksum is of what its last layer
+    gave, and of the loss.
+    What its last layer gave is used up. Empty if the work was not watched when it was run, so that it is not there.
     """
     if outputs:
         return {(Result.FORWARD, microbatch): checksum_of(outputs)}
@@ -36,7 +36,7 @@ def forward_sums(outputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
 
 
 def backward_sums(inputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
-    """Of a backward: of what the loss has sent back, if it is one of a last stage, and of the inputs' gradients."""
+    """The checksums of a backward: of what the loss has sent back, on a last stage, and of the inputs' gradients."""
     sums = sent_back_sums(work, microbatch)
     if inputs:
         sums[Result.BACKWARD, microbatch] = checksum_of(inputs)
@@ -44,13 +44,13 @@ def backward_sums(inputs: Parts, work: Work, microbatch: int) -> dict[Key, int]:
 
 
 def sent_back_sums(work: Work, microbatch: int) -> dict[Key, int]:
-    """Of what the loss has sent back to the last layer; it is used up. None of it, if nothing has come by."""
+    """The checksum of what the loss has sent back to the last layer, which is used up; empty if nothing has come by."""
     sent_back = work.sent_back.pop(microbatch, {})
     return {(Result.LOSS_GRADIENT, microbatch): checksum_of((), sorted(sent_back.items()))} if sent_back else {}
 
 
 def gradient_sums(work: Work) -> dict[Key, int]:
-    """Of the sum of all gradients of a cell's microbatches."""
+    """The checksum of the sum of all gradients of a cell's microbatches."""
     return {(Result.GRADIENT, 0): checksum_of(total for _, total in work.gradients.nodes())}
 
 
@@ -63,7 +63,7 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class _Compared:
-    """Of one step of a cell that is shadowed here. told: by the owner."""
+    """The checksums of one step of a cell that is shadowed here: computed here, and told by the owner."""
 
     mine: dict[Key, int] = field(default_factory=dict)
     told: dict[Key, int] = field(default_factory=dict)
@@ -173,7 +173,9 @@ class ForwardSums:
     # as the shadow
 
     def computed(self, cell: Cell, step: int, sums: dict[Key, int]) -> list[Difference]:
-        """Of a cell that is shadowed here something is done in advance; what it shows."""
+        """Something of a cell that is shadowed here has been computed in advance. Returns where it differs from the
+        owner's.
+        """
         self._answer(cell, step, sums)
         if not self.active:
             return []

@@ -86,7 +86,7 @@ class Instructions:
         self._actions[type(instruction)](cell_step, instruction)
 
     def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
-        """The same as `execute`, and the same bits; each layer is waited for, and measured by itself."""
+        """Do what `execute` does, with the same bits, but wait for each layer, and measure it by itself."""
         stage, work = self._parts(cell_step)
         s, m = cell_step.cell.stage, instruction.microbatch
         stage.expect(self._coming(cell_step))

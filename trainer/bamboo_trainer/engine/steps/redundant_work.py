@@ -111,8 +111,9 @@ class RedundantWork:
         return found.get((place.result, microbatch))
 
     def repeat_own(self, cell: Cell, step: int, microbatch: int, result: Result) -> None:
-        """Of a cell that is run here: its shadow has come to another result, and to the same one twice. Tell the
-        coordinator what it comes to now, with the very inputs that it was computed with, if the state is still there.
+        """The shadow of a cell that is run here has come to another result, and to the same one twice. Tell the
+        coordinator what the cell comes to now, with the very inputs that it was computed with, if the state is still
+        there.
         """
         stage = self._states.run(cell)
         if stage is None or stage.values.version != step or not self._sums.has_taken(cell, step, microbatch):
@@ -216,8 +217,8 @@ class RedundantWork:
         return True
 
     def rehearse_on_standby(self) -> bool:
-        """The same of a worker that runs no cell: of each stage that it keeps, from the first one on, with what that
-        gave to the next one. One stage; False if the next one is not here.
+        """Rehearse the next of the stages that a worker that runs no cell keeps, from the first one on, with what the
+        stage before gave. It runs one stage; False if the next one is not here.
         """
         index, inputs = self._next_rehearsal
         stage = self._states.stage(index) if index < self._plan.stages else None
@@ -336,7 +337,9 @@ class RedundantWork:
         return True
 
     def _gradients(self, cell: Cell, step: int, microbatch: int) -> Parts | None:
-        """Of the cell's outputs; None if they are not here, or if the loss is what its backward begins with."""
+        """The gradients of the cell's outputs; None if they are not here, or if the loss is what its backward begins
+        with.
+        """
         address = Address(FrameKind.GRADIENT, *cell, step, microbatch)
         frame = self.mirrored.get(address) or self._log.get(address)
         return frame.tensors if frame else None

@@ -128,7 +128,7 @@ class SpotChecks:
             self._asked[frame.address.cell] = (sender, frame)
 
     def committed(self, step: int) -> None:
-        """Of that step and those before only what can be compared yet is of use."""
+        """That step is committed: of it and those before only what can be compared yet is kept."""
         self._made = {}
         for cell, (_, frame) in list(self._asked.items()):
             stage = self._stage(cell)
@@ -154,7 +154,9 @@ class SpotChecks:
         return False
 
     def turn_at_last(self) -> bool:
-        """The same of one whose step is committed: what is computed of it later is of another state."""
+        """Take the turn of a cell whose step is committed: what is computed of it later is of another state. Returns
+        what `turn` does.
+        """
         return self.turn({cell for cell, (_, frame) in self._asked.items() if frame.address.step in self._log.commits})
 
     def _noted(self, stage: Stage) -> str:
@@ -223,7 +225,7 @@ def forward_by_layer(
 
 
 def compute_anew(stage: Stage, frame: Frame) -> SpotSums | None:
-    """The same as `compute_again`, by layers that have not noted anything in their attributes since they were built.
+    """Do what `compute_again` does, by layers that have not noted anything in their attributes since they were built.
     None if they cannot be run so: such a layer may rely on what it has kept elsewhere. Raises NotDeterministic.
     """
     noted = stage.as_built.changed() if stage.as_built else ()

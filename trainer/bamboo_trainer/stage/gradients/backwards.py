@@ -75,7 +75,9 @@ class BackwardRunner:
         return (*inputs, *work.weight_of(microbatch))
 
     def next_part(self, work: Work, place: tuple[int, int]) -> None:
-        """Of the backward that is run bucket by bucket; nothing if all of it is done, or it was not run so."""
+        """Run the next part of a backward that goes bucket by bucket; nothing if all of it is done, or it was not run
+        so.
+        """
         if work.parts is None:
             return
         part, parameters, total = next(work.parts), self._parameters, work.gradients

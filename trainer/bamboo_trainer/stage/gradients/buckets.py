@@ -65,15 +65,14 @@ class Cut(NamedTuple):
 
 
 class BackwardPart(NamedTuple):
-    """Of a backward: where it begins."""
+    """One part of a backward. ends: where it begins. last: is it the one that the backward ends with?"""
 
     ends: Ends
     last: bool
 
 
 def parts_of(ends: Ends, added: int, cuts: Sequence[Cut]) -> Iterator[BackwardPart]:
-    """Of a backward, the last layers' part first. Each is to be asked for when the one before it is done.
-
+    """The parts of a backward, the last layers' part first. Each is to be asked for when the one before it is done.
     ends: where it begins as a whole; the last ones, so many, are losses that layers have added, in their order.
     """
     whole = len(ends) - added

@@ -70,7 +70,9 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """Of one microbatch, those that are not computed yet. Holds its graph, and so all that its forward has kept."""
+    """The weight gradients of one microbatch that are not computed yet. It holds the microbatch's graph, and so all
+    that its forward has kept.
+    """
 
     leaves: Parts
     _frontier: list[tuple[list[tuple[Node, _Held]], list[Tensor]]] = field(default_factory=list)

@@ -51,22 +51,30 @@ class FinalGradients:
         return tuple(part.numel() for part in final) == sizes and final[0].dtype is self.dtype
 
     def check_contributed(self, told: Contributed) -> None:
-        """Of another pipeline's forwards: ValueError if it could not be folded into this stage's running buffers."""
+        """Raises ValueError if what another pipeline's forwards contributed cannot be folded into this stage's running
+        buffers.
+        """
         self._running.check(told)
 
     def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
-        """Of all microbatches of a step: the bytes of the running buffers after it; () if the stage has none."""
+        """The bytes of the running buffers after a step, from the contributions of all its microbatches; () if the
+        stage has none.
+        """
         return self._running.folded(contributions, self._microbatches)
 
     def squared_norms(self, gradient: Tensor) -> Tensor:
-        """Of each parameter's final gradient, unscaled, in fp64. A tied parameter is told by its lowest stage only."""
+        """The squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. A tied parameter is
+        told by its lowest stage only.
+        """
         slots = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
         squares = [slot.of(gradient).double().square_().sum() for slot in slots]
         unscale = self._optimizer.unscale
         return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)
 
     def part_for(self, shard: "FinalGradients", final: Parts) -> Parts:
-        """Of this stage's final gradient and running buffers what a stage of some of its layers takes to `apply`."""
+        """The part of this stage's final gradient and running buffers that a stage of some of its layers takes to
+        `apply`.
+        """
         gradient, *running = final
         part = self._parameters.part_of(gradient, shard._parameters)
         return (part, *(self._running.part_of(values, shard._running) for values in running if shard._running))

@@ -21,8 +21,8 @@ _WIDER: Final = frozenset({torch.float16, torch.bfloat16})  # whose norm is take
 
 
 class FiniteState:
-    """Of a stage. On a device that runs ahead a step's answer is waited for only when somebody asks: `confirm`.
-
+    """It checks that a stage's state is finite. On a device that runs ahead a step's answer is waited for only when
+    somebody asks: `confirm`.
     A parameter that begins with infinite values, as a mask may, is allowed to have them; nothing may be NaN. What an
     optimizer remembers may be infinite, as a bound is that nothing has reached yet.
     """
@@ -106,7 +106,9 @@ def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
 
 
 def _norms(tensors: Iterable[Tensor]) -> Tensor:
-    """Of each one, in fp64, by one pass over it: finite only if all its numbers are. All on one device."""
+    """The norm of each tensor, in fp64, by one pass over it: finite only if all its numbers are. All are on one device.
+    The norms are grouped by type, in no order to rely on.
+    """
     by_kind: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault(tensor.dtype, []).append(tensor)

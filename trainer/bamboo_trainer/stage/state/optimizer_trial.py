@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def tried(slots: Sequence[Slot], version: int) -> list[Slot]:
-    """Of one layer, another one each time: as many of its parameters as are not too large together."""
+    """The slots of one layer, another one at each version: as many of its parameters as are not too large together."""
     layers = list(dict.fromkeys(_layer(slot) for slot in slots))
     found, size = list[Slot](), 0
     for slot in slots:

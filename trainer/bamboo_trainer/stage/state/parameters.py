@@ -253,8 +253,8 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def part_of(self, gradient: Tensor, other: "FlatParameters") -> Tensor:
-        """Of a final gradient of these parameters that of some of them, as they lie in another stage: a view if it can
-        be.
+        """The part of a final gradient of these parameters that is of those of `other`, as they lie in that stage: a
+        view if it can be.
         """
         own = {slot.name: slot.offset for slot in self.slots}
         apart = {own[slot.name] - slot.offset for slot in other.slots}
@@ -286,7 +286,7 @@ class FlatParameters:
         self._bound = None
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """Of each layer, those that its own backward reaches."""
+        """The parameters of each layer that the layer's own backward reaches."""
         return (place.parameter for place in self._places)
 
     def objects(self) -> Iterator[tuple[str, Tensor]]:

@@ -88,7 +88,7 @@ def state_sum(parameters: FlatParameters, optimizer: OptimizerState) -> int:
 
 
 def _slot(name: str) -> str:
-    """Of a part's name: that of the parameter or constant that it belongs to."""
+    """The name of the parameter or constant that a part belongs to. name: the part's."""
     kind, _, place = name.partition(":")
     return place.rpartition(":")[0] if kind == "state" else place
 

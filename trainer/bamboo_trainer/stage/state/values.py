@@ -207,7 +207,7 @@ class StageValues:
         return layer_state.take(layers, self.parameters, self.optimizer, self.version, shown=shown)
 
     def late_copies(self, only: Collection[int]) -> LateCopies:
-        """The same of these layers, made piece by piece; to be done before the state changes."""
+        """Copies of the state of these layers that are made piece by piece; to be done before the state changes."""
         self._finite.check_all(self.version)
         layers = {i: layer for i, layer in self.layers.items() if i in only}
         late = LateCopies.KINDS
@@ -232,8 +232,7 @@ class StageValues:
     # sums and sizes
 
     def digest(self) -> str:
-        """Of parameters, buffers and optimizer state; equal digests mean bit-equal state.
-
+        """A digest of parameters, buffers and optimizer state; equal digests mean bit-equal state.
         It is computed once for each version: that reads the whole state, and it is asked for at every announcement.
         """
         if self._digest is None:
@@ -242,8 +241,9 @@ class StageValues:
         return self._digest
 
     def share_of_digest(self) -> str:
-        """The same without the tied parameters that another stage tells: the model's is the sum of all stages' shares,
-        and does not depend on how the layers are split (`add_digests`). A frozen one is told where its first layer is.
+        """The digest without the tied parameters that another stage tells: the model's is the sum of all stages'
+        shares, and does not depend on how the layers are split (`add_digests`). A frozen one is told where its first
+        layer is.
         """
         trained = {slot.name for slot in self.parameters.slots if slot.group in self._elsewhere}
         frozen = {
@@ -254,8 +254,8 @@ class StageValues:
         return snapshot.digest(self.parameters, self.optimizer, elsewhere) if elsewhere else self.digest()
 
     def checksums(self) -> dict[str, int]:
-        """Of parameters and buffers, by what they are called in a sentence; the same for all who hold the stage.
-
+        """The checksums of parameters and buffers, by what they are called in a sentence; the same for all who hold the
+        stage.
         Raises TaskError if a buffer has changed. Takes a third of the time of an optimizer step (bench/determinism.py).
         """
         self._constants.check(bits=True)
@@ -266,7 +266,9 @@ class StageValues:
         return snapshot.state_sum(self.parameters, self.optimizer)
 
     def state_bytes(self) -> tuple[int, int]:
-        """Of what the layers hold, without what is in another stage's memory, and of what the optimizer remembers."""
+        """The bytes of what the layers hold, without what is in another stage's memory, and those of what the optimizer
+        remembers.
+        """
         if self._bytes is None:
             elsewhere = self._in_others_memory
             own = (t for n, t in self.parameters.named() if n not in elsewhere or not isinstance(t, nn.Parameter))

@@ -121,9 +121,9 @@ class HistoryBuffer:
                 self._know(origin, attempt)
 
     def number_attempts(self, origin: int, newest: int) -> int:
-        """Of that origin, and of those before it of which something is to be written. newest: that is in the history;
-        others may have been told of, and not written yet.
-
+        """Give a number to the attempt of that origin, and to those before it of which something is to be written.
+        Returns the number of that origin's. newest: that is in the history; others may have been told of, and not
+        written yet.
         If it is known of this one, what is left of others belongs to no later attempt, whichever that is.
         """
         if self.attempt(origin):
@@ -235,7 +235,7 @@ class HistoryBuffer:
         return self.attempt(one)
 
     def _know(self, origin: int, attempt: int) -> None:
-        """Of that origin, and of those that it goes on with."""
+        """The attempt is known from now on for that origin, and for those that it goes on with."""
         for one in self._line(origin):
             self._attempts.setdefault(one, attempt)
 

@@ -41,7 +41,9 @@ def _read(source: str) -> tuple[list[Record], LoggerFacts]:
 
 
 def _facts_beside(path: Path) -> LoggerFacts:
-    """Of the history whose file a run has written at its end, if that is still there."""
+    """The facts of the history whose file a run has written at its end, if that is still there; else the file's own
+    name.
+    """
     try:
         return _facts(find(str(path.parent)).url)
     except ValueError:
