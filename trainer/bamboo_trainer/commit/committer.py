@@ -262,7 +262,7 @@ class Committer:
     # layouts
 
     def generation(self, step: int) -> int:
-        """The generation of that step's layout; if nobody has told it, that of the first layout in force."""
+        """The generation of that step's layout; if nobody has told it, the first one now in force."""
         known = self.log.generation(step)
         return self._plan.current.layouts[0].generation if known is None else known
 

@@ -107,7 +107,7 @@ def _have_finite_norms(tensors: Iterable[Tensor]) -> bool:
 
 def _norms(tensors: Iterable[Tensor]) -> Tensor:
     """The norm of each tensor, in fp64, by one pass over it: finite only if all its numbers are. All are on one device.
-    The norms are grouped by type, in no order to rely on.
+    Returns them in one dimension, grouped by type and not in the order of the tensors.
     """
     by_kind: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:

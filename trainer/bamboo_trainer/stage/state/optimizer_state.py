@@ -118,7 +118,7 @@ class OptimizerState:
         return scalars | (early_stop.numbers(self.course, self._early, self._layers) if self._early else {})
 
     def trial(self, task: Task, scheduled: ScheduledOptimizer, version: int) -> OptimizerTrial | None:
-        """A trial of it with a part of the parameters, whose gradients are set; None if none can be tried."""
+        """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
         slots = tried(self._slots, version) if self._slots else []
         return OptimizerTrial.begun(task, slots, scheduled, self._groups) if slots else None
 
