@@ -13,7 +13,7 @@ from bamboo_core.names import EXIT_FAILED
 from bamboo_core.option_groups import grouped
 from bamboo_operator.flags import LeaseFlags, LogFlags, PortFlags, TlsFlags, WorkerFlags, operator_options
 from bamboo_operator.kube.lease import LeaseLost
-from bamboo_operator.process import OperatorOptions, run_operator
+from bamboo_operator.process import OperatorOptions, heed_unclosed_watches, run_operator
 
 
 @grouped
@@ -34,6 +34,7 @@ def command(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseF
 async def _until_signal(options: OperatorOptions) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(heed_unclosed_watches)
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
