@@ -75,10 +75,10 @@ def _alerts() -> Iterator[str]:
 
 
 def _meaning(alert: str) -> str:
-    """The first sentence of its runbook."""
+    """The first sentence of its runbook, with its links as they are from the page that it is shown on."""
     found = re.search(r"^## What it means\n\n(.+?\.)(?:\s|$)", (RUNBOOKS / f"{alert}.md").read_text(), re.MULTILINE)
     assert found, f"runbooks/{alert}.md does not say what it means"
-    return found[1]
+    return found[1].replace("](../", "](")
 
 
 if __name__ == "__main__":
