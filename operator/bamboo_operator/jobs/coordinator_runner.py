@@ -341,8 +341,8 @@ class CoordinatorRunner:
 
     def _execute(self, command: Command) -> None:
         match command:
-            case AddWorkers():  # pods are made by the reconciliation, which knows how many are wanted by then
-                self._trigger.at_once()
+            case AddWorkers():
+                pass  # pods are made by the reconciliation, which is due at once after anything but messages
             case Send(worker, message):
                 if self.finish is not None and not self._end_written:
                     self._held_messages.append(command)

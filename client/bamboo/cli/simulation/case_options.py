@@ -47,6 +47,24 @@ class NodeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MarketOptions:
+    """How long runs last, and what the market of their nodes is like, as the user gave it."""
+
+    hours: Annotated[
+        float | None,
+        typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's, else 24"),
+    ] = None
+    replace_rate: Annotated[
+        float,
+        typer.Option(metavar="P", help="Probability that a node that was taken away is replaced within an hour."),
+    ] = 0.5
+    zone_traffic_price: Annotated[
+        float,
+        typer.Option(metavar="USD", help="Price of a GB that crosses zones, each way; 0 if the cloud bills none."),
+    ] = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
     """How results are shown, as the user gave it."""
 
@@ -81,10 +99,12 @@ def check_hours(hours: float | None) -> None:
         usage(f"--hours must be more than 0 and at most {MOST_HOURS}, not {hours:g}")
 
 
-def check_zone_price(usd: float) -> None:
-    """Ends the command if a GB could not cost so much."""
-    if not 0 <= usd <= 1000:
-        usage(f"--zone-traffic-price {usd:g}: expected USD from 0 to 1000")
+def check_market(market: MarketOptions) -> None:
+    """Ends the command if one of the numbers cannot be."""
+    check_hours(market.hours)
+    check_probability("--replace-rate", market.replace_rate)
+    if not 0 <= market.zone_traffic_price <= 1000:
+        usage(f"--zone-traffic-price {market.zone_traffic_price:g}: expected USD from 0 to 1000")
 
 
 def seeds_of(text: str) -> range:

@@ -8,11 +8,10 @@ import typer
 
 from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.simulation.case_options import (
+    MarketOptions,
     NodeOptions,
     OutputOptions,
-    check_hours,
-    check_probability,
-    check_zone_price,
+    check_market,
     print_cases,
     rates_of,
     seeds_of,
@@ -49,18 +48,6 @@ class CompareOptions:
     seeds: Annotated[
         str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
     ] = "5"
-    hours: Annotated[
-        float | None,
-        typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's, else 24"),
-    ] = None
-    replace_rate: Annotated[
-        float,
-        typer.Option(metavar="P", help="Probability that a node that was taken away is replaced within an hour."),
-    ] = 0.5
-    zone_traffic_price: Annotated[
-        float,
-        typer.Option(metavar="USD", help="Price of a GB that crosses zones, each way; 0 if the cloud bills none."),
-    ] = 0.01
 
 
 @app.command()
@@ -70,6 +57,7 @@ def compare(
     job: Annotated[Path | None, typer.Argument(metavar="[JOB.yaml]", help="A BambooJob manifest.")] = None,
     *,
     nodes: NodeOptions,
+    market: MarketOptions,
     options: CompareOptions,
     shown: OutputOptions,
 ) -> None:
@@ -84,9 +72,7 @@ def compare(
         refuse_beside(ctx, ("workload",), "JOB.yaml")
         if options.profile is None:
             usage(f"--profile: expected what `bamboo profile {job}` writes")
-    check_hours(options.hours)
-    check_probability("--replace-rate", options.replace_rate)
-    check_zone_price(options.zone_traffic_price)
+    check_market(market)
 
     from bamboo.cli.simulation.compare_strategies import Comparison, cases_of, runs
     from bamboo.cli.simulation.run_progress import RunProgress
@@ -99,9 +85,9 @@ def compare(
         traces=tuple(nodes.trace or ()),
         rates=rates,
         seeds=seeds_of(options.seeds),
-        hours=options.hours,
-        replace_rate=options.replace_rate,
-        zone_price=options.zone_traffic_price,
+        hours=market.hours,
+        replace_rate=market.replace_rate,
+        zone_price=market.zone_traffic_price,
     )
     with RunProgress(runs(wanted), shown=not shown.quiet) as progress:
         cases = cases_of(wanted, progress.done)

@@ -11,11 +11,10 @@ import typer
 from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_plot
 from bamboo.cli.simulation.case_options import (
+    MarketOptions,
     NodeOptions,
     OutputOptions,
-    check_hours,
-    check_probability,
-    check_zone_price,
+    check_market,
     print_cases,
     rates_of,
     seeds_of,
@@ -36,10 +35,6 @@ class SimulateOptions:
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps of a run.", show_default="the job's")] = (
         None
     )
-    hours: Annotated[
-        float | None,
-        typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's, else 24"),
-    ] = None
     profile: Annotated[
         str | None,
         typer.Option(
@@ -47,13 +42,6 @@ class SimulateOptions:
             help="What `bamboo profile` wrote, a profile of Bamboo's, or @NAME of a GPU (docs/simulator.md).",
         ),
     ] = None
-    replace_rate: Annotated[
-        float,
-        typer.Option(
-            metavar="P",
-            help="Probability that a node that was taken away is replaced within an hour.",
-        ),
-    ] = 0.5
     notice: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Notice before made-up preemptions.", show_default="none"),
@@ -82,13 +70,6 @@ class SimulateOptions:
             show_default="now",
         ),
     ] = None
-    zone_traffic_price: Annotated[
-        float,
-        typer.Option(
-            metavar="USD",
-            help="Price of a GB that crosses zones, each way; 0 if the cloud bills none.",
-        ),
-    ] = 0.01
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the runs over time, as PNG.")] = None
     events: Annotated[bool, typer.Option("--events", help="Print what happens on standard error; for one run.")] = False
     jobs: Annotated[
@@ -103,6 +84,7 @@ def simulate(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
     *,
     nodes: NodeOptions,
+    market: MarketOptions,
     options: SimulateOptions,
     shown: OutputOptions,
 ) -> None:
@@ -123,6 +105,7 @@ def simulate(
         known = ", ".join(shipped_names())
         usage(f"--profile: expected a file that `bamboo profile {job}` writes, or one of {known}")
     rates = rates_of(ctx, nodes, ("replace_rate", "notice", "zones"))
+    check_market(market)
     _check_numbers(options)
     check_plot("--plot", options.plot)
     wanted = JobSimulation(
@@ -131,13 +114,13 @@ def simulate(
         traces=tuple(nodes.trace or ()),
         rates=rates,
         seeds=seeds_of(options.seeds),
-        hours=options.hours,
+        hours=market.hours,
         steps=options.steps,
-        replace_rate=options.replace_rate,
+        replace_rate=market.replace_rate,
         notice=options.notice,
         zones=() if options.zones is None else tuple(zone.strip() for zone in options.zones.split(",")),
         price=options.price,
-        zone_price=options.zone_traffic_price,
+        zone_price=market.zone_traffic_price,
         jobs=options.jobs,
         begin=_begin(options.begin),
     )
@@ -173,9 +156,6 @@ def _begin(text: str | None) -> datetime:
 
 
 def _check_numbers(options: SimulateOptions) -> None:
-    check_hours(options.hours)
-    check_probability("--replace-rate", options.replace_rate)
-    check_zone_price(options.zone_traffic_price)
     if options.notice is not None and not 0 <= options.notice <= 86_400:
         usage(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
     if options.price is not None and not 0 <= options.price <= 1e6:

@@ -93,7 +93,7 @@ class GridRates:
         self._ranked: tuple[object, dict[tuple[int, int], tuple[GridRate, ...]]] = None, {}  # by what was known
         self._of_plan: tuple[Plan | None, Layout | None, float] = None, None, 0.0  # likewise
         self._fastest: dict[tuple[int, int], GridRate | None] = {}  # by stages, and pipelines that workers fill
-        self._grids: dict[tuple[int, int], list[tuple[float, Grid]]] = {}  # likewise
+        self._least_of: dict[tuple[int, int], float | None] = {}  # likewise
         self._bounds: dict[Grid, float] = {}
         self._bare: GridRates | None = None
         self._needed: dict[tuple[Grid, Ranges, int], int] = {}  # bytes, also by the number of replicas
@@ -186,16 +186,11 @@ class GridRates:
 
     def least_of(self, workers: int, stages: int) -> float | None:
         """Seconds in which no step on a grid of so many stages can be done; None if there is none."""
-        found = self._promising(workers, stages)
-        return found[0][0] if found else None
-
-    def _promising(self, workers: int, stages: int) -> list[tuple[float, Grid]]:
-        """The grids of so many stages that fit, with the least that their steps can take, which comes first."""
         filled = stages, workers // stages
-        if filled not in self._grids:
+        if filled not in self._least_of:
             grids = bounded_grids(self.spec, len(self.figures.layers), workers, stages)
-            self._grids[filled] = sorted((self.least(grid), grid) for grid in grids if self.fits(grid))
-        return self._grids[filled]
+            self._least_of[filled] = min(map(self.least, filter(self.fits, grids)), default=None)
+        return self._least_of[filled]
 
     def fits(self, grid: Grid) -> bool:
         """Whether the grid fits, also while a worker runs a lost one's stage, if there are replicas for that, or other
