@@ -76,8 +76,8 @@ def main(seeds: Annotated[int, typer.Option(min=1, help="Of each job and strateg
                 once = ("--seeds", f"{seed}:{seed}")
                 print(f"job {name} {seed} {digest('simulate', str(path), *asked, *once)}", flush=True)
     for name in STRATEGIES:
-        asked = ("--strategy", name, "--workload", "bert", "--preempt-rate", "0.2", "--hours", "12")
-        print(f"strategy {name} {digest('compare', *asked, '--seeds', str(seeds), '--quiet')}", flush=True)
+        of_strategy = ("--strategy", name, "--workload", "bert", "--preempt-rate", "0.2", "--hours", "12")
+        print(f"strategy {name} {digest('compare', *of_strategy, '--seeds', str(seeds), '--quiet')}", flush=True)
 
 
 if __name__ == "__main__":
