@@ -59,25 +59,6 @@ class NoDiffBase(kopf.DiffBaseStorage):
         raise AssertionError("nothing is ever stored")
 
 
-class NoProgress(kopf.ProgressStorage):
-    """No handler here is tried again by kopf, so there is no progress to keep on the objects, or to look for there."""
-
-    def fetch(self, *, key: Any, body: Any) -> None:
-        return None
-
-    def store(self, *, key: Any, record: Any, body: Any, patch: Any) -> None:
-        raise AssertionError("nothing is ever stored")
-
-    def purge(self, *, key: Any, body: Any, patch: Any) -> None:
-        """Nothing is there."""
-
-    def touch(self, *, body: Any, patch: Any, value: Any) -> None:
-        """Nothing is there."""
-
-    def clear(self, *, essence: Any) -> Any:
-        return essence
-
-
 def kopf_settings() -> kopf.OperatorSettings:
     """Everything finite; only workers' pods are streamed here; kopf posts nothing by itself, and keeps nothing."""
     chosen = kopf.OperatorSettings()
@@ -91,6 +72,6 @@ def kopf_settings() -> kopf.OperatorSettings:
     chosen.posting.enabled = False
     chosen.scanning.disabled = False
     chosen.persistence.diffbase_storage = NoDiffBase()
-    chosen.persistence.progress_storage = NoProgress()
+    chosen.persistence.progress_storage = kopf.MultiProgressStorage(())  # no handler is tried again by kopf
     chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
     return chosen
