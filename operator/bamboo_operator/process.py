@@ -39,7 +39,7 @@ from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class _Operator:
             return None
         return (self._lease.waiting if self._lease else None) or self._job_kind.waiting or "starting or ending"
 
-    def _view(self, job: JobKey) -> JobView | None:
+    def _view(self, job: JobKey) -> OperatedJob | None:
         return self._jobs.view(job) if self._jobs else None
 
     # the lease

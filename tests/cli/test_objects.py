@@ -1,15 +1,12 @@
 """The remote commands' pure parts: what objects say, what is drawn, what is lost."""
 
-import re
-
 import pytest
 
-from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import UnseenEvents
-from bamboo.remote.job_view.parsing import events_of, is_worker_of, job_of, workers_of
-from bamboo_core.kube.errors import RemoteError
+from bamboo.remote.job_view.parsing import events_of, is_worker_of, workers_of
 from bamboo_core.names import worker_name
-from remote_kit import NOW, SPEC, Json, condition, ended, event, job, node, pod, stamp
+from bamboo_core.view.job_view import view_of
+from remote_kit import NOW, Json, ended, event, job, node, pod, stamp
 
 SCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available"}
 
@@ -38,76 +35,22 @@ def test_a_pod_says_how_its_worker_is(status: Json, deleted: bool, state: str, d
     body = pod(1, **status)
     if deleted:
         body["metadata"]["deletionTimestamp"] = stamp(-20)
-    worker = workers_of(job_of(job()), [body])[0]
+    worker = workers_of(view_of(job()), [body])[0]
     assert (worker.state, worker.cells) == (state, ((0, 1),))
     assert detail in worker.detail
     assert bool(worker.detail) == bool(detail)
 
 
 def test_a_running_worker_without_a_stage_is_a_spare_or_waits() -> None:
-    assert workers_of(job_of(job()), [pod(4)])[0].state == "standby"
-    assert workers_of(job_of(job(plan=None)), [pod(4)])[0].state == "waiting"
+    assert workers_of(view_of(job()), [pod(4)])[0].state == "standby"
+    assert workers_of(view_of(job(plan=None)), [pod(4)])[0].state == "waiting"
 
 
 def test_workers_of_an_earlier_job_of_the_name_are_not_the_jobs() -> None:
     stranger = pod(7)
     stranger["metadata"]["ownerReferences"][0]["uid"] = "another"
-    found = workers_of(job_of(job()), [pod(10), pod(2), stranger], {"node-2": node("node-2")})
+    found = workers_of(view_of(job()), [pod(10), pod(2), stranger], {"node-2": node("node-2")})
     assert [(w.name, w.zone) for w in found] == [("story-w2", "zone-2"), ("story-w10", "")]
-
-
-def test_a_job_without_a_status_is_pending() -> None:
-    body = job()
-    del body["status"]
-    found = job_of(body)
-    assert (found.status.state, found.steps, found.plan, found.exit_code) == ("Pending", 1000, (), None)
-    assert "is bamboo-operator running" in (phrases.why_waiting(found) or "")
-
-
-def test_what_is_null_is_absent() -> None:
-    body = job(training=None, lastTakeover=None, cost={"total": None}, spec={**SPEC, "rollout": None})
-    found = job_of(body)
-    assert (found.status.training.step, found.steps, found.spec.rollout.paused) == (0, 1000, False)
-    assert (found.status.last_takeover, found.status.cost.total) == (None, None)
-
-
-def test_a_field_of_another_type_is_named_in_one_sentence() -> None:
-    sentence = (
-        r"^cannot read BambooJob story as the API server sends it: Expected `int`.* `\$\.status\.workers\.desired`$"
-    )
-    with pytest.raises(RemoteError, match=sentence):
-        job_of(job(workers={"desired": "many"}))
-
-
-@pytest.mark.parametrize("written", ["", "{", "[]", '{"pipelines": 3}', '{"other": []}'])
-def test_a_plan_that_is_not_understood_is_none(written: str) -> None:
-    assert job_of(job(plan=written)).plan == ()
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason", "code"),
-    [
-        ("Complete", "Complete", 0),
-        ("Failed", "TaskFailed", 1),
-        ("Failed", "StageLost", 3),
-        ("Failed", "WorkersGone", 3),
-        ("Degraded", "Unprotected", None),
-    ],
-)
-def test_the_outcome_is_an_exit_code(kind: str, reason: str, code: int | None) -> None:
-    assert job_of(job(conditions=[condition(kind, True, reason)])).exit_code == code
-
-
-def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
-    """The same words as in the core's decisions."""
-    from pathlib import Path
-
-    import bamboo_core
-    from bamboo.remote.job_view.objects import UNRECOVERABLE
-
-    source = "".join(p.read_text() for p in Path(bamboo_core.__file__).parent.rglob("*.py"))
-    told = re.findall(r'(?:Outcome\.UNRECOVERABLE|\blost\(turn|_begin_to_look\(turn), "(\w+)"', source)
-    assert set(told) == set(UNRECOVERABLE)
 
 
 @pytest.mark.parametrize("name", ["story", "a" * 60, "story-w1"])
@@ -130,7 +73,7 @@ def test_events_of_job_and_pods_are_told_in_order() -> None:
         event("story-w9", "Killing", "stopping", 5, type="Warning"),
         event("story-w2", "Scheduled", "long before the job", 10_000),
     ]
-    found = events_of(job_of(job()), of_job, of_pods, ["story-w1"])
+    found = events_of(view_of(job()), of_job, of_pods, ["story-w1"])
     assert [(h.about, h.reason, h.warning) for h in found] == [
         ("story-w1", "Pulled", False),
         ("story", "Started", False),
@@ -140,11 +83,11 @@ def test_events_of_job_and_pods_are_told_in_order() -> None:
 
 def test_an_events_time_is_found_in_all_forms() -> None:
     new = {"lastTimestamp": None, "eventTime": stamp(7), "series": {"count": 3, "lastObservedTime": stamp(3)}}
-    found = events_of(job_of(job()), [event("story", "Again", "", **new)], [], [])[0]
+    found = events_of(view_of(job()), [event("story", "Again", "", **new)], [], [])[0]
     assert ((NOW - found.at).total_seconds(), found.count) == (3, 3)
 
 
 def test_an_event_is_told_once_and_again_when_it_happens_again() -> None:
-    unseen, first = UnseenEvents(), events_of(job_of(job()), [event("story", "X", "m")], [], [])
-    again = events_of(job_of(job()), [event("story", "X", "m", count=2)], [], [])
+    unseen, first = UnseenEvents(), events_of(view_of(job()), [event("story", "X", "m")], [], [])
+    again = events_of(view_of(job()), [event("story", "X", "m", count=2)], [], [])
     assert [len(unseen.of(tuple(found))) for found in (first, first, again, again)] == [1, 0, 1, 0]

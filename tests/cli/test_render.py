@@ -7,16 +7,17 @@ import pytest
 from rich.console import Console
 
 from bamboo.remote.job_view import render
-from bamboo.remote.job_view.parsing import events_of, job_of, workers_of
+from bamboo.remote.job_view.parsing import events_of, workers_of
 from bamboo.remote.job_view.render import JobSnapshot
 from bamboo_core.text import printable
+from bamboo_core.view.job_view import view_of
 from remote_kit import NOW, Json, condition, ended, event, job, node, plan, pod, stamp
 
 DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")
 
 
 def snapshot(body: Json | None = None, pods: list[Json] | None = None, **more: Any) -> JobSnapshot:
-    found = job_of(body or job())
+    found = view_of(body or job())
     pods = [pod(n) for n in range(5)] if pods is None else pods
     nodes = {f"node-{n}": node(f"node-{n}") for n in range(3)}
     return JobSnapshot(job=found, workers=workers_of(found, pods, nodes), **more)
@@ -55,7 +56,7 @@ def test_the_status_page_fits_80_columns_and_says_everything() -> None:
             condition("Failed", False, "NotFailed"),
         ],
     )
-    told = tuple(events_of(job_of(body), [event("story", "TakenOver", "long " * 30, 9, type="Warning")], [], []))
+    told = tuple(events_of(view_of(body), [event("story", "TakenOver", "long " * 30, 9, type="Warning")], [], []))
     text = drawn(render.status(snapshot(body, events=told, missing=("events: permission denied",)), NOW, 80))
     for part in (
         "story  Degraded  team, epoch 2, 10m old",
@@ -100,7 +101,7 @@ def test_wide_grids_are_continued_below() -> None:
 @pytest.mark.parametrize("height", [10, 15, 20, 24, 40, 60])
 @pytest.mark.parametrize("count", [0, 5, 40])
 def test_the_live_picture_fits_the_terminal_as_far_as_it_can(height: int, count: int) -> None:
-    told = tuple(events_of(job_of(job()), [event("story", f"E{n}", "m " * 60, n) for n in range(20)], [], []))
+    told = tuple(events_of(view_of(job()), [event("story", f"E{n}", "m " * 60, n) for n in range(20)], [], []))
     picture = render.live(snapshot(pods=[pod(n) for n in range(count)], events=told), NOW, 80, height, "q leaves")
     lines = drawn(picture).splitlines()
     head = 8  # the job and its grid, which are always shown
@@ -123,7 +124,7 @@ def test_what_needs_attention_comes_first_where_there_is_no_room_for_all() -> No
 
 
 def test_a_list_of_jobs_has_a_line_for_each_and_more_columns_if_wide() -> None:
-    jobs = [job_of(job()), job_of(job("late", state="Complete", conditions=[condition("Complete", True)]))]
+    jobs = [view_of(job()), view_of(job("late", state="Complete", conditions=[condition("Complete", True)]))]
     assert drawn(render.jobs(jobs, NOW)).splitlines() == [
         "NAME   STATE         STEP  PIPELINES  WORKERS  PROTECTED  PREEMPTIONS  AGE",
         "story  Running   100/1000        1/1      5/5  -                    0  10m",

@@ -6,20 +6,21 @@ import pytest
 
 from bamboo.remote import victims
 from bamboo.remote.job_view.objects import RemoteWorker
-from bamboo.remote.job_view.parsing import job_of, workers_of
+from bamboo.remote.job_view.parsing import workers_of
 from bamboo.remote.victims import VictimChoice
 from bamboo_core.kube.errors import RemoteError, UsageError
+from bamboo_core.view.job_view import view_of
 from remote_kit import SPEC, Json, condition, ended, job, plan, pod
 
 DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")
 
 
 def workers(*numbers: int, **status: Json) -> tuple[RemoteWorker, ...]:
-    return workers_of(job_of(job()), [pod(n, **status.get(f"w{n}", {})) for n in numbers or range(5)])
+    return workers_of(view_of(job()), [pod(n, **status.get(f"w{n}", {})) for n in numbers or range(5)])
 
 
 def chosen(choice: VictimChoice, found: tuple[RemoteWorker, ...] | None = None, body: Json | None = None) -> str:
-    return victims.victim(job_of(body or job()), found or workers(), choice, lambda several: several[-1]).name
+    return victims.victim(view_of(body or job()), found or workers(), choice, lambda several: several[-1]).name
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9
 def test_drills_that_could_cost_the_job_are_objected_to(
     body: Json, lost: list[int], kill: bool, said: str | None
 ) -> None:
-    found = job_of(body)
+    found = view_of(body)
     gone = workers_of(found, [pod(n) for n in lost])
     objection = victims.objections(found, gone, kill=kill)
     assert (objection is None) == (said is None)

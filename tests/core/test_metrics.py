@@ -14,7 +14,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from job_metrics_kit import POOLS, exposed, kept, look, values
 from metrics_kit import check_page
 from operator_kit import NOW, job, said
@@ -65,7 +65,7 @@ def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
     spec = job(nodePools=POOLS, suspend=True)
     page = MetricsPage(Exporter.OPERATOR)
     facts = StatusFacts(now=NOW, generation=1, spec=spec, pods={"spot": 2}, cost=Decimal(1))
-    assert job_page(page, look(spec=spec, facts=facts), JobMeter(OperatorCounts())) == "Suspended"
+    assert job_page(page, look(facts=facts), JobMeter(OperatorCounts())) == "Suspended"
     assert set(values(page, job_catalog.JOB_WORKERS).values()) == {0}
     assert values(page, job_catalog.JOB_PODS)["spot", "Spot"] == 0
     assert values(page, job_catalog.JOB_COST_PER_HOUR) == {(): 0}
@@ -74,7 +74,7 @@ def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
 def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
     page = MetricsPage(Exporter.OPERATOR)
     facts = StatusFacts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))
-    found = JobView(namespace="default", name="bad", spec=None, facts=facts)
+    found = OperatedJob(namespace="default", name="bad", facts=facts)
     assert job_page(page, found, JobMeter(OperatorCounts())) == "Invalid"
     assert values(page, job_catalog.JOB_DESIRED_WORKERS) == {(): 0}
     check_page(Exporter.OPERATOR, exposed(page), complete=False)

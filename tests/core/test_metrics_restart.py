@@ -18,6 +18,8 @@ from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreC
 from bamboo_core.coordinator.coordinator import initial
 from bamboo_core.coordinator.events import CheckpointSummary, Tick
 from bamboo_core.coordinator.state import CoordinatorState
+from bamboo_core.job.api_object import written
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from bamboo_core.names import LABEL_JOB_NAME, LABEL_NODE_POOL
 from bamboo_operator.cluster.cache import ClusterCache
@@ -156,7 +158,7 @@ class Operated:
             self.job._status.written = self.status()
         return self._page()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BambooJobStatus:
         """As it is to be written."""
         written = self.job._status.written
         return job_status(self.job._runner.status() if self.job._runner else None, written, self.job._status.facts)
@@ -168,7 +170,7 @@ def hour(clock: Minutes, stale: int) -> Iterator[tuple[int, int, str]]:
     first = Operated({}, cluster)
     for clock.now in range(1, RESTART + 1):
         yield 1, clock.now, first.minute(clock.now, written=clock.now <= RESTART - stale)
-    second = Operated(first.job._status.written, cluster, RESTART)
+    second = Operated(written(first.job._status.written), cluster, RESTART)
     for clock.now in range(RESTART + 1, MINUTES + 1):
         yield 2, clock.now, second.minute(clock.now)
 
@@ -189,7 +191,7 @@ def disturbed_hour(clock: Minutes) -> Iterator[tuple[int, int, str]]:
             elif clock.now == RESUMED:
                 cluster.start()
             yield number, clock.now, operated.minute(clock.now, written=clock.now <= begins + 8)
-        status = operated.job._status.written
+        status = written(operated.job._status.written)
 
 
 def series(pages: Iterator[tuple[int, int, str]], *, same: bool) -> list[dict[str, str]]:
@@ -249,7 +251,7 @@ def test_the_first_page_of_an_operator_has_what_was_paid_before(clock: Minutes) 
     first = Operated({}, Cluster(clock))
     for clock.now in range(1, 31):
         first.minute(clock.now)
-    second = Operated(first.job._status.written, Cluster(clock), 30)
+    second = Operated(written(first.job._status.written), Cluster(clock), 30)
     for name, value in (("cost", 30.0), ("on_demand_cost", 90.0), ("repeated_cost", 3.0)):
         assert f'bamboo_job_{name}_total{{job="tiny",namespace="default"}} {value}' in second.first
 
@@ -260,14 +262,14 @@ def test_what_was_saved_survives_a_restart(clock: Minutes) -> None:
     for clock.now in range(1, 31):
         first.minute(clock.now)
     status = first.status()
-    assert status["cost"]["total"] == "30.0000"
-    assert (status["cost"]["onDemandTotal"], status["cost"]["saved"]) == ("90.0000", "60.0000")
-    assert status["cost"]["repeated"] == "3.0000"
-    second = Operated(status, cluster, 30)
+    assert status.cost.total == "30.0000"
+    assert (status.cost.on_demand_total, status.cost.saved) == ("90.0000", "60.0000")
+    assert status.cost.repeated == "3.0000"
+    second = Operated(written(status), cluster, 30)
     page = ""
     for clock.now in range(31, 41):
         page = second.minute(clock.now)
     assert 'bamboo_job_saved_so_far{job="tiny",namespace="default"} 80.0' in page
     assert 'bamboo_job_repeated_cost_so_far{job="tiny",namespace="default"} 4.0' in page
     again = second.status()
-    assert (again["cost"]["saved"], again["cost"]["comparedSince"]) == ("80.0000", status["cost"]["comparedSince"])
+    assert (again.cost.saved, again.cost.compared_since) == ("80.0000", status.cost.compared_since)

@@ -8,19 +8,21 @@ import pytest
 
 from bamboo.local.views.metrics_view import fill
 from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.parsing import job_of
 from bamboo_core.coordinator.events import WorkerState
 from bamboo_core.coordinator.job_status import status as status_of
 from bamboo_core.coordinator.protection import protection
 from bamboo_core.coordinator.workers.record import Workers
+from bamboo_core.job.api_object import written
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.metrics import job_catalog as table
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from bamboo_core.page.builder import Labels, state
+from bamboo_core.view.job_view import view_of
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from job_metrics_kit import values
 from operator_kit import NOW, job, said
 from world import World
@@ -66,19 +68,20 @@ def test_everybody_gives_the_same_answer(
     found = protection(status, asked)
     assert (found.holds, found.reason) == (holds, reason)
     facts = StatusFacts(now=NOW, generation=1, spec=asked)
-    written = job_status(status, {}, facts)
-    (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
-    assert (told["status"], told["reason"], told["message"]) == (str(holds), reason, found.message)
+    made = job_status(status, BambooJobStatus(), facts)
+    told = made.condition("Protected")
+    assert told is not None
+    assert (told.holds, told.reason, told.message) == (holds, reason, found.message)
     local, remote = MetricsPage(Exporter.RUN), MetricsPage(Exporter.OPERATOR)
     fill(local, ("default", "tiny"), status, asked)
-    look = JobView(namespace="default", name="tiny", spec=asked, facts=facts, status=status, written=written)
+    look = OperatedJob(namespace="default", name="tiny", facts=facts, status=status, written=made)
     job_page(remote, look, JobMeter(OperatorCounts()))
     for page in (local, remote):
         assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}
     shown = state(status, asked, Labels("tiny"))
     assert (found.message in shown.sentence) == (not holds)
-    assert (shown.name == "Degraded") == (written["state"] == "Degraded") == (not holds and reason != "RedundancyOff")
-    seen = job_of({"metadata": {}, "spec": {}, "status": written})
+    assert (shown.name == "Degraded") == (made.state == "Degraded") == (not holds and reason != "RedundancyOff")
+    seen = view_of({"metadata": {}, "spec": {}, "status": written(made)})
     assert phrases.protected(seen) == word
     assert phrases.protection(seen) == f"protected: {'yes' if holds else 'no'}, {found.message} ({reason})"
     assert seen.protected == (holds or reason == "RedundancyOff"), "as far as it is meant to be"
@@ -95,21 +98,23 @@ def test_everybody_gives_the_same_answer(
 def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, Any], reason: str) -> None:
     if status is not None and status.phase == "Pending":
         status = replace(status, grid=())
-    written = job_status(status, {}, StatusFacts(now=NOW, generation=1, spec=job(**spec)))
-    (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
-    assert (told["status"], told["reason"]) == ("False", reason)
-    assert phrases.protected(job_of({"metadata": {}, "spec": {}, "status": written})) == "-"
+    made = job_status(status, BambooJobStatus(), StatusFacts(now=NOW, generation=1, spec=job(**spec)))
+    told = made.condition("Protected")
+    assert told is not None
+    assert (told.holds, told.reason) == (False, reason)
+    assert phrases.protected(view_of({"metadata": {}, "spec": {}, "status": written(made)})) == "-"
 
 
 def test_nothing_is_protected_before_a_restarted_operator_has_heard_of_it() -> None:
     """Whatever was said before, and whatever the plan says that the first worker brings along."""
     facts = StatusFacts(now=NOW, generation=1, spec=job())
     for changes in ({}, FILLED):
-        before = job_status(said(**changes), {}, facts)
+        before = job_status(said(**changes), BambooJobStatus(), facts)
         for status in (replace(said(phase="Recovering", workers=()), grid=()), said(phase="Recovering", **changes)):
             after = job_status(status, before, facts)
-            (told,) = (c for c in after["conditions"] if c["type"] == "Protected")
-            assert (told["status"], told["reason"]) == ("False", "OperatorRestarted")
+            told = after.condition("Protected")
+            assert told is not None
+            assert (told.holds, told.reason) == (False, "OperatorRestarted")
 
 
 def test_a_worker_that_is_not_there_protects_nothing() -> None:

@@ -7,6 +7,7 @@ import pytest
 from accepted_manifest_kit import KEY, Revisions, edited
 from bamboo_core.job.edits import task_digest, worker_digest
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.job.status import BambooJobStatus, ReportedCondition
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
 from bamboo_operator.kube.objects import JobIdentity
 
@@ -132,10 +133,10 @@ async def test_what_nobody_can_follow_is_not_recalled() -> None:
 
 
 def test_what_was_told_of_a_manifest_is_in_the_status() -> None:
-    refused = {"type": "Accepted", "status": "False", "reason": "InvalidSpec", "message": "spec.x: wrong"}
-    assert refusal_in({"conditions": [refused]}) == "spec.x: wrong"
-    assert refusal_in({"conditions": [{**refused, "status": "True"}]}) == ""
-    assert refusal_in({}) == ""
+    for status, told in (("False", "spec.x: wrong"), ("True", "")):
+        refused = ReportedCondition(type="Accepted", status=status, reason="InvalidSpec", message="spec.x: wrong")
+        assert refusal_in(BambooJobStatus(conditions=(refused,))) == told
+    assert refusal_in(BambooJobStatus()) == ""
 
 
 async def test_of_each_worker_section_the_newest_manifest_is_kept_and_ten_at_most() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from bamboo_core.job.api_object import written
 from bamboo_operator.kube import client as api_module
 from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, uids, until
 
@@ -122,7 +123,7 @@ async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operat
         ((reason, message),) = server.events
         assert reason == "InvalidSpec"
         assert message.startswith("spec.topology.stages")
-        status = jobs._reconcilers[KEY][0]._status.written
+        status = written(jobs._reconcilers[KEY][0]._status.written)
     async with managed(server) as jobs:
         jobs.job_event("ADDED", {**wrong, "status": status})
         reconciler = jobs._reconcilers[KEY][0]

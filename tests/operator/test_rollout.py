@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bamboo_core.job.status import RolloutStatus
 from bamboo_operator.pods.rollouts.rollout import (
     NO_ROOM_SECONDS,
     NOTHING,
@@ -175,7 +176,7 @@ def test_a_missing_worker_is_made_as_it_is_known_to_work(seen: RolloutView, newe
 def test_another_operator_goes_on_where_the_one_before_it_was() -> None:
     for seen in (view(old(0), new(1)), view(new(0), new(1)), view(old(0), old(1), futile="no")):
         record = record_of(seen)
-        found = RolloutRecord.read(record.written(), 99.0)
+        found = RolloutRecord.of(record.status(), 99.0)
         assert found is not None
         assert (found.state, found.revision, found.since, found.stalled) == (
             record.state,
@@ -183,8 +184,8 @@ def test_another_operator_goes_on_where_the_one_before_it_was() -> None:
             record.since,
             record.stalled,
         )
-    assert RolloutRecord.read({}, 0.0) is None
-    assert RolloutRecord.read(None, 0.0) is None
+    assert RolloutRecord.of(RolloutStatus(), 0.0) is None
+    assert RolloutRecord.of(None, 0.0) is None
 
 
 class Cluster:

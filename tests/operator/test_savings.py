@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.parsing import job_of
+from bamboo_core.job.api_object import written
+from bamboo_core.job.status import BambooJobStatus, JobCost, read_status
 from bamboo_core.metrics import job_catalog
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from bamboo_core.page.history import JobHistory
+from bamboo_core.view.job_view import view_of
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.http.page_document import page_document
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.pods.pools import cost_of, price_per_hour
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.savings import CostComparison
 from job_metrics_kit import values
 from operator_kit import NOW, job, said
@@ -53,7 +55,7 @@ def test_the_same_workers_at_the_on_demand_pools_price(
     found = compared(pools, paid)
     assert (found.spent, found.on_demand) == (Decimal(spent), Decimal(on_demand))
     assert (found.since is None) == (on_demand == "0")
-    assert CostComparison.of({"cost": found.written()}) == found, "as the next operator finds it"
+    assert CostComparison.of(found.added_to(JobCost())) == found, "as the next operator finds it"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_the_same_workers_at_the_on_demand_pools_price(
     ],
 )
 def test_a_status_without_it_or_of_another_version_begins_anew(cost: dict[str, Any]) -> None:
-    assert CostComparison.of({"cost": cost}) == CostComparison()
+    assert CostComparison.of(read_status({"cost": cost}).cost) == CostComparison()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +86,8 @@ def test_the_command_line_says_it(price: str, said_so: str) -> None:
         cost=Decimal(2),
         comparison=compared(pools, {"spot": 1}),
     )
-    status = job_status(said(), {}, facts)
-    assert phrases.cost(job_of({"metadata": {}, "spec": {}, "status": status})).endswith(said_so)
+    status = job_status(said(), BambooJobStatus(), facts)
+    assert phrases.cost(view_of({"metadata": {}, "spec": {}, "status": written(status)})).endswith(said_so)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Amounts:
     at_end: float | None
 
 
-def on_the_page(view: JobView) -> Amounts:
+def on_the_page(view: OperatedJob) -> Amounts:
     found = page_document(view, NOW.timestamp()).cost
     if found is None:
         return Amounts(None, None, None, None)
@@ -106,7 +108,7 @@ def on_the_page(view: JobView) -> Amounts:
     return Amounts(found.total, found.per_hour, saved, found.at_end)
 
 
-def in_metrics(view: JobView) -> Amounts:
+def in_metrics(view: OperatedJob) -> Amounts:
     page = MetricsPage(Exporter.OPERATOR)
     job_page(page, view, JobMeter(OperatorCounts()))
     catalog = job_catalog.JOB_COST_SO_FAR, job_catalog.JOB_COST_PER_HOUR, job_catalog.JOB_SAVED
@@ -155,15 +157,14 @@ def test_all_views_tell_the_same(
         earlier=EarlierCounts(cost=Decimal(2)),
         cost=cost_of(price_per_hour(spec.node_pools, paid), 7200),
     )
-    status = job_status(said(eta_seconds=7200.0), {}, facts)
-    line = phrases.cost(job_of({"metadata": {}, "spec": {"nodePools": pools}, "status": status}))
+    status = job_status(said(eta_seconds=7200.0), BambooJobStatus(), facts)
+    line = phrases.cost(view_of({"metadata": {}, "spec": {"nodePools": pools}, "status": written(status)}))
     if suspend:
         nothing = None if expected.per_hour is None else 0.0
         expected = replace(expected, per_hour=nothing, at_end=None)
-    view = JobView(
+    view = OperatedJob(
         namespace="team",
         name="tiny",
-        spec=spec,
         facts=facts,
         written=status,
         status=said(eta_seconds=7200.0),
@@ -182,7 +183,7 @@ def test_a_comparison_that_has_ended_stays_in_all_views() -> None:
     facts = StatusFacts(
         now=NOW, generation=1, spec=job(nodePools=[SPOT]), pods={"spot": 3}, cost=Decimal(8), comparison=before
     )
-    status = job_status(said(), {}, facts)
-    view = JobView(namespace="team", name="tiny", spec=facts.spec, facts=facts, written=status, status=said())
-    line = phrases.cost(job_of({"metadata": {}, "spec": {"nodePools": [SPOT]}, "status": status}))
+    status = job_status(said(), BambooJobStatus(), facts)
+    view = OperatedJob(namespace="team", name="tiny", facts=facts, written=status, status=said())
+    line = phrases.cost(view_of({"metadata": {}, "spec": {"nodePools": [SPOT]}, "status": written(status)}))
     assert {found.saved for found in (on_the_page(view), in_metrics(view), on_the_command_line(line))} == {15.0}

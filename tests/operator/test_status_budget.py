@@ -6,6 +6,7 @@ from decimal import Decimal
 import pytest
 
 from bamboo_core.job.budget_reach import Pace, date_reach
+from bamboo_core.job.status import read_status
 from bamboo_operator.status.budget import budget_left, suspends, warnings
 from bamboo_operator.status.document import rule_input
 from operator_kit import NOW, at, job, said
@@ -128,7 +129,8 @@ def warned(spec, status, previous, seconds, cost="2"):
     """The status that many seconds later, and the reasons of the events with it."""
     more = {"spec": spec, "cost": Decimal(cost), "pods": {"spot": 2}, "now": NOW + timedelta(seconds=seconds)}
     new = seen(status, previous, **more)
-    told = warnings(new, previous, rule_input(status, previous, facts(**more)).shortfalls())
+    before = read_status(previous)
+    told = warnings(read_status(new), before, rule_input(status, before, facts(**more)).shortfalls())
     return new, [(one.reason, one.warning) for one in told], [one.message for one in told]
 
 

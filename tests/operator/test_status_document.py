@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from bamboo_core.coordinator.events import Finish, Outcome, Takeover, WorkerState
+from bamboo_core.job.api_object import written
 from bamboo_core.job.budget_reach import Pace, date_reach
+from bamboo_core.job.status import BambooJobStatus, read_status
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts
 from operator_kit import NOW, at, checkpoints, job, said
@@ -72,7 +74,7 @@ RESTARTED = said(phase="Recovering", grid=(), workers=(), step=0, epoch=0, loss=
 def test_an_operators_restart_changes_next_to_nothing(status):
     busy = said(grid=DOUBLED, workers=BUSY, takeovers=(takeover(),), preemptions=2, epoch=7)
     before = seen(busy, plan="p", pods={"": 2})
-    earlier = EarlierCounts.of(before)
+    earlier = EarlierCounts.of(read_status(before))
     after = seen(status, before, earlier=earlier, pods={"": 2}, now=NOW + timedelta(seconds=60))
     assert conditions(after)["Running"]["reason"] == "OperatorRestarted"
     same = [key for key in before if key not in ("conditions",)]
@@ -83,7 +85,7 @@ def test_an_operators_restart_changes_next_to_nothing(status):
 
 def test_counters_grow_over_a_restart():
     before = seen(said(takeovers=(takeover(), takeover(0)), preemptions=3, restarts=1), cost=Decimal(2), spec=POOLED)
-    base = EarlierCounts.of(before)
+    base = EarlierCounts.of(read_status(before))
     assert base == EarlierCounts(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
     after = seen(
         said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2),
@@ -191,7 +193,7 @@ def test_checkpoints_digests_and_plan_stay_when_nothing_new_is_known():
     )
     again = seen(None, found)
     assert (again["digests"], again["plan"], again["checkpoint"]["lastStep"]) == (["a", "b"], "{}", 2)
-    restarted = seen(said(checkpoint=checkpoints(step=None)), found, earlier=EarlierCounts.of(found))
+    restarted = seen(said(checkpoint=checkpoints(step=None)), found, earlier=EarlierCounts.of(read_status(found)))
     assert restarted["checkpoint"] == found["checkpoint"], "another coordinator has not looked"
     assert (restarted["restores"], restarted["repeatedSteps"]) == (3, 7)
 
@@ -218,19 +220,20 @@ def test_conditions_of_others_stay():
 def test_when_a_write_is_worth_it(change, seconds, worth):
     old = seen(RUNNING)
     new = seen(said(**change), old, now=NOW + timedelta(seconds=5))
-    assert worth_writing(new, old, seconds) is worth
+    assert worth_writing(read_status(new), read_status(old), seconds) is worth
 
 
 def test_the_total_cost_alone_waits():
     old = seen(RUNNING, spec=POOLED, pods={"spot": 1})
     new = seen(RUNNING, old, spec=POOLED, pods={"spot": 1}, cost=Decimal(1))
     assert new != old
-    assert not worth_writing(new, old, 1)
-    assert worth_writing(seen(RUNNING, old, spec=POOLED, pods={"spot": 2}), old, 1)
+    assert not worth_writing(read_status(new), read_status(old), 1)
+    dearer = seen(RUNNING, old, spec=POOLED, pods={"spot": 2})
+    assert worth_writing(read_status(dearer), read_status(old), 1)
 
 
 def test_the_first_status_is_written_at_once():
-    assert worth_writing(seen(), {}, 0)
+    assert worth_writing(read_status(seen()), BambooJobStatus(), 0)
 
 
 GRIDS = st.lists(
@@ -297,12 +300,14 @@ def test_a_status_made_again_does_not_change(history):
     previous = {}
     for second, (status, told) in enumerate(history):
         told = replace(told, now=NOW + timedelta(minutes=second))
-        new = job_status(status, previous, told)
+        made = job_status(status, read_status(previous), told)
+        new = written(made)
         json.dumps(new, allow_nan=False)
         SCHEMA.validate(new)
-        later = job_status(status, new, replace(told, now=told.now + timedelta(seconds=30)))
-        assert later == new
-        assert not worth_writing(later, new, 1e6)
+        assert read_status(new) == made
+        later = job_status(status, made, replace(told, now=told.now + timedelta(seconds=30)))
+        assert later == made
+        assert not worth_writing(later, made, 1e6)
         old = {c["type"]: c for c in previous.get("conditions", ())}
         for c in new["conditions"]:
             before = old.get(c["type"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bamboo_core.job.api_object import written
 from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.rollouts.rollout import RolloutRecord
 from bamboo_operator.status.writer import StatusWriter
@@ -86,7 +87,7 @@ async def test_a_field_within_another_one_is_removed_when_it_is_not_there_any_mo
     writer.update(rollout=rollout(""))
     await writer.write(None)
     assert "message" not in api.status["rollout"]
-    assert api.status == writer.written
+    assert api.status == written(writer.written)
 
 
 async def test_a_loss_that_is_not_known_any_more_is_not_shown() -> None:
@@ -97,4 +98,4 @@ async def test_a_loss_that_is_not_known_any_more_is_not_shown() -> None:
     assert api.status["training"]["loss"] == 4.0
     await writer.write(said(loss=math.nan, steps=11))
     assert "loss" not in api.status["training"]
-    assert api.status == writer.written
+    assert api.status == written(writer.written)

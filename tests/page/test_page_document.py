@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from bamboo_core.job.status import read_status
 from bamboo_core.page import document as d
 from bamboo_core.page.history import JobHistory
 from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED
 from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.savings import CostComparison
 from manifest_kit import training
 from operator_kit import NOW, at, checkpoints, job, pool, said
@@ -60,13 +61,13 @@ def test_an_evaluation_is_remembered_by_the_status() -> None:
     assert looked(look(spec=job(), written=status), WHEN).evaluation is None
 
 
-def look(**more: Any) -> JobView:
+def look(**more: Any) -> OperatedJob:
     spec = more.pop("spec", None) or job(nodePools=POOLS)
     facts = more.pop("facts", None) or StatusFacts(now=NOW, generation=1, spec=spec)
-    return JobView(namespace="team", name="tiny", spec=spec, facts=facts, **more)
+    return OperatedJob(namespace="team", name="tiny", facts=facts, written=read_status(more.pop("written", {})), **more)
 
 
-def seen(since: float = -59.0, **more: Any) -> JobView:
+def seen(since: float = -59.0, **more: Any) -> OperatedJob:
     return look(status=said(), record=JobHistory(Time(WHEN + since)), written=written(), **more)
 
 

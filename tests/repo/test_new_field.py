@@ -1,4 +1,4 @@
-"""A new field of a manifest is added in one place: its type. All else of the API is made from that."""
+"""A new field of a manifest or a status is added in one place: its type. All else of the API is made from that."""
 
 import json
 import os
@@ -22,6 +22,31 @@ FIELD = '''\
     warmup_steps: Annotated[int, Integer(0)] = 0
     """Steps in which the learning rate grows. None by default."""
 '''
+STATUS_TYPE = "core/bamboo_core/job/status.py"
+STATUS_BEFORE = '    """By the median duration of recent steps."""\n'
+STATUS_FIELD = '''\
+    lost_samples: Count | None = None
+    """Samples of committed steps that did not go into them."""
+'''
+STATUS_SOURCE = "core/bamboo_core/view/run_status.py"
+SOURCE_BEFORE = "        loss=_rounded(live.loss, 6),\n"
+SOURCE = "        lost_samples=live.lost_samples,\n"
+STATUS_PROBE = """\
+import json, sys
+sys.path.append(sys.argv[1])
+from bamboo_core.job.api_object import written
+from bamboo_core.job.status import BambooJobStatus
+from bamboo_core.view.job_view import view_of
+from bamboo_operator.status.document import job_status
+from bamboo_operator.status.facts import StatusFacts
+from operator_kit import NOW, job, said
+
+facts = StatusFacts(now=NOW, generation=1, spec=job())
+first = job_status(said(lost_samples=4), BambooJobStatus(), facts)
+later = job_status(None, first, facts)
+shown = view_of({"status": written(later)})
+print(json.dumps([written(later)["training"]["lostSamples"], shown.status.training.lost_samples]))
+"""
 MADE = ["crds/bamboojob.yaml", "charts/bamboo/files/bamboojob.yaml", "docs/api.md"]
 GENERATORS = ["crds/generate.py", "docs/generate_api.py", "charts/generate.py"]
 COPIED = [
@@ -71,22 +96,44 @@ def run(root: Path, *arguments: str, text: str = "") -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the API is made from, and of what is made of it, with one field more."""
-    copy = tmp_path_factory.mktemp("repository")
+def copy_with(factory: pytest.TempPathFactory, *fields: tuple[str, str, str]) -> Path:
+    """A copy of what the API is made from, and of what is made of it. fields: file, what comes after, and new lines."""
+    copy = factory.mktemp("repository")
     for name in [*COPIED, "dashboards"]:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, copy / name)
-    text = (copy / TYPE).read_text()
-    assert text.count(BEFORE) == 1
-    (copy / TYPE).write_text(text.replace(BEFORE, FIELD + BEFORE))
+    for name, before, lines in fields:
+        text = (copy / name).read_text()
+        assert text.count(before) == 1
+        (copy / name).write_text(text.replace(before, lines + before))
     for generator in GENERATORS:
         run(copy, generator)
     return copy
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy in which a manifest has one field more."""
+    return copy_with(tmp_path_factory, (TYPE, BEFORE, FIELD))
+
+
+@pytest.fixture(scope="module")
+def status_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy in which a status has one field more."""
+    fields = (STATUS_TYPE, STATUS_BEFORE, STATUS_FIELD), (STATUS_SOURCE, SOURCE_BEFORE, SOURCE)
+    return copy_with(tmp_path_factory, *fields)
+
+
+def changed(root: Path) -> set[str]:
+    files = (file for file in root.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {
+        str(file.relative_to(root))
+        for file in files
+        if file.read_bytes() != (ROOT / file.relative_to(root)).read_bytes()
+    }
 
 
 def with_training(**values: Any) -> dict[str, Any]:
@@ -97,14 +144,9 @@ def with_training(**values: Any) -> dict[str, Any]:
 
 def test_a_new_scalar_field_touches_six_files_at_most(root: Path) -> None:
     """Its type and what `make docs` makes of it; what decides by it and the test of that come on top."""
-    changed = {
-        str(file.relative_to(root))
-        for file in root.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
-        if file.read_bytes() != (ROOT / file.relative_to(root)).read_bytes()
-    }
-    assert changed == {TYPE, *MADE}
-    assert len(changed) + len(["the decision", "its test"]) <= MOST_FILES
+    found = changed(root)
+    assert found == {TYPE, *MADE}
+    assert len(found) + len(["the decision", "its test"]) <= MOST_FILES
 
 
 def test_the_new_field_is_read_checked_fixed_and_documented(root: Path) -> None:
@@ -130,3 +172,21 @@ def test_a_checkpoint_from_before_the_new_field_fits_a_job_that_does_not_use_it(
     found = json.loads(run(root, "-c", PROBE, text=json.dumps(documents)))
     before = numbers_digest(parse_manifest(with_training()))
     assert found["digests"][0] == before != found["digests"][1]
+
+
+def test_a_new_scalar_field_of_a_status_touches_six_files_at_most(status_root: Path) -> None:
+    """Its type, where it is known, and what `make docs` makes of it; the test of it comes on top."""
+    found = changed(status_root)
+    assert found == {STATUS_TYPE, STATUS_SOURCE, *MADE}
+    assert len(found) + len(["its test"]) <= MOST_FILES
+
+
+def test_the_new_field_of_a_status_is_written_kept_read_and_documented(status_root: Path) -> None:
+    found = run(status_root, "-c", STATUS_PROBE, str(ROOT / "tests" / "support"))
+    assert json.loads(found) == [4, 4]
+    (version,) = yaml.safe_load((status_root / MADE[0]).read_text())["spec"]["versions"]
+    training = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["training"]
+    described = "Samples of committed steps that did not go into them."
+    bounds = {"type": "integer", "format": "int32", "minimum": 0, "maximum": 2**31 - 1}
+    assert training["properties"]["lostSamples"] == {**bounds, "description": described}
+    assert f"| `lostSamples` | integer | {described} |" in (status_root / "docs" / "api.md").read_text()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from bamboo_core.job.api_object import written
 from bamboo_operator.jobs.reconcile_schedule import (
     MARGIN_SECONDS,
     RECONCILE_SECONDS,
@@ -63,7 +64,8 @@ class Audit:
             before, idle = writer.written, self._idle
             await write(writer, *arguments)  # type: ignore[arg-type]
             if idle and self._idle and worth_writing(writer.written, before, 0.0):
-                changes = {k: (before.get(k), v) for k, v in writer.written.items() if v != before.get(k)}
+                was = written(before)
+                changes = {k: (was.get(k), v) for k, v in written(writer.written).items() if v != was.get(k)}
                 self._fail(f"a status has changed though nothing was due: {changes}")
 
         with (

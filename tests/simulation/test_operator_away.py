@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bamboo_core.job.api_object import written
 from bamboo_core.prices.price_list import parse_prices
 from bamboo_operator.status.document import job_status
 from opsim_scenario import JOB, ClusterScenario, scenario
@@ -337,7 +338,7 @@ def job_conditions(simulation: OperatorSimulation) -> list[Object]:
     assert simulation.controller is not None
     view = simulation.controller.view(JOB)
     assert view is not None
-    found: list[Object] = job_status(view.status, view.written, view.facts)["conditions"]
+    found: list[Object] = written(job_status(view.status, view.written, view.facts))["conditions"]
     return found
 
 

@@ -8,9 +8,10 @@ from prometheus_client.exposition import generate_latest
 
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.coordinator.events import CheckpointSummary
+from bamboo_core.job.status import read_status
 from bamboo_core.metrics.exposition import Metric, MetricKind, MetricsPage, MetricsPageCollector
 from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from operator_kit import NOW, job, said
 
 POOLS = [
@@ -33,7 +34,8 @@ def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
     return {tuple(sample.labels[label] for label in own): sample.value for sample in samples}
 
 
-def look(**more: object) -> JobView:
+def look(written: object = None, **more: object) -> OperatedJob:
+    """written: the job's status as the API has it."""
     spec = job(nodePools=POOLS)
     facts = StatusFacts(
         now=NOW,
@@ -44,8 +46,8 @@ def look(**more: object) -> JobView:
         cost=Decimal("0.25"),
         repeated_cost=Decimal("0.05"),
     )
-    known = {"namespace": "default", "name": "tiny", "spec": spec, "facts": facts, "status": said(), **more}
-    return JobView(**known)  # type: ignore[arg-type]
+    known = {"namespace": "default", "name": "tiny", "facts": facts, "status": said(), **more}
+    return OperatedJob(written=read_status(written), **known)  # type: ignore[arg-type]
 
 
 def kept() -> CheckpointSummary:

@@ -8,9 +8,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_operator.http.job_pages import JobPages
 from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from http_kit import serving
 from operator_kit import NOW, job
 
@@ -58,13 +59,11 @@ class Reviewer:
 @asynccontextmanager
 async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     """A session and the address of the operator's web port; there is one job, team/tiny."""
-    spec = job()
-    known = JobView(
+    known = OperatedJob(
         namespace="team",
         name="tiny",
-        spec=spec,
-        facts=StatusFacts(now=NOW, generation=1, spec=spec),
-        written={"state": "Suspended"},
+        facts=StatusFacts(now=NOW, generation=1, spec=job()),
+        written=BambooJobStatus(state="Suspended"),
     )
     app = web.Application()
     JobPages(lambda key: known if key == TEAM else None, reviewer).add_to(app)

@@ -11,6 +11,7 @@ from bamboo_core.control.channel_events import Received, WorkerJoined
 from bamboo_core.control.protocol import Hello, Message, Profile, WorkerReady
 from bamboo_core.job.edits import worker_digest
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import RolloutStatus
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import node_path
 from bamboo_core.names import TRAINER_CONTAINER
@@ -184,7 +185,7 @@ class Job:
         known_lost: frozenset[str],
         marks: tuple[NodeMark, ...] = (),
         settings: WorkerPodSettings = SETTINGS,
-        written: dict[str, Any] | None = None,
+        written: RolloutStatus | None = None,
     ) -> None:
         self.settings = settings
         self.sections = {worker_digest(spec.worker): spec.worker}  # that were accepted
@@ -212,7 +213,7 @@ class Job:
             rolling=self._rolling(written),
         )
 
-    def _rolling(self, written: dict[str, Any] | None) -> RollingChange:
+    def _rolling(self, written: RolloutStatus | None) -> RollingChange:
         return RollingChange(
             WorkerTemplates(META, self.settings, self.sections.get), written, self.runner.events.append
         )

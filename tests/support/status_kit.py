@@ -1,5 +1,7 @@
 """Jobs' statuses."""
 
+from bamboo_core.job.api_object import written
+from bamboo_core.job.status import read_status
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
 from operator_kit import NOW, job
@@ -28,4 +30,5 @@ def holding(status):
 
 
 def seen(status=None, previous=None, **more):
-    return job_status(status, previous or {}, facts(**more))
+    """The status as the API has it, after that previous one."""
+    return written(job_status(status, read_status(previous), facts(**more)))

@@ -10,8 +10,6 @@ from typing import Any
 
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.job_view.objects import RemoteJob
-from bamboo.remote.job_view.parsing import job_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import WaitTimedOut, until, until_over
 from bamboo_core.job.fields import ManifestError, Problem
@@ -21,6 +19,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import read_manifest_source
 from bamboo_core.kube.errors import ApiError, RemoteError, UsageError
 from bamboo_core.names import EXIT_OK
+from bamboo_core.view.job_view import JobView, view_of
 
 SERVERS = (
     "uid",
@@ -105,9 +104,9 @@ def _place(session: Session, path: str, document: dict[str, Any], wanted: str | 
     return str(named or session.namespace)
 
 
-async def _existing(session: Session, namespace: str, name: str) -> RemoteJob | None:
+async def _existing(session: Session, namespace: str, name: str) -> JobView | None:
     try:
-        return job_of(await session.api.job(namespace, name))
+        return view_of(await session.api.job(namespace, name))
     except ApiError as error:
         if error.reason != "NotFound":
             raise
@@ -121,10 +120,10 @@ def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
     return {**body, "metadata": {**metadata, "namespace": namespace}}
 
 
-def _done(before: RemoteJob | None, after: dict[str, Any]) -> str:
+def _done(before: JobView | None, after: dict[str, Any]) -> str:
     if before is None:
         return "created"
-    return "changed" if job_of(after).metadata.generation != before.metadata.generation else "unchanged"
+    return "changed" if view_of(after).metadata.generation != before.metadata.generation else "unchanged"
 
 
 def _explained(error: ApiError, name: str) -> RemoteError:
@@ -140,7 +139,7 @@ def _flag(session: Session, namespace: str) -> str:
 async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, timeout: float) -> int:
     job_reader = JobReader(session.api, *session.of(name))
     job = await job_reader.job()
-    if job.ended:
+    if job.status.ended:
         raise RemoteError(f"{job.name} is over ({job.status.state}); it cannot be suspended")
     if job.spec.suspend:
         session.say(f"{job.name} is already suspended")
@@ -150,7 +149,7 @@ async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, time
     await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": True}})
     session.say(f"{job.name} is being suspended: its workers stop and their nodes are released")
     if wait:
-        await until(session, job_reader, lambda now: now.holds("Suspended"), "was not suspended", timeout)
+        await until(session, job_reader, lambda now: now.status.holds("Suspended"), "was not suspended", timeout)
         await _until_no_pods(session, job, timeout)
         session.say(f"{job.name} is suspended, and its workers are gone")
     return EXIT_OK
@@ -159,7 +158,7 @@ async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, time
 async def resume(session: Session, name: Target, *, wait: bool, timeout: float) -> int:
     job_reader = JobReader(session.api, *session.of(name))
     job = await job_reader.job()
-    if job.ended:
+    if job.status.ended:
         raise RemoteError(
             f"{job.name} is over ({job.status.state}); submit it again under another name, or delete it first"
         )
@@ -180,13 +179,13 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
     return EXIT_OK
 
 
-def _trains_or_will_not(job: RemoteJob) -> bool:
-    return job.holds("Running") or bool(job.held_back)
+def _trains_or_will_not(job: JobView) -> bool:
+    return job.status.holds("Running") or bool(job.held_back)
 
 
 async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool, timeout: float) -> int:
     """All are looked up before any is deleted, so that a misspelt name changes nothing."""
-    jobs = [job_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
+    jobs = [view_of(body) for body in await asyncio.gather(*(session.api.job(*session.of(n)) for n in names))]
     if lost := "; ".join(said for job in jobs if (said := phrases.deleting(job))):
         confirm(lost, yes=yes)
     for job in jobs:
@@ -199,7 +198,7 @@ async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool
     return EXIT_OK
 
 
-async def _until_gone(session: Session, job: RemoteJob, seconds: float) -> None:
+async def _until_gone(session: Session, job: JobView, seconds: float) -> None:
     end = time.monotonic() + seconds
     while (now := await session.patiently(lambda: _existing(session, job.namespace, job.name))) is not None:
         if now.uid != job.uid:
@@ -209,7 +208,7 @@ async def _until_gone(session: Session, job: RemoteJob, seconds: float) -> None:
         await asyncio.sleep(GONE_INTERVAL)
 
 
-async def _until_no_pods(session: Session, job: RemoteJob, seconds: float) -> None:
+async def _until_no_pods(session: Session, job: JobView, seconds: float) -> None:
     """Who may change jobs need not be allowed to look at pods."""
     end = time.monotonic() + seconds
     while True:

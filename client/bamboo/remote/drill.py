@@ -9,7 +9,7 @@ from typing import Any
 from bamboo.remote import victims
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.job_view.objects import RemoteJob, RemoteWorker
+from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.victims import VictimChoice
@@ -17,6 +17,7 @@ from bamboo.remote.watch import JobDeleted, WaitTimedOut
 from bamboo_core.complaints import complain
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import EXIT_OK, LABEL_JOB_NAME
+from bamboo_core.view.job_view import JobView
 
 LOOK_SECONDS = 0.5
 TAINT_TRIES = 10
@@ -38,7 +39,7 @@ async def drill(
     job_reader = JobReader(session.api, *session.of(name))
     snapshot = await job_reader.snapshot()
     job = snapshot.job
-    if not job.holds("Running"):
+    if not job.status.holds("Running"):
         raise RemoteError(f"{job.name} is not training ({phrases.outcome(job)}), so there is nothing to try")
     if snapshot.missing and not snapshot.workers:
         raise RemoteError(snapshot.missing[0].removeprefix("workers: "))
@@ -55,7 +56,7 @@ async def drill(
     return await _report(session, job_reader, job, lost, began, timeout) if wait else EXIT_OK
 
 
-def _said(job: RemoteJob, worker: RemoteWorker, kill: bool) -> str:
+def _said(job: JobView, worker: RemoteWorker, kill: bool) -> str:
     what = f"{phrases.places(worker.cells) or 'no stage'}, on {worker.node or 'no node'}"
     if kill:
         return f"{job.short(worker.name)} ({what}) is taken away without notice: its pod is deleted by force"
@@ -88,7 +89,7 @@ async def _notice_to_node(
         await _untaint(session, name, key)
 
 
-async def _mind_others(session: Session, job: RemoteJob, node: str, yes: bool) -> None:
+async def _mind_others(session: Session, job: JobView, node: str, yes: bool) -> None:
     """Workers of other jobs on that node would have to leave as well."""
     try:
         pods = await session.api.workers_on(node)
@@ -143,7 +144,7 @@ async def _set_taints(
 async def _report(
     session: Session,
     job_reader: JobReader,
-    before: RemoteJob,
+    before: JobView,
     lost: Sequence[RemoteWorker],
     began: float,
     timeout: float,
@@ -160,30 +161,30 @@ async def _report(
             end,
             before.uid,
         )
-        if job.ended:
+        if job.status.ended:
             return _over(session, job, began)
         session.say(f"{_after(began)} {_takeover(job, training)}")
     for worker in await _until_left(session, job_reader, lost, end):
         session.say(f"{_after(began)} {worker} has left")
     job = await _until(session, job_reader, lambda job: job.protected, "is not protected again", end, before.uid)
-    if job.ended:
+    if job.status.ended:
         return _over(session, job, began)
     if training:
         session.say(f"{_after(began)} every stage has a second copy again; a further loss costs no more than this one")
     if not victims.whole(job):
-        degraded = job.condition("Degraded")
+        degraded = job.status.condition("Degraded")
         session.say(f"a replacement is still missing: {degraded.message if degraded else ''}")
     return EXIT_OK
 
 
-def _takeover(job: RemoteJob, lost: Sequence[RemoteWorker]) -> str:
+def _takeover(job: JobView, lost: Sequence[RemoteWorker]) -> str:
     last = job.status.last_takeover
     if last is None or last.victim not in {w.name for w in lost}:
         return "other workers run its stages"
     return phrases.takeover(job, last)
 
 
-def _over(session: Session, job: RemoteJob, began: float) -> int:
+def _over(session: Session, job: JobView, began: float) -> int:
     session.say(f"{_after(began)} the job is over: {phrases.outcome(job)}")
     return job.exit_code or EXIT_OK
 
@@ -193,14 +194,14 @@ def _after(began: float) -> str:
 
 
 async def _until(
-    session: Session, job_reader: JobReader, met: Callable[[RemoteJob], Any], otherwise: str, end: float, uid: str
-) -> RemoteJob:
+    session: Session, job_reader: JobReader, met: Callable[[JobView], Any], otherwise: str, end: float, uid: str
+) -> JobView:
     """Until it is so or the job is over. Raises WaitTimedOut."""
     while True:
         job = await session.patiently(job_reader.job)
         if job.uid != uid:
             raise JobDeleted(f"job {job_reader.name} was deleted, and another one of that name was created")
-        if met(job) or job.ended:
+        if met(job) or job.status.ended:
             return job
         if time.monotonic() > end:
             why = phrases.why_waiting(job) or f"it is {job.status.state}"

@@ -154,7 +154,7 @@ class LogReader:
             if error.status != 404:
                 raise
             return None
-        return PresentWorkers({w.uid: w for w in snapshot.workers}, snapshot.job.ended is not None)
+        return PresentWorkers({w.uid: w for w in snapshot.workers}, snapshot.job.status.ended is not None)
 
     async def _read(self, worker: RemoteWorker, query: dict[str, str]) -> None:
         namespace, name = self._job_reader.namespace, self._job_reader.name

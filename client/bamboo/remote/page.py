@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bamboo.remote.job_view.parsing import job_of
 from bamboo.remote.session import Session, Target
 from bamboo_core.complaints import system_reason
 from bamboo_core.kube.api import KubeApi
@@ -18,6 +17,7 @@ from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.port_forward import PortForward
 from bamboo_core.kube.request_parts import Object, pods_path
 from bamboo_core.names import PAGE_AUDIENCE, WEB_PORT
+from bamboo_core.view.job_view import view_of
 
 OPERATOR = "app.kubernetes.io/name=bamboo-operator"
 PORT_NAME = "web"
@@ -44,7 +44,7 @@ async def page(
     session: Session, name: Target, *, operator_namespace: str | None, account: str, port: int, open_browser: bool
 ) -> int:
     """Serves until it is interrupted; the URL is printed, and again whenever the token in it is renewed."""
-    job = job_of(await session.api.job(*session.of(name)))
+    job = view_of(await session.api.job(*session.of(name)))
     pod = await _operator(session.api, operator_namespace, job.namespace)
     namespace = operator_namespace or pod["metadata"]["namespace"]
     tunnel = PortForward(session.api, pod["metadata"]["namespace"], pod["metadata"]["name"], web_port(pod))

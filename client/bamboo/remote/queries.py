@@ -13,14 +13,13 @@ from rich.text import Text
 
 from bamboo.remote.job_view import phrases, render
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.job_view.objects import RemoteJob
-from bamboo.remote.job_view.parsing import job_of
 from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import Session, Target, on_a_terminal
 from bamboo.remote.watch import Draw, LiveScreen, pause, until_over
 from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.kube.errors import UsageError
 from bamboo_core.names import EXIT_OK, GROUP, KIND
+from bamboo_core.view.job_view import JobView, view_of
 
 ENDLESS = 1 << 30  # lines
 
@@ -59,8 +58,8 @@ async def _found(session: Session, names: list[Target], everywhere: bool) -> lis
     return await session.api.jobs(None if everywhere else session.namespace)
 
 
-def _sorted(found: list[dict[str, Any]]) -> list[RemoteJob]:
-    return sorted((job_of(body) for body in found), key=lambda job: (job.namespace, job.name))
+def _sorted(found: list[dict[str, Any]]) -> list[JobView]:
+    return sorted((view_of(body) for body in found), key=lambda job: (job.namespace, job.name))
 
 
 async def status(session: Session, name: Target, *, form: OutputFormat, watch: bool, interval: float) -> int:
@@ -103,11 +102,11 @@ def _of_job(snapshot: JobSnapshot, width: int, height: int, keys: str) -> Render
     return Group(*head, "", *(listed or [Text("no workers", style="dim")]), *_keys(keys))
 
 
-def _of_jobs(found: list[RemoteJob], everywhere: bool, width: int, height: int, keys: str) -> RenderableType:
+def _of_jobs(found: list[JobView], everywhere: bool, width: int, height: int, keys: str) -> RenderableType:
     """Those that are not over come first; what does not fit below is cut."""
     now = datetime.now(UTC)
-    shown = sorted(found, key=lambda job: job.ended is not None)[: max(1, height - 4)]
-    running = sum(job.holds("Running") for job in found)
+    shown = sorted(found, key=lambda job: job.status.ended is not None)[: max(1, height - 4)]
+    running = sum(job.status.holds("Running") for job in found)
     head = Text(f"{phrases.count(len(found), 'job')}, {running} running, {now:%H:%M:%S} UTC", style="bold")
     table = render.jobs(shown, now, wide=width >= 130, namespaces=everywhere)
     return Group(head, "", table, *_keys(keys))
@@ -136,7 +135,7 @@ async def events(session: Session, name: Target, *, form: OutputFormat, follow: 
             if not snapshot.events:
                 session.say("no events: they are kept for an hour by most clusters")
             return EXIT_OK
-        if snapshot.job.ended:
+        if snapshot.job.status.ended:
             return EXIT_OK
         await asyncio.sleep(interval)
 

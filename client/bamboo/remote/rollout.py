@@ -8,16 +8,16 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.remote.job_view.job_reader import JobReader
-from bamboo.remote.job_view.objects import RemoteJob
 from bamboo.remote.session import Session, Target
 from bamboo.remote.watch import WaitTimedOut
+from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.edits import worker_digest
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.kube.errors import RemoteError
 from bamboo_core.kube.request_parts import Object
-from bamboo_core.kube.resources import Metadata, read
 from bamboo_core.names import ANNOTATION_RESTARTED, API_VERSION, EXIT_FAILED, EXIT_OK, KIND
+from bamboo_core.view.job_view import JobView
 
 INTERVAL_SECONDS = 1.0
 
@@ -49,11 +49,11 @@ async def status(session: Session, name: Target, *, watch: bool, timeout: float)
         await asyncio.sleep(INTERVAL_SECONDS)
 
 
-def progress(job: RemoteJob) -> tuple[int | None, str]:
+def progress(job: JobView) -> tuple[int | None, str]:
     """With which exit code it is over, None while it is not; and a sentence."""
     rollout = job.status.rollout
-    if job.ended:
-        return (EXIT_OK if job.ended.kind == "Complete" else EXIT_FAILED), f"{job.name} is over ({job.status.state})"
+    if end := job.status.ended:
+        return (EXIT_OK if end.type == "Complete" else EXIT_FAILED), f"{job.name} is over ({job.status.state})"
     if job.spec.suspend:
         return EXIT_OK, f"{job.name} {_suspended(job)}"
     if rollout is None or job.status.observed_generation < job.metadata.generation:
@@ -68,7 +68,7 @@ def progress(job: RemoteJob) -> tuple[int | None, str]:
     return None, f"{done}; the rollout is paused" if rollout.state == "Paused" else done
 
 
-def _suspended(job: RemoteJob) -> str:
+def _suspended(job: JobView) -> str:
     why = f" ({job.held_back})" if job.held_back else ""
     return f"is suspended{why}; all its workers are made anew when it {'goes on' if why else 'is resumed'}"
 
@@ -155,23 +155,23 @@ def difference(now: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
     return patch
 
 
-async def _living(session: Session, name: Target) -> RemoteJob:
+async def _living(session: Session, name: Target) -> JobView:
     job = await JobReader(session.api, *session.of(name)).job()
-    if job.ended:
+    if job.status.ended:
         raise RemoteError(f"{job.name} is over ({job.status.state}); it has no workers to replace")
     return job
 
 
 async def _revisions(session: Session, body: Object) -> list[WorkerRevision]:
     """Oldest first."""
-    metadata = read(Metadata, body["metadata"])
+    metadata = read_leniently(Metadata, body["metadata"])
     kept = await session.api.revisions(metadata.namespace, metadata.uid)
     found = []
     for revision in kept:
         spec = (revision.get("data") or {}).get("spec") or {}
         worker = _worker_of({"metadata": {"name": metadata.name}, "spec": spec})
         if worker is not None:
-            created = read(Metadata, revision["metadata"]).creation_timestamp
+            created = read_leniently(Metadata, revision["metadata"]).creation_timestamp
             number, raw = int(revision.get("revision") or 0), spec.get("worker") or {}
             found.append(WorkerRevision(number=number, created=created, worker=worker, raw=raw))
     return sorted(found, key=lambda one: one.number)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.objects import RemoteJob, RemoteWorker
+from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo_core.kube.errors import RemoteError, UsageError
+from bamboo_core.view.job_view import JobView
 
 Json = Mapping[str, Any]
 
@@ -38,7 +39,7 @@ class VictimChoice:
 
 
 def victim(
-    job: RemoteJob,
+    job: JobView,
     workers: Sequence[RemoteWorker],
     choice: VictimChoice,
     pick: Callable[[Sequence[RemoteWorker]], RemoteWorker],
@@ -55,7 +56,7 @@ def victim(
     return _alive(_owner(job, workers, choice.pipeline or 0, choice.stage))
 
 
-def named(job: RemoteJob, workers: Sequence[RemoteWorker], name: str) -> RemoteWorker:
+def named(job: JobView, workers: Sequence[RemoteWorker], name: str) -> RemoteWorker:
     """By its whole name, without the job's, or by its number: quickstart-w3, w3, 3."""
     number = name.removeprefix("w")
     found = [w for w in workers if name in (w.name, job.short(w.name))]
@@ -67,7 +68,7 @@ def named(job: RemoteJob, workers: Sequence[RemoteWorker], name: str) -> RemoteW
     raise RemoteError(f"{job.name} has no worker {name}; there are: {there}{more}")
 
 
-def _owner(job: RemoteJob, workers: Sequence[RemoteWorker], pipeline: int, stage: int) -> RemoteWorker:
+def _owner(job: JobView, workers: Sequence[RemoteWorker], pipeline: int, stage: int) -> RemoteWorker:
     if not job.plan:
         raise RemoteError(f"{job.name} has no plan yet; it is {job.status.state}")
     if pipeline >= len(job.plan):
@@ -89,10 +90,10 @@ def _alive(worker: RemoteWorker) -> RemoteWorker:
     return worker
 
 
-def objections(job: RemoteJob, lost: Sequence[RemoteWorker], *, kill: bool) -> str | None:
+def objections(job: JobView, lost: Sequence[RemoteWorker], *, kill: bool) -> str | None:
     """Why the drill could cost more than a pause; None if nothing speaks against it."""
     if not job.protected:
-        told = job.condition("Protected") or job.condition("Degraded")
+        told = job.status.condition("Protected") or job.status.condition("Degraded")
         return f"{job.name} is not fully protected ({told.message if told else 'unknown'}); it could fail"
     if kill and job.spec.redundancy.mode == "None":
         return f"{job.name} has spec.redundancy.mode None: without a notice it will fail"
@@ -136,16 +137,16 @@ def without_taint(node: Json, key: str) -> list[dict[str, Any]] | None:
 # What came of it
 
 
-def out_of_plan(job: RemoteJob, lost: Sequence[RemoteWorker]) -> bool:
+def out_of_plan(job: JobView, lost: Sequence[RemoteWorker]) -> bool:
     """Does nobody of them run a stage any more?"""
     return not any(job.cells(worker.name) for worker in lost)
 
 
-def taken_over(job: RemoteJob, before: RemoteJob, lost: Sequence[RemoteWorker]) -> bool:
+def taken_over(job: JobView, before: JobView, lost: Sequence[RemoteWorker]) -> bool:
     """Do others run all their stages, and is the pause known?"""
     return out_of_plan(job, lost) and job.status.takeovers > before.status.takeovers
 
 
-def whole(job: RemoteJob) -> bool:
+def whole(job: JobView) -> bool:
     """Does every stage have a worker of its own and a second copy?"""
-    return not job.holds("Degraded")
+    return not job.status.holds("Degraded")

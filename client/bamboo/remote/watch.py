@@ -14,12 +14,12 @@ from rich.text import Text
 
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
-from bamboo.remote.job_view.objects import RemoteJob
 from bamboo.remote.job_view.render import JobSnapshot, events, live
 from bamboo.remote.session import Session, on_a_terminal
 from bamboo.terminal.live_view import Keyboard
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
+from bamboo_core.view.job_view import JobView
 
 INTERVAL_SECONDS = 2.0
 FINAL_EVENTS_SECONDS = 1.0  # the operator posts a job's last events after its last status
@@ -109,7 +109,7 @@ async def until_over(session: Session, namespace: str, name: str, interval: floa
             snapshot = await session.patiently(partial(_snapshot, job_reader, uid))
             uid = snapshot.job.uid
             shown.show(snapshot)
-            if snapshot.job.ended:
+            if snapshot.job.status.ended:
                 if not first:
                     await _final_events(job_reader, uid, shown, quit)
                 break
@@ -161,11 +161,11 @@ class WaitTimedOut(RemoteError):
 async def until(
     session: Session,
     job_reader: JobReader,
-    met: Callable[[RemoteJob], bool],
+    met: Callable[[JobView], bool],
     what: str,
     seconds: float,
     interval: float = 0.5,
-) -> RemoteJob:
+) -> JobView:
     """Waits for the job to be so. Raises WaitTimedOut, which says how it is instead; JobDeleted if it is deleted."""
     end, uid = time.monotonic() + seconds, None
     while True:

@@ -69,6 +69,13 @@ def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) ->
     return job
 
 
+def read_spec(document: Mapping[str, Any]) -> JobSpec:
+    """What a job asks for, in which harmless values stand for what is missing or wrong: for whoever only shows it, as
+    an older or newer version may have accepted it.
+    """
+    return _root(document, [], [])
+
+
 @cache
 def _fields_by_name() -> dict[str, tuple[str, ...]]:
     """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""

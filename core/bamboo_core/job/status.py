@@ -1,15 +1,18 @@
-"""What a BambooJob's status says: the types from which the CRD's schema is made and as which the command line reads it.
+"""What a BambooJob's status says: the types of which the operator makes it, as which all read it, and from which the
+CRD's schema is made.
 
-The operator writes it (`bamboo_operator.status.document`). The text below a field is its description. Reading is
-lenient, as another version may have written it: bounds are only in the schema, and what is absent has a default.
+The text below a field is its description. Bounds are only in the schema. A field that is not always written is None
+where it is absent.
 """
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 
+from bamboo_core.job.api_object import ApiPart, Time, read_leniently
 from bamboo_core.job.fields import MAX_INT
+
+LONGEST_SENTENCE = 1024
 
 
 def _schema(**keywords: Any) -> msgspec.Meta:
@@ -17,12 +20,11 @@ def _schema(**keywords: Any) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema=keywords)
 
 
-Time = Annotated[datetime, msgspec.Meta(tz=True)]
 Count = Annotated[int, _schema(format="int32", minimum=0, maximum=MAX_INT)]
 BigCount = Annotated[int, _schema(format="int64", minimum=0)]
 NotNegative = Annotated[float, _schema(minimum=0)]
 Amount = Annotated[str, _schema(maxLength=32, pattern=r"^[0-9]+(\.[0-9]+)?$")]  # of money
-Sentence = Annotated[str, _schema(maxLength=1024)]
+Sentence = Annotated[str, _schema(maxLength=LONGEST_SENTENCE)]
 WorkerName = Annotated[str, _schema(maxLength=253)]
 Value = Annotated[float | None, _schema(description="Its value.")]
 Metrics = Annotated[dict[str, Value], _schema(maxProperties=64)]
@@ -30,18 +32,14 @@ _ATOMIC = {"x-kubernetes-list-type": "atomic"}
 _BY_TYPE = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
-class StatusPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An object of the status. Attributes are the API's fields in snake_case."""
-
-
-class ReportedCondition(StatusPart, frozen=True):
+class ReportedCondition(ApiPart, frozen=True):
     """One condition."""
 
     type: Annotated[str, _schema(maxLength=63, pattern=r"^[A-Z][A-Za-z]*$")]
     """The name of the condition."""
     status: Annotated[str, _schema(enum=["True", "False", "Unknown"])]
     """Whether it holds."""
-    observed_generation: BigCount = 0
+    observed_generation: BigCount | None = None
     """The generation of the spec that the condition is about."""
     last_transition_time: Time | None = None
     """When the status last changed."""
@@ -50,12 +48,16 @@ class ReportedCondition(StatusPart, frozen=True):
     message: Annotated[str, _schema(maxLength=32768)] = ""
     """Why, in a sentence for people."""
 
+    @property
+    def holds(self) -> bool:
+        return self.status == "True"
+
 
 _REQUIRED = ["type", "status", "lastTransitionTime", "reason", "message"]  # of what is written
 Condition = Annotated[ReportedCondition, _schema(required=_REQUIRED, description="One condition.")]
 
 
-class RolloutStatus(StatusPart, frozen=True):
+class RolloutStatus(ApiPart, frozen=True):
     """How many workers' pods are as they would be made now, and how the others are replaced."""
 
     revision: Annotated[str, _schema(maxLength=63)] = ""
@@ -68,11 +70,11 @@ class RolloutStatus(StatusPart, frozen=True):
     """How many there should be."""
     start_time: Time | None = None
     """When it began, or began again after a pause."""
-    message: Annotated[str, _schema(maxLength=1000)] = ""
+    message: Annotated[str | None, _schema(maxLength=1000)] = None
     """Why it is stalled."""
 
 
-class PipelineCounts(StatusPart, frozen=True):
+class PipelineCounts(ApiPart, frozen=True):
     """Counts of pipelines."""
 
     desired: Count = 0
@@ -83,7 +85,7 @@ class PipelineCounts(StatusPart, frozen=True):
     """How many of those lack a worker or a copy of a stage."""
 
 
-class WorkerCounts(StatusPart, frozen=True):
+class WorkerCounts(ApiPart, frozen=True):
     """Counts of workers."""
 
     desired: Count = 0
@@ -98,10 +100,10 @@ class WorkerCounts(StatusPart, frozen=True):
     """How many run in pools of capacity OnDemand."""
 
 
-class TakeoverStatus(StatusPart, frozen=True):
+class TakeoverStatus(ApiPart, frozen=True):
     """The latest takeover."""
 
-    time: Annotated[str, _schema(format="date-time")] = ""
+    time: Time | None = None
     """When it ended."""
     victim: WorkerName = ""
     """The worker that was lost or has left."""
@@ -115,31 +117,31 @@ class TakeoverStatus(StatusPart, frozen=True):
     """How long the stage stood still."""
 
 
-class EvaluationStatus(StatusPart, frozen=True):
+class EvaluationStatus(ApiPart, frozen=True):
     """The newest evaluation, and the best one."""
 
     step: Count = 0
     """After which step it was made."""
-    metrics: Metrics = {}
+    metrics: Metrics = msgspec.field(default_factory=dict)
     """The loss, and the task's metrics; none that is not finite."""
     best_step: Count | None = None
     """After which step the best state was measured (spec.training.evaluation.metric)."""
-    best_metrics: Metrics = {}
+    best_metrics: Metrics | None = None
     """What was measured of the best state."""
 
 
-class TrainingProgress(StatusPart, frozen=True):
+class TrainingProgress(ApiPart, frozen=True):
     """Progress."""
 
-    step: Count = 0
+    step: Count | None = None
     """Steps committed."""
-    steps: Count = 0
+    steps: Count | None = None
     """Steps that are wanted. Fewer are done if stoppedEarly says why."""
-    stopped_early: Sentence = ""
+    stopped_early: Sentence | None = None
     """Why the job ends before the last of these."""
-    grid_choice: Sentence = ""
+    grid_choice: Sentence | None = None
     """Which grid was chosen last, and what was expected of it and of others (spec.elastic.objective)."""
-    done_by: Sentence = ""
+    done_by: Sentence | None = None
     """Whether the last step will be done by spec.budget.doneBy at the present rate, and if not, how late it will be."""
     evaluation: EvaluationStatus | None = None
     """The newest evaluation, and the best one."""
@@ -149,13 +151,13 @@ class TrainingProgress(StatusPart, frozen=True):
     """The loss of the last committed step."""
     eta_seconds: BigCount | None = None
     """Estimated seconds until the job is complete, at the current speed."""
-    progress_percentage: Annotated[int, _schema(format="int32", minimum=0, maximum=100)] = 0
+    progress_percentage: Annotated[int | None, _schema(format="int32", minimum=0, maximum=100)] = None
     """Committed steps as a percentage of all."""
     last_reported_time: Time | None = None
     """When this progress was reported."""
 
 
-class CheckpointStatus(StatusPart, frozen=True):
+class CheckpointStatus(ApiPart, frozen=True):
     """The newest complete checkpoint."""
 
     last_step: Count | None = None
@@ -164,7 +166,7 @@ class CheckpointStatus(StatusPart, frozen=True):
     """When it was complete."""
 
 
-class JobCost(StatusPart, frozen=True):
+class JobCost(ApiPart, frozen=True):
     """What the workers' nodes cost, by the prices of the node pools and in their currency."""
 
     per_hour: Amount | None = None
@@ -187,7 +189,7 @@ class JobCost(StatusPart, frozen=True):
     """The time until which the cost is counted; pods that go while no operator is active are not in it."""
 
 
-class BambooJobStatus(StatusPart, frozen=True):
+class BambooJobStatus(ApiPart, frozen=True):
     """The state of the job. The operator writes it, at most once in 15 seconds while only progress changes."""
 
     observed_generation: BigCount = 0
@@ -210,7 +212,7 @@ class BambooJobStatus(StatusPart, frozen=True):
     """Counts of pipelines."""
     workers: WorkerCounts = WorkerCounts()
     """Counts of workers."""
-    workers_created: Count = 0
+    workers_created: Count | None = None
     """How many workers the job has had so far."""
     preemptions: Count = 0
     """Workers lost, or given notice. Those that failed are counted in restarts, too."""
@@ -231,22 +233,52 @@ class BambooJobStatus(StatusPart, frozen=True):
     cost: JobCost = JobCost()
     """What the workers' nodes cost, by the prices of the node pools and in their currency."""
     budget_warnings: Annotated[
-        tuple[Annotated[str, _schema(maxLength=64, description="A reason, and what it is about.")], ...],
+        tuple[Annotated[str, _schema(maxLength=64, description="A reason, and what it is about.")], ...] | None,
         _schema(maxItems=8, **_ATOMIC),
-    ] = ()
+    ] = None
     """Of what of spec.budget the user was warned by an event: a reason of the condition BudgetShort and the money or
     the date.
     """
     digests: Annotated[
         tuple[
             Annotated[str, _schema(maxLength=64, description="The digest of one stage, in the order of stages.")], ...
-        ],
+        ]
+        | None,
         _schema(maxItems=1024, **_ATOMIC),
-    ] = ()
+    ] = None
     """The sha256 of each stage's final parameters and optimizer state, once the job is complete."""
-    plan: Annotated[str, _schema(maxLength=262144)] = ""
+    plan: Annotated[str | None, _schema(maxLength=262144)] = None
     """The assignment of workers as JSON: {"epoch": ..., "pipelines": [[worker of stage 0, ...], ...]}."""
-    selector: Annotated[str, _schema(maxLength=16384)] = ""
+    selector: Annotated[str | None, _schema(maxLength=16384)] = None
     """A label selector for autoscalers, of one worker's pod of each ready pipeline. All of the job's pods have the
     label bamboo.dev/job-uid.
     """
+
+    def condition(self, kind: str) -> ReportedCondition | None:
+        return next((one for one in self.conditions if one.type == kind), None)
+
+    def holds(self, kind: str) -> bool:
+        found = self.condition(kind)
+        return found is not None and found.holds
+
+    @property
+    def ended(self) -> ReportedCondition | None:
+        """The condition with which the job is over."""
+        return next((one for one in self.conditions if one.type in ("Complete", "Failed") and one.holds), None)
+
+    @property
+    def owners(self) -> tuple[tuple[str, ...], ...]:
+        """Who runs which stage, by pipeline and stage; nobody if there is no plan, or this version cannot read it."""
+        try:
+            return msgspec.json.decode(self.plan or "", type=_WrittenPlan).pipelines
+        except msgspec.DecodeError:
+            return ()
+
+
+class _WrittenPlan(msgspec.Struct):
+    pipelines: tuple[tuple[str, ...], ...]
+
+
+def read_status(said: Any) -> BambooJobStatus:
+    """The status of a BambooJob, whoever wrote it; None is that of a job that nobody has seen yet."""
+    return read_leniently(BambooJobStatus, said)

@@ -10,13 +10,13 @@ from bamboo_core.page.server import add_page, answer, bearer, refusal
 from bamboo_operator.auth.page_access import PageAccess, ReviewApi
 from bamboo_operator.http.page_document import page_document
 from bamboo_operator.kube.objects import JobKey
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 
 
 class JobPages:
     """The pages of all jobs. view: what is known of a job; None for one that is not there."""
 
-    def __init__(self, view: Callable[[JobKey], JobView | None], reviews: ReviewApi) -> None:
+    def __init__(self, view: Callable[[JobKey], OperatedJob | None], reviews: ReviewApi) -> None:
         self._view = view
         self._access = PageAccess(reviews)
         self._now = steady_clock()

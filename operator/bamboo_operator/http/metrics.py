@@ -3,11 +3,11 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
 
+from bamboo_core.job.status import BambooJobStatus, CheckpointStatus
 from bamboo_core.metrics import job_catalog, job_metrics, operator_catalog
 from bamboo_core.metrics.exposition import Metric, MetricsPage
 from bamboo_core.metrics.job_metrics import JobKey
@@ -15,11 +15,10 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.kube.objects import parsed_time
 from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 
 IDLE_STATES = ("Suspended", "Invalid", "Complete", "Failed")
 
@@ -57,18 +56,17 @@ class MetricSources:
             page.add(operator_catalog.OPERATOR_JOBS, count, state)
 
 
-def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
+def job_page(page: MetricsPage, view: OperatedJob, meter: JobMeter) -> str:
     """Adds a job's; returns its state."""
     job, status = (view.namespace, view.name), view.status
     status_now = job_status(status, view.written, view.facts)
-    state = str(status_now["state"])
+    state = status_now.state
     for name in job_catalog.STATES:
         page.add(job_catalog.JOB_STATE, name == state, *job, name)
-    for condition in status_now["conditions"]:
-        page.add(job_catalog.JOB_CONDITION, condition["status"] == "True", *job, condition["type"])
-        if condition["type"] == "Protected":
-            holds = condition["status"] == "True"
-            job_metrics.protected(page, job, holds=holds, reason=condition["reason"])
+    for condition in status_now.conditions:
+        page.add(job_catalog.JOB_CONDITION, condition.holds, *job, condition.type)
+        if condition.type == "Protected":
+            job_metrics.protected(page, job, holds=condition.holds, reason=condition.reason)
     _workers(page, job, status_now)
     _rollout(page, job, status_now)
     _pods(page, job, view, idle=state in IDLE_STATES)
@@ -83,40 +81,40 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
         job_metrics.grid(page, job, None if state in IDLE_STATES else status, view.spec)
         job_metrics.slow(page, job, None if state in IDLE_STATES else status)
         job_metrics.history(page, job, status)
-        _checkpoint(page, view, status_now.get("checkpoint") or {})
+        _checkpoint(page, view, status_now.checkpoint)
     _cost(page, view, status_now)
     return state
 
 
-def _checkpoint(page: MetricsPage, view: JobView, newest: Mapping[str, Any]) -> None:
+def _checkpoint(page: MetricsPage, view: OperatedJob, newest: CheckpointStatus) -> None:
     """Adds the metrics of a job's checkpoints to the page. newest: as in the BambooJob's status, which outlasts
     coordinators.
     """
     known = view.status.checkpoint if view.status else None
     if known is None:
         return
-    at = parsed_time(newest.get("lastTime"))
+    at = newest.last_time
     age = known.age if known.age is not None else max(0.0, time.time() - at.timestamp()) if at else None
-    step = newest.get("lastStep", known.first)
+    step = known.first if newest.last_step is None else newest.last_step
     job_metrics.checkpoint(page, (view.namespace, view.name), step=step, every_steps=known.every_steps, age=age)
 
 
-def _workers(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> None:
-    page.add(job_catalog.JOB_DESIRED_WORKERS, status_now["workers"]["desired"], *job)
-    page.add(job_catalog.JOB_DESIRED_PIPELINES, status_now["pipelines"]["desired"], *job)
-    page.add(job_catalog.JOB_DEGRADED_PIPELINES, status_now["pipelines"]["degraded"], *job)
+def _workers(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> None:
+    page.add(job_catalog.JOB_DESIRED_WORKERS, status_now.workers.desired, *job)
+    page.add(job_catalog.JOB_DESIRED_PIPELINES, status_now.pipelines.desired, *job)
+    page.add(job_catalog.JOB_DEGRADED_PIPELINES, status_now.pipelines.degraded, *job)
 
 
-def _rollout(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> None:
+def _rollout(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> None:
     """Adds a rollout's metrics to the page, once it is known."""
-    if (rollout := status_now.get("rollout")) is None:
+    if (rollout := status_now.rollout) is None:
         return
-    page.add(job_catalog.JOB_UPDATED_WORKERS, rollout["updated"], *job)
+    page.add(job_catalog.JOB_UPDATED_WORKERS, rollout.updated, *job)
     for state in RolloutState:
-        page.add(job_catalog.JOB_ROLLOUT_STATE, rollout["state"] == state, *job, state.value)
+        page.add(job_catalog.JOB_ROLLOUT_STATE, rollout.state == state, *job, state.value)
 
 
-def _pods(page: MetricsPage, job: JobKey, view: JobView, *, idle: bool) -> None:
+def _pods(page: MetricsPage, job: JobKey, view: OperatedJob, *, idle: bool) -> None:
     facts = view.facts
     capacities = {pool.name: pool.capacity.value for pool in facts.spec.node_pools} if facts.spec else {}
     paid = facts.pods if facts.paid is None else facts.paid
@@ -125,23 +123,23 @@ def _pods(page: MetricsPage, job: JobKey, view: JobView, *, idle: bool) -> None:
             page.add(metric, 0 if idle else counts.get(pool, 0), *job, pool, capacities.get(pool, ""))
 
 
-def _cost(page: MetricsPage, view: JobView, status_now: Mapping[str, Any]) -> None:
+def _cost(page: MetricsPage, view: OperatedJob, status_now: BambooJobStatus) -> None:
     """Only if a pool has a price, or had one. Counters are what the job's status says by now, where the next operator
     goes on: it is never more than what that finds, so that they never fall.
     """
     job = (view.namespace, view.name)
-    if (cost := status_now.get("cost")) is None:
+    cost, written = status_now.cost, view.written.cost
+    if cost.total is None:
         return
     total = float(view.facts.earlier.cost + view.facts.cost)
-    if "perHour" in cost:
-        page.add(job_catalog.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
-    written = view.written.get("cost") or {}
-    page.add(job_catalog.JOB_COST, float(written.get("total") or 0), *job)
+    if cost.per_hour is not None:
+        page.add(job_catalog.JOB_COST_PER_HOUR, float(cost.per_hour), *job)
+    page.add(job_catalog.JOB_COST, float(written.total or 0), *job)
     page.add(job_catalog.JOB_COST_SO_FAR, total, *job)
-    page.add(job_catalog.JOB_REPEATED_COST, float(written.get("repeated") or 0), *job)
-    page.add(job_catalog.JOB_REPEATED_COST_SO_FAR, float(cost["repeated"]), *job)
+    page.add(job_catalog.JOB_REPEATED_COST, float(written.repeated or 0), *job)
+    page.add(job_catalog.JOB_REPEATED_COST_SO_FAR, float(cost.repeated or 0), *job)
     if view.facts.comparison.since is not None:
-        page.add(job_catalog.JOB_ON_DEMAND_COST, float(written.get("onDemandTotal") or 0), *job)
+        page.add(job_catalog.JOB_ON_DEMAND_COST, float(written.on_demand_total or 0), *job)
         page.add(job_catalog.JOB_SAVED, float(view.facts.comparison.saved), *job)
     status, spec = view.status, view.spec
     if status is not None and spec is not None and status.step and status.phase != "Recovering":

@@ -16,6 +16,7 @@ from bamboo_core.job.edits import apply_edit_to_manifest, refusal_message, refus
 from bamboo_core.job.manifest import ManifestError, parse_manifest
 from bamboo_core.job.placement_spec import WorkerSpec
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo_operator.kube.client import ApiClient
@@ -63,10 +64,10 @@ def merge_followed(accepted: Json, newest: Json) -> tuple[Json, FollowedSpec]:
     return merged, FollowedSpec(spec=spec, refused=refusal_message(names) if names and not suspend else "")
 
 
-def refusal_in(status: Json) -> str:
+def refusal_in(status: BambooJobStatus) -> str:
     """What a status says of a manifest that is not accepted; "" if it is."""
-    found: Json = next((c for c in status.get("conditions") or () if c.get("type") == "Accepted"), {})
-    return str(found.get("message") or "") if found.get("status") == "False" else ""
+    found = status.condition("Accepted")
+    return found.message if found is not None and found.status == "False" else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

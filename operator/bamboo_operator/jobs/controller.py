@@ -19,7 +19,7 @@ from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import JobGone
 from bamboo_operator.kube.objects import JobKey, owner_uid
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class JobController:
         """Those whose tasks run; from any thread."""
         return [job for job, task in tuple(self._reconcilers.values()) if not task.done()]
 
-    def view(self, key: JobKey) -> JobView | None:
+    def view(self, key: JobKey) -> OperatedJob | None:
         """What is known of that job; None if it is none of ours."""
         known = self._reconcilers.get(key)
         return known[0].view() if known else None

@@ -44,7 +44,7 @@ class EffectiveSpec:
         self._body, self._status, self._api, self._attempts = body, status, api, attempts
         self._key, self._meta = job.key, JobMeta(uid=job.uid)
         self.accepted = AcceptedManifest(job, api)
-        self._reported = refusal_in(body.get("status") or {})
+        self._reported = refusal_in(status.written)
 
     def update(self, body: Mapping[str, Any]) -> None:
         """The newest BambooJob."""

@@ -27,7 +27,7 @@ from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import Training
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import API_ERRORS
-from bamboo_operator.kube.objects import JobIdentity, JobKey, parsed_time, utc_now
+from bamboo_operator.kube.objects import JobIdentity, JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.job_pods import JobPods
@@ -35,7 +35,7 @@ from bamboo_operator.pods.removal import PodRemoval
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from bamboo_operator.status.event_queue import EventQueue, post_events
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
 
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
@@ -63,13 +63,12 @@ class JobReconciler:
         self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter, shared.prices)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 
-    def view(self) -> JobView:
+    def view(self) -> OperatedJob:
         """What the job's page and metrics are made of."""
         runner, status, (namespace, name) = self._runner, self._status, self.key
-        return JobView(
+        return OperatedJob(
             namespace=namespace,
             name=name,
-            spec=status.facts.spec,
             facts=status.facts,
             written=status.written,
             status=runner.status() if runner else None,
@@ -178,7 +177,7 @@ class JobReconciler:
             record=record,
             created=status.created,
             resumed=run.resumed,
-            rolling=RollingChange(templates, status.written.get("rollout"), record),
+            rolling=RollingChange(templates, status.written.rollout, record),
         )
         training = Training(
             run,
@@ -266,5 +265,5 @@ class JobReconciler:
         spec = self._spec.parsed()
         if spec is None or spec.ttl_seconds_after_finished is None:
             return None
-        done = parsed_time(self._status.written.get("completionTime")) or utc_now()
+        done = self._status.written.completion_time or utc_now()
         return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - utc_now()).total_seconds()

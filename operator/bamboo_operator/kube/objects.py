@@ -43,11 +43,6 @@ def api_time(when: datetime) -> str:
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def exact_time(when: datetime) -> str:
-    """To the microsecond, which the API takes as well."""
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def parsed_time(text: Any) -> datetime | None:
     """A time as the API writes it; None if there is none. Raises ValueError."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None

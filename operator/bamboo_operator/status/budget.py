@@ -1,15 +1,16 @@
 """How far a job's budget gets, for a person. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.budget_reach import HOUR, Pace, money_reach, shown_date, spent
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.facts import StatusFacts
 
@@ -118,7 +119,7 @@ def _margin(before: bool) -> float:
 
 def warned_of(
     earlier: Sequence[str], found: Sequence[Shortfall], since: datetime | None, now: datetime, spec: JobSpec | None
-) -> list[str]:
+) -> tuple[str, ...]:
     """The shortfalls of the present budget of which the user has been warned, with an event each: of each kind once.
 
     since: when the budget began to fall short. It has to last for a while, as steps may be slow for a moment.
@@ -127,17 +128,16 @@ def warned_of(
     present = {f"{budget.money}", shown_date(budget.done_by) if budget.done_by else ""} if budget is not None else set()
     kept = [key for key in earlier if key.partition(" ")[2] in present]
     lasting = since is not None and (now - since).total_seconds() >= LASTING_SECONDS
-    return kept + [one.key for one in found if lasting and one.key not in kept]
+    return (*kept, *(one.key for one in found if lasting and one.key not in kept))
 
 
-def warnings(new: Mapping[str, Any], old: Mapping[str, Any], found: Sequence[Shortfall]) -> list[Emit]:
+def warnings(new: BambooJobStatus, old: BambooJobStatus, found: Sequence[Shortfall]) -> list[Emit]:
     """The warnings that this status brings and the one before did not; each says how far the job gets."""
-    keys = set(new.get("budgetWarnings") or ()) - set(old.get("budgetWarnings") or ())
+    keys = set(new.budget_warnings or ()) - set(old.budget_warnings or ())
     return [Emit(one.reason, _with_how_far(new, one), True) for one in found if one.key in keys]
 
 
-def _with_how_far(status: Mapping[str, Any], one: Shortfall) -> str:
-    date, money = ((status.get(part) or {}).get(name) for part, name in (("training", "doneBy"), ("cost", "budget")))
+def _with_how_far(status: BambooJobStatus, one: Shortfall) -> str:
     if one.reason == "DateMissed":
-        return date or one.message
-    return f"{one.message}: {money}" if money else one.message
+        return status.training.done_by or one.message
+    return f"{one.message}: {status.cost.budget}" if status.cost.budget else one.message

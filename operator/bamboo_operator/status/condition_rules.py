@@ -1,14 +1,14 @@
 """Which conditions of a BambooJob hold, and why: one rule for each. Rules do not look at times."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from bamboo_core.coordinator.events import Outcome, Status, WorkerState
 from bamboo_core.coordinator.protection import UNHEARD, counts_nodes, crowd, protection
 from bamboo_core.job.spec import RedundancyMode, whole_workers
+from bamboo_core.job.status import ReportedCondition
 from bamboo_operator.pods.pools import is_fallback, price_per_hour
 from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.status.budget import Shortfall, budget_spent, shortfalls
@@ -341,12 +341,9 @@ def evaluate(given: RuleInput) -> dict[str, ConditionResult]:
     return {name: rule(given) for name, rule in RULES.items()}
 
 
-def condition_results(conditions: Any) -> dict[str, ConditionResult]:
+def condition_results(conditions: Iterable[ReportedCondition]) -> dict[str, ConditionResult]:
     """The conditions in a status."""
-    return {
-        c["type"]: ConditionResult(c.get("status") == "True", c.get("reason") or "Unknown", c.get("message") or "")
-        for c in conditions or ()
-    }
+    return {c.type: ConditionResult(c.holds, c.reason or "Unknown", c.message) for c in conditions}
 
 
 def displayed_state(found: Mapping[str, ConditionResult]) -> str:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
 
 from bamboo_core.coordinator.events import Finish
+from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
-from bamboo_operator.kube.objects import api_time
+from bamboo_core.job.status import BambooJobStatus
 from bamboo_operator.pods.rollouts.rollout import RolloutRecord
 from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.status.savings import CostComparison
@@ -28,17 +28,18 @@ class EarlierCounts:
     repeated_cost: Decimal = Decimal(0)
 
     @classmethod
-    def of(cls, previous: Mapping[str, Any]) -> "EarlierCounts":
+    def of(cls, previous: BambooJobStatus) -> "EarlierCounts":
         """What was counted before this operator knew the job. previous: the status found when the coordinator is
         created.
         """
-        counters = {name: int(previous.get(name) or 0) for name in ("preemptions", "takeovers", "restores", "restarts")}
-        cost = previous.get("cost") or {}
         return cls(
-            cost=Decimal(cost.get("total") or 0),
-            repeated_cost=Decimal(cost.get("repeated") or 0),
-            repeated_steps=int(previous.get("repeatedSteps") or 0),
-            **counters,
+            preemptions=previous.preemptions,
+            takeovers=previous.takeovers,
+            restores=previous.restores,
+            restarts=previous.restarts,
+            repeated_steps=previous.repeated_steps,
+            cost=Decimal(previous.cost.total or 0),
+            repeated_cost=Decimal(previous.cost.repeated or 0),
         )
 
 
@@ -90,6 +91,6 @@ class StatusFacts:
         return money is not None and self.total_cost >= money
 
     @property
-    def time(self) -> str:
-        """The time as the API writes times."""
-        return api_time(self.now)
+    def time(self) -> datetime:
+        """The time as a status has it."""
+        return whole_seconds(self.now)

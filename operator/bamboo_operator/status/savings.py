@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any
 
+from msgspec.structs import replace
+
+from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.placement_spec import Capacity, NodePool, priced_pool
-from bamboo_operator.kube.objects import api_time
+from bamboo_core.job.status import JobCost
 from bamboo_operator.pods.pools import cost_of, price_per_hour
 
 _CENTS = Decimal("0.0001")
@@ -25,15 +27,15 @@ class CostComparison:
     on_demand: Decimal = Decimal(0)
 
     @classmethod
-    def of(cls, status: Mapping[str, Any]) -> "CostComparison":
-        """The comparison as it was written to that status last."""
-        cost = status.get("cost") or {}
-        try:
-            since = datetime.fromisoformat(cost["comparedSince"])
-            on_demand, saved = Decimal(cost["onDemandTotal"]), Decimal(cost["saved"])
-        except (KeyError, TypeError, ValueError, InvalidOperation):  # none, or of another version
+    def of(cls, cost: JobCost) -> "CostComparison":
+        """The comparison as it was written last; a new one if there is none, or it is of another version."""
+        if cost.compared_since is None or cost.on_demand_total is None or cost.saved is None:
             return cls()
-        return cls(since=since, spent=on_demand - saved, on_demand=on_demand)
+        try:
+            on_demand, saved = Decimal(cost.on_demand_total), Decimal(cost.saved)
+        except InvalidOperation:
+            return cls()
+        return cls(since=cost.compared_since, spent=on_demand - saved, on_demand=on_demand)
 
     @property
     def saved(self) -> Decimal:
@@ -55,13 +57,13 @@ class CostComparison:
             on_demand=self.on_demand + cost_of(instead, seconds),
         )
 
-    def written(self) -> dict[str, str]:
-        """The fields of status.cost."""
+    def added_to(self, cost: JobCost) -> JobCost:
+        """The cost with what it is compared with, if it is."""
         if self.since is None:
-            return {}
+            return cost
         on_demand, saved = self.on_demand.quantize(_CENTS), self.saved.quantize(_CENTS)
-        since = api_time(self.since)
-        return {"onDemandTotal": f"{on_demand:f}", "saved": f"{saved + 0:f}", "comparedSince": since}
+        since = whole_seconds(self.since)
+        return replace(cost, on_demand_total=f"{on_demand:f}", saved=f"{saved + 0:f}", compared_since=since)
 
 
 def on_demand_pool(pools: Sequence[NodePool]) -> NodePool | None:

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable
 
-from bamboo.remote.job_view.objects import JobEvent, RemoteJob
-from bamboo.remote.job_view.parsing import events_of, job_of, workers_of
+from bamboo.remote.job_view.objects import JobEvent
+from bamboo.remote.job_view.parsing import events_of, workers_of
 from bamboo.remote.job_view.render import JobSnapshot
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import Object
+from bamboo_core.view.job_view import JobView, view_of
 
 
 class JobReader:
@@ -19,8 +20,8 @@ class JobReader:
         self._nodes: dict[str, Object] = {}
         self._asked: set[str] = set()
 
-    async def job(self) -> RemoteJob:
-        return job_of(await self._api.job(self.namespace, self.name))
+    async def job(self) -> JobView:
+        return view_of(await self._api.job(self.namespace, self.name))
 
     async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
         """pod_events: also what is told of the job's pods, which costs a look at all pods' events."""

@@ -1,45 +1,22 @@
-"""A job's facts of what the API server has: its BambooJob, pods, nodes and events, read once, at the edge."""
+"""A job's facts of what the API server has beside its BambooJob: pods, nodes and events, read once, at the edge."""
 
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-import msgspec
-
-from bamboo.remote.job_view.objects import JobCondition, JobEvent, Json, RemoteJob, RemoteWorker
+from bamboo.remote.job_view.objects import JobEvent, Json, RemoteWorker
 from bamboo_core import names
-from bamboo_core.job.status import ReportedCondition
-from bamboo_core.kube.resources import (
-    BambooJob,
-    ContainerState,
-    Event,
-    Node,
-    Pod,
-    read,
-)
+from bamboo_core.kube.resources import ContainerState, Event, Node, Pod, read
+from bamboo_core.view.job_view import JobView
 
 
-def job_of(body: Json) -> RemoteJob:
-    """From a BambooJob. Without a status yet, it is Pending."""
-    job = read(BambooJob, body)
-    return RemoteJob(
-        metadata=job.metadata,
-        spec=job.spec,
-        status=job.status,
-        conditions=tuple(_condition(condition) for condition in job.status.conditions),
-        plan=_plan(job.status.plan),
-    )
-
-
-def workers_of(
-    job: RemoteJob, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None
-) -> tuple[RemoteWorker, ...]:
+def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None) -> tuple[RemoteWorker, ...]:
     """The job's, in the order of their numbers. nodes: by name, as far as they are known."""
     mine = (pod for body in pods if _owner(pod := read(Pod, body)) == job.uid)
     return tuple(sorted((_worker(job, pod, nodes or {}) for pod in mine), key=lambda w: (w.number, w.name)))
 
 
-def events_of(job: RemoteJob, of_job: Iterable[Json], of_pods: Iterable[Json], pods: Iterable[str]) -> list[JobEvent]:
+def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pods: Iterable[str]) -> list[JobEvent]:
     """The job's events and those of its pods, also of pods that are gone, oldest first.
 
     An earlier job of the same name has another uid; of its pods' events nothing tells.
@@ -61,33 +38,11 @@ def is_worker_of(job: str, pod: str) -> bool:
     return number is not None and names.worker_name(job, int(number[1])) == pod
 
 
-def _condition(condition: ReportedCondition) -> JobCondition:
-    return JobCondition(
-        kind=condition.type,
-        holds=condition.status == "True",
-        reason=condition.reason,
-        message=condition.message,
-        since=condition.last_transition_time,
-    )
-
-
-def _plan(text: str) -> tuple[tuple[str, ...], ...]:
-    """The rows of owners; none if there is no plan, or it is of a form that only a newer version knows."""
-    try:
-        return msgspec.json.decode(text, type=_WrittenPlan).pipelines
-    except msgspec.DecodeError:
-        return ()
-
-
-class _WrittenPlan(msgspec.Struct):
-    pipelines: tuple[tuple[str, ...], ...]
-
-
 def _owner(pod: Pod) -> str | None:
     return next((o.uid for o in pod.metadata.owner_references if o.controller and o.kind == names.KIND), None)
 
 
-def _worker(job: RemoteJob, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
+def _worker(job: JobView, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
     name, labels, node = pod.metadata.name, pod.metadata.labels, pod.spec.node_name
     state, detail = _state(job, pod)
     grace = pod.spec.termination_grace_period_seconds
@@ -109,7 +64,7 @@ def _worker(job: RemoteJob, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker
     )
 
 
-def _state(job: RemoteJob, pod: Pod) -> tuple[str, str]:
+def _state(job: JobView, pod: Pod) -> tuple[str, str]:
     status, name = pod.status, pod.metadata.name
     trainer = next((c.state for c in status.container_statuses if c.name == names.TRAINER_CONTAINER), ContainerState())
     if ended := trainer.terminated:

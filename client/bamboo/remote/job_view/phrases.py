@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from bamboo.remote.job_view.objects import CellIndex, RemoteJob
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
 from bamboo_core.coordinator.protection import OFF
 from bamboo_core.job.status import TakeoverStatus
@@ -11,6 +10,7 @@ from bamboo_core.page.forecast import at_the_end
 from bamboo_core.text import count as count
 from bamboo_core.text import duration as duration
 from bamboo_core.text import metrics
+from bamboo_core.view.job_view import CellIndex, JobView
 
 STALE_SECONDS = 60.0  # progress is written every 15 s
 
@@ -26,16 +26,16 @@ def age(since: datetime | None, now: datetime) -> str:
     return f"{seconds // 86400}d"
 
 
-def progress(job: RemoteJob) -> str:
+def progress(job: JobView) -> str:
     """One line: step, loss, speed, time left."""
     training = job.status.training
     parts = [
-        f"step {training.step}/{job.steps}",
+        f"step {job.step}/{job.steps}",
         *["stopped early"] * bool(training.stopped_early),
     ]
     if training.loss is not None:
         parts.append(f"loss {training.loss:.4f}")
-    if job.ended is None and job.holds("Running"):
+    if job.status.ended is None and job.status.holds("Running"):
         if training.samples_per_second is not None:
             parts.append(f"{training.samples_per_second:.1f} samples/s")
         if training.eta_seconds is not None:
@@ -43,7 +43,7 @@ def progress(job: RemoteJob) -> str:
     return ", ".join(parts)
 
 
-def evaluation(job: RemoteJob) -> str:
+def evaluation(job: JobView) -> str:
     """One line: what was measured last, and of the best state; "" if nothing was."""
     found = job.status.training.evaluation
     if found is None or not found.metrics:
@@ -53,10 +53,10 @@ def evaluation(job: RemoteJob) -> str:
         return said
     if found.best_step == found.step:
         return f"{said} (the best so far)"
-    return f"{said}; the best after step {found.best_step}: {metrics(found.best_metrics)}"
+    return f"{said}; the best after step {found.best_step}: {metrics(found.best_metrics or {})}"
 
 
-def counts(job: RemoteJob) -> str:
+def counts(job: JobView) -> str:
     """One line: pipelines, workers, what has happened to them."""
     status, workers = job.status, job.status.workers
     parts = []
@@ -73,7 +73,7 @@ def counts(job: RemoteJob) -> str:
     return ", ".join(parts)
 
 
-def checkpoint(job: RemoteJob, now: datetime) -> str:
+def checkpoint(job: JobView, now: datetime) -> str:
     """The newest one, and what going back has cost; empty if the job keeps none."""
     if job.spec.checkpoint is None:
         return ""
@@ -89,13 +89,13 @@ def checkpoint(job: RemoteJob, now: datetime) -> str:
     return checkpoint_line(facts)
 
 
-def cost(job: RemoteJob) -> str:
+def cost(job: JobView) -> str:
     """What it costs; empty if no price is known."""
     spent = job.status.cost
     told = [f"{spent.total} so far"] if spent.total is not None else []
-    if spent.per_hour is not None and job.ended is None:
+    if spent.per_hour is not None and job.status.ended is None:
         told.append(f"{spent.per_hour} an hour")
-        left = None if job.holds("Suspended") else job.status.training.eta_seconds  # it is that of before
+        left = None if job.status.holds("Suspended") else job.status.training.eta_seconds  # it is that of before
         whole = at_the_end(float(spent.total or 0), float(spent.per_hour), left)
         told += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
     if spent.saved is not None:
@@ -107,32 +107,32 @@ def cost(job: RemoteJob) -> str:
     return ", ".join(told)
 
 
-def protected(job: RemoteJob) -> str:
+def protected(job: JobView) -> str:
     """Is it, in a word for a table: yes, no, or off if it is not meant to be; - if nothing runs, or it is not known."""
-    told = job.condition("Protected")
-    if told is None or job.ended or job.holds("Suspended") or told.reason == "NotRunning":
+    told = job.status.condition("Protected")
+    if told is None or job.status.ended or job.status.holds("Suspended") or told.reason == "NotRunning":
         return "-"
     return "yes" if told.holds else "off" if told.reason == OFF else "no"
 
 
-def protection(job: RemoteJob) -> str:
+def protection(job: JobView) -> str:
     """A line that says whether the job is protected, and why; empty if that is no question."""
-    told, word = job.condition("Protected"), protected(job)
+    told, word = job.status.condition("Protected"), protected(job)
     if told is None or word == "-":
         return ""
     return f"protected: {'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
 
 
-def rollout(job: RemoteJob) -> str:
+def rollout(job: JobView) -> str:
     """How far the replacement of its workers is; empty if none is due."""
     found = job.status.rollout
-    if found is None or found.state == "Complete" or job.ended or job.suspended:
+    if found is None or found.state == "Complete" or job.status.ended or job.suspended:
         return ""
     why = f": {found.message}" if found.message else ""
     return f"rollout {found.state.lower()}, {found.updated} of {found.total} workers of revision {found.revision}{why}"
 
 
-def takeover(job: RemoteJob, taken: TakeoverStatus) -> str:
+def takeover(job: JobView, taken: TakeoverStatus) -> str:
     return (
         f"{job.short(taken.worker)} took over {place((taken.pipeline, taken.stage))} from {job.short(taken.victim)};"
         f" the stage stood still for {pause(taken.pause_seconds)}"
@@ -154,14 +154,14 @@ def places(cells: Sequence[CellIndex]) -> str:
     return " and ".join(place(cell) for cell in cells)
 
 
-def suspending(job: RemoteJob) -> str | None:
+def suspending(job: JobView) -> str | None:
     """What is lost by suspending the job now; None if nothing is."""
-    step, kept = job.status.training.step, job.status.checkpoint.last_step
-    if job.ended or job.suspended or not step:
+    step, kept = job.step, job.status.checkpoint.last_step
+    if job.status.ended or job.suspended or not step:
         return None
     if job.spec.checkpoint is None:
         return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(step, 'step')}"
-    if job.holds("Running"):
+    if job.status.holds("Running"):
         return None  # its state is kept before it stops
     if kept is None:
         return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(step, 'step')}"
@@ -169,42 +169,42 @@ def suspending(job: RemoteJob) -> str | None:
     return f"{job.name} will continue from its checkpoint at step {kept}, which loses {count(lost, 'step')}"
 
 
-def deleting(job: RemoteJob) -> str | None:
+def deleting(job: JobView) -> str | None:
     """What is lost by deleting the job now."""
-    if job.ended:
+    if job.status.ended:
         return None
     return f"{job.name} is not over ({job.status.state}, {progress(job)}); its progress is lost"
 
 
-def outcome(job: RemoteJob) -> str:
+def outcome(job: JobView) -> str:
     """How it ended, or why it does not train."""
-    end = job.ended
+    end = job.status.ended
     if end is not None:
-        return f"{end.kind}: {end.message}" if end.message else f"{end.kind}: {end.reason}"
-    accepted = job.condition("Accepted")
+        return f"{end.type}: {end.message}" if end.message else f"{end.type}: {end.reason}"
+    accepted = job.status.condition("Accepted")
     if accepted is not None and not accepted.holds:
         return f"not accepted: {accepted.message}"
     return f"{job.status.state}: {job.held_back}" if job.held_back else job.status.state
 
 
-def stale(job: RemoteJob, now: datetime) -> str | None:
+def stale(job: JobView, now: datetime) -> str | None:
     """Says so if there has been no unseen of a running job for a while."""
     reported = job.status.training.last_reported_time
-    if job.ended or job.suspended or not job.holds("Running") or reported is None:
+    if job.status.ended or job.suspended or not job.status.holds("Running") or reported is None:
         return None
     if (now - reported).total_seconds() < STALE_SECONDS:
         return None
     return f"no progress has been reported for {age(reported, now)}: steps take very long, or no operator is running"
 
 
-def why_waiting(job: RemoteJob) -> str | None:
+def why_waiting(job: JobView) -> str | None:
     """Why it does not train, if it is meant to; None if all is well."""
-    if job.ended or job.suspended:
+    if job.status.ended or job.suspended:
         return job.held_back or None
     for kind in ("Accepted", "WorkersReady"):
-        found = job.condition(kind)
+        found = job.status.condition(kind)
         if found is not None and not found.holds:
             return found.message
-    if not job.conditions:
+    if not job.status.conditions:
         return "no operator has seen this job yet: is bamboo-operator running, and does it watch this namespace?"
     return None

@@ -9,7 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bamboo.remote.job_view import phrases
-from bamboo.remote.job_view.objects import JobCondition, JobEvent, RemoteJob, RemoteWorker
+from bamboo.remote.job_view.objects import JobEvent, RemoteWorker
+from bamboo_core.coordinator.protection import OFF
+from bamboo_core.job.status import ReportedCondition
+from bamboo_core.view.job_view import JobView
 
 STATE_STYLES = {
     "Running": "green",
@@ -32,6 +35,7 @@ WORKER_STYLES = {  # in the order of their interest
     "failed": "red",
     "ended": "dim",
 }
+HOLD_WHEN_ALL_IS_WELL = ("Accepted", "WorkersReady", "WorkersUpdated", "Running", "Protected")
 SHOWN_EVENTS = 8
 GRID_MARGIN = 12  # the column of pipelines
 
@@ -40,13 +44,13 @@ GRID_MARGIN = 12  # the column of pipelines
 class JobSnapshot:
     """A job, as far as the user may see what belongs to it. missing: what could not be looked at, in words."""
 
-    job: RemoteJob
+    job: JobView
     workers: tuple[RemoteWorker, ...] = ()
     events: tuple[JobEvent, ...] = ()
     missing: tuple[str, ...] = ()
 
 
-def jobs(found: Sequence[RemoteJob], now: datetime, *, wide: bool = False, namespaces: bool = False) -> Table:
+def jobs(found: Sequence[JobView], now: datetime, *, wide: bool = False, namespaces: bool = False) -> Table:
     """A line for each job. namespaces: whether they differ."""
     table = _plain_table(*(["NAMESPACE"] if namespaces else []), "NAME", "STATE")
     _right(table, "STEP", "PIPELINES", "WORKERS")
@@ -59,7 +63,7 @@ def jobs(found: Sequence[RemoteJob], now: datetime, *, wide: bool = False, names
             *([job.namespace] if namespaces else []),
             job.name,
             state(job),
-            f"{job.status.training.step}/{job.steps}",
+            f"{job.step}/{job.steps}",
             f"{job.status.pipelines.ready}/{job.spec.topology.pipelines}",
             f"{job.status.workers.ready}/{job.status.workers.desired}",
             phrases.protected(job),
@@ -67,7 +71,7 @@ def jobs(found: Sequence[RemoteJob], now: datetime, *, wide: bool = False, names
             phrases.age(job.metadata.creation_timestamp, now),
         ]
         if wide:
-            running, training = job.ended is None, job.status.training
+            running, training = job.status.ended is None, job.status.training
             cells += [
                 str(job.status.takeovers),
                 _number(training.samples_per_second if running else None, 1),
@@ -86,8 +90,8 @@ def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
     parts: list[RenderableType] = [*head(snapshot, now), *grids(job, width)]
     if snapshot.workers:
         parts += ["", workers(snapshot, now, width)]
-    if job.conditions:
-        parts += ["", conditions(job.conditions, now)]
+    if job.status.conditions:
+        parts += ["", conditions(job.status.conditions, now)]
     if snapshot.events:
         parts += ["", *events(snapshot.events[-SHOWN_EVENTS:], now, job)]
     return Group(*parts)
@@ -148,23 +152,25 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         lines.append(Text(f"budget {status.cost.budget}"))
     if status.last_takeover is not None:
         lines.append(Text(f"last takeover: {phrases.takeover(job, status.last_takeover)}"))
-    if end := job.ended:
-        lines.append(Text(f"{end.kind}: {end.message}", style="green" if end.kind == "Complete" else "bold red"))
+    if end := job.status.ended:
+        lines.append(Text(f"{end.type}: {end.message}", style="green" if end.type == "Complete" else "bold red"))
     elif waiting := phrases.why_waiting(job):
         lines.append(Text(waiting, style="yellow"))
     if stale := phrases.stale(job, now):
         lines.append(Text(stale, style="yellow"))
-    if job.holds("Degraded") and (degraded := job.condition("Degraded")):
-        lines.append(Text(f"degraded for {phrases.age(degraded.since, now)}: {degraded.message}", style="yellow"))
+    degraded = status.condition("Degraded")
+    if degraded is not None and degraded.holds:
+        since = phrases.age(degraded.last_transition_time, now)
+        lines.append(Text(f"degraded for {since}: {degraded.message}", style="yellow"))
     lines += [Text(f"not shown: {what}", style="dim") for what in snapshot.missing]
     return lines
 
 
-def state(job: RemoteJob) -> Text:
+def state(job: JobView) -> Text:
     return Text(job.status.state, style=STATE_STYLES.get(job.status.state, ""))
 
 
-def grids(job: RemoteJob, width: int) -> list[RenderableType]:
+def grids(job: JobView, width: int) -> list[RenderableType]:
     """Who runs what: as many tables of stages, one below the other, as the width demands."""
     if not job.plan:
         return []
@@ -184,11 +190,11 @@ def grids(job: RemoteJob, width: int) -> list[RenderableType]:
     return found
 
 
-def _cell(job: RemoteJob, worker: str, marked: set[str]) -> str:
+def _cell(job: JobView, worker: str, marked: set[str]) -> str:
     return job.short(worker) + ("*" if worker in marked else "")
 
 
-def _blocks(job: RemoteJob, width: int) -> list[tuple[int, int]]:
+def _blocks(job: JobView, width: int) -> list[tuple[int, int]]:
     """The stages of each table."""
     stages = max(len(row) for row in job.plan)
     longest = max(len(_cell(job, w, job.doubled)) for row in job.plan for w in row)
@@ -225,22 +231,27 @@ def _runs(worker: RemoteWorker) -> str:
     return " ".join(f"{pipeline}/{stage}" for pipeline, stage in worker.cells) or "-"
 
 
-def conditions(found: Iterable[JobCondition], now: datetime) -> Table:
+def conditions(found: Iterable[ReportedCondition], now: datetime) -> Table:
     """All of them; sentences only of those that are not as they are when all is well."""
     table = _plain_table("CONDITION", "HOLDS")
     table.add_column("FOR", justify="right", no_wrap=True)
     table.add_column("WHY", overflow="fold")
     for condition in found:
-        why = condition.reason if condition.usual else f"{condition.reason}: {condition.message}"
-        style = "" if condition.usual or condition.kind == "Complete" else "yellow"
-        table.add_row(
-            condition.kind, Text(str(condition.holds), style=style), phrases.age(condition.since, now), Text(why)
-        )
+        usual = _is_usual(condition)
+        why = condition.reason if usual else f"{condition.reason}: {condition.message}"
+        holds = Text(str(condition.holds), style="" if usual or condition.type == "Complete" else "yellow")
+        table.add_row(condition.type, holds, phrases.age(condition.last_transition_time, now), Text(why))
     return table
 
 
+def _is_usual(condition: ReportedCondition) -> bool:
+    """Is it as it is when all is well, or when the job is over or suspended, which another condition says?"""
+    idle = condition.reason == "JobOver" or (condition.reason == "Suspended" and not condition.holds)
+    return idle or condition.reason == OFF or condition.holds is (condition.type in HOLD_WHEN_ALL_IS_WELL)
+
+
 def events(
-    found: Iterable[JobEvent], now: datetime, job: RemoteJob, *, one_line: bool = False, times: bool = False
+    found: Iterable[JobEvent], now: datetime, job: JobView, *, one_line: bool = False, times: bool = False
 ) -> list[RenderableType]:
     """times: when it was, in UTC, instead of how long ago."""
     shown = []
@@ -275,7 +286,7 @@ def _lines_of_head(snapshot: JobSnapshot, now: datetime, width: int) -> int:
     return sum(1 + max(0, len(str(line)) - 1) // max(1, width) for line in head(snapshot, now))
 
 
-def _lines_of_grids(job: RemoteJob, width: int) -> int:
+def _lines_of_grids(job: JobView, width: int) -> int:
     if not job.plan:
         return 0
     return len(_blocks(job, width)) * (len(job.plan) + 3) + (1 if job.doubled else 0)

@@ -4,17 +4,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from bamboo_core.coordinator.events import Emit, Status, WorkerState
 from bamboo_core.coordinator.protection import spares_any_worker
 from bamboo_core.coordinator.shell_view import WantedWorkers
 from bamboo_core.coordinator.workers.failures import by_itself
+from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.spec import JobSpec, RedundancyMode
+from bamboo_core.job.status import RolloutStatus
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import lives, worker_exit
-from bamboo_operator.kube.objects import api_time, parsed_time, utc_now
+from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.pods.rollouts.rollout import (
     NOTHING,
     Act,
@@ -72,10 +73,10 @@ class RollingChange:
     """
 
     def __init__(
-        self, templates: WorkerTemplates, written: Mapping[str, Any] | None, record: Callable[[Emit], None]
+        self, templates: WorkerTemplates, written: RolloutStatus | None, record: Callable[[Emit], None]
     ) -> None:
         self._templates, self._emit = templates, record
-        self._record = RolloutRecord.read(written, time.monotonic())
+        self._record = RolloutRecord.of(written, time.monotonic())
         self._view: RolloutView | None = None
         self._refusal: Refusal | None = None
         self.deadlines: tuple[float, ...] = ()  # when to look again though nothing has happened (time.monotonic())
@@ -211,7 +212,7 @@ class RollingChange:
         if pod is None or record is None or not self._templates.is_newest(sight.job, pod):
             return False
         made = parsed_time(pod["metadata"].get("creationTimestamp"))
-        return made is not None and made >= _whole_second(record.since)
+        return made is not None and made >= whole_seconds(record.since)
 
     def _report(self, before: RolloutRecord | None, now: RolloutRecord) -> None:
         if now.active and (before is None or not before.active or before.revision != now.revision):
@@ -229,8 +230,3 @@ def _held(status: Status, job: JobSpec) -> bool:
     owners = Counter(owner for row in status.grid for owner, _ in row)
     alone = job.redundancy.mode is RedundancyMode.NONE and len(status.grid) == 1
     return (spares_any_worker(status) or alone) and max(owners.values(), default=0) == 1
-
-
-def _whole_second(when: datetime) -> datetime:
-    """The time in whole seconds, as the API server writes down when a pod was made."""
-    return parsed_time(api_time(when)) or when

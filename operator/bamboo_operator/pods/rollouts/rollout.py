@@ -5,14 +5,14 @@ ones is let go by a planned takeover. Where there is no room for one more, an ol
 become ready, nobody else is replaced.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum, auto
-from typing import Any
 
+from bamboo_core.job.api_object import whole_seconds
+from bamboo_core.job.status import RolloutStatus
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.kube.objects import api_time, parsed_time
 
 NO_ROOM_SECONDS = 60.0  # for which a pod finds no node, or is refused, before an old worker goes first
 MOST_FAILURES = 3  # new workers that ended by themselves
@@ -115,30 +115,29 @@ class RolloutRecord:
             return f"{done}; the others stay: {self.stalled}"[:LONGEST_MESSAGE]
         return f"{done}; spec.rollout.paused is true" if self.state is RolloutState.PAUSED else done
 
-    def written(self) -> dict[str, Any]:
+    def status(self) -> RolloutStatus:
         """The record as the job's status has it."""
-        written = {
-            "revision": self.revision,
-            "state": self.state.value,
-            "updated": self.updated,
-            "total": self.total,
-            "startTime": api_time(self.since),
-        }
-        return written | ({"message": self.stalled[:LONGEST_MESSAGE]} if self.stalled else {})
+        return RolloutStatus(
+            revision=self.revision,
+            state=self.state.value,
+            updated=self.updated,
+            total=self.total,
+            start_time=whole_seconds(self.since),
+            message=self.stalled[:LONGEST_MESSAGE] or None,
+        )
 
     @classmethod
-    def read(cls, written: Mapping[str, Any] | None, now: float) -> "RolloutRecord | None":
+    def of(cls, status: RolloutStatus | None, now: float) -> "RolloutRecord | None":
         """What an operator before this one has written; None if it has not, or nobody could."""
-        if not written or (since := parsed_time(written.get("startTime"))) is None:
+        if status is None or status.start_time is None:
             return None
-        state = written.get("state")
         return cls(
-            revision=str(written.get("revision")),
-            since=since,
+            revision=status.revision,
+            since=status.start_time,
             moved=now,
-            active=state != RolloutState.COMPLETE,
-            paused=state == RolloutState.PAUSED,
-            stalled=str(written.get("message") or "") if state == RolloutState.STALLED else "",
+            active=status.state != RolloutState.COMPLETE,
+            paused=status.state == RolloutState.PAUSED,
+            stalled=status.message or "" if status.state == RolloutState.STALLED else "",
         )
 
 

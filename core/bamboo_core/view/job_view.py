@@ -1,0 +1,127 @@
+"""A job as whoever shows it sees it: facts, and what follows from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo_core.coordinator.protection import OFF
+from bamboo_core.job.api_object import Metadata, read_leniently
+from bamboo_core.job.manifest import read_spec
+from bamboo_core.job.spec import JobSpec, StorageSpec, storage_place
+from bamboo_core.job.status import BambooJobStatus, read_status
+from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
+
+CellIndex = tuple[int, int]  # pipeline and stage
+
+UNRECOVERABLE = (
+    "RestoreDeadlineExceeded",
+    "RestoreFailed",
+    "StageLost",
+    "WorkersGone",
+)  # reasons of jobs that nothing could save
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """What is known of a job. plan: the owners by pipeline and stage; none if it is not known (yet)."""
+
+    metadata: Metadata
+    spec: JobSpec
+    status: BambooJobStatus
+    plan: tuple[tuple[str, ...], ...]
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid
+
+    @property
+    def step(self) -> int:
+        """The number of steps committed."""
+        return self.status.training.step or 0
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that are wanted; 0 if nobody has told them yet."""
+        return self.status.training.steps or self.spec.training.known_steps or 0
+
+    @property
+    def checkpoint_place(self) -> str:
+        """Where its checkpoints are; empty if it keeps none, or nowhere that this version knows."""
+        storage = self.spec.checkpoint.storage if self.spec.checkpoint else StorageSpec()
+        known = storage.uri or storage.claim_name
+        return storage_place(storage.uri, storage.claim_name) if known else ""
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """The pools whose workers are not in the cost."""
+        return tuple(p.name for p in self.spec.node_pools if p.price_per_hour is None and p.machine is None)
+
+    @property
+    def held_back(self) -> str:
+        """Why the operator keeps it suspended though its manifest does not say so, as when its budget is spent, and
+        what helps; "" if it does not.
+        """
+        told = self.status.condition("Suspended")
+        if self.spec.suspend or self.status.ended or told is None or not told.holds or told.reason == "Suspended":
+            return ""
+        return told.message
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec.suspend or bool(self.held_back)
+
+    @property
+    def exit_code(self) -> int | None:
+        """As `bamboo run` would have ended; None while the job is not over."""
+        end = self.status.ended
+        if end is None:
+            return None
+        if end.type == "Complete":
+            return EXIT_OK
+        return EXIT_UNRECOVERABLE if end.reason in UNRECOVERABLE else EXIT_FAILED
+
+    @property
+    def protected(self) -> bool:
+        """Has every stage what is meant to protect it?
+
+        Without the condition Protected, as an older operator has it, Degraded names three faults at most, and more
+        may hide others.
+        """
+        if told := self.status.condition("Protected"):
+            return told.holds or told.reason == OFF
+        degraded = self.status.condition("Degraded")
+        if degraded is None or not degraded.holds:
+            return True
+        return not any(sign in degraded.message for sign in ("has no second copy", "; and "))
+
+    def short(self, worker: str) -> str:
+        """A worker's name without the job's, where it has that: w3 for quickstart-w3."""
+        return worker.removeprefix(f"{self.name}-")
+
+    def cells(self, worker: str) -> tuple[CellIndex, ...]:
+        """What the worker runs."""
+        return tuple((d, s) for d, row in enumerate(self.plan) for s, owner in enumerate(row) if owner == worker)
+
+    @property
+    def doubled(self) -> set[str]:
+        """Workers that run more than one stage."""
+        return {worker for row in self.plan for worker in row if len(self.cells(worker)) > 1}
+
+
+def view_of(body: Mapping[str, Any]) -> JobView:
+    """The view of a BambooJob as the API server has it. What of it this version cannot read counts as absent."""
+    status = read_status(body.get("status"))
+    return JobView(
+        metadata=read_leniently(Metadata, body.get("metadata")),
+        spec=read_spec(body),
+        status=status,
+        plan=status.owners,
+    )

@@ -1,0 +1,104 @@
+"""What a coordinator says of its job, as the status of a BambooJob says it. Pure; the time comes in."""
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from bamboo_core.coordinator.events import Status, WorkerState
+from bamboo_core.job.api_object import whole_seconds
+from bamboo_core.job.status import (
+    LONGEST_SENTENCE,
+    BambooJobStatus,
+    CheckpointStatus,
+    EvaluationStatus,
+    PipelineCounts,
+    TakeoverStatus,
+    TrainingProgress,
+    WorkerCounts,
+)
+
+
+def run_status(live: Status, now: datetime) -> BambooJobStatus:
+    """All that the coordinator knows of a status: no conditions, no cost, and counts since it was made."""
+    standby = sum(1 for _, state in live.workers if state is WorkerState.STANDBY)
+    ready = sum(1 for _, state in live.workers if state is not WorkerState.STARTING)
+    kept = live.checkpoint
+    return BambooJobStatus(
+        state=live.phase,
+        epoch=live.epoch,
+        pipelines=PipelineCounts(desired=len(live.grid), ready=len(live.grid)),
+        workers=WorkerCounts(desired=live.wanted, ready=ready, standby=standby),
+        preemptions=live.preemptions,
+        takeovers=len(live.takeovers),
+        restores=kept.restores if kept else 0,
+        repeated_steps=kept.repeated if kept else 0,
+        restarts=live.restarts,
+        last_takeover=_last_takeover(live),
+        training=training_progress(live, now),
+        checkpoint=_checkpoint(live, now),
+        digests=live.digests or None,
+    )
+
+
+def _last_takeover(live: Status) -> TakeoverStatus | None:
+    """The coordinator does not know when it was."""
+    if not live.takeovers:
+        return None
+    last = live.takeovers[-1]
+    return TakeoverStatus(
+        victim=last.victim,
+        worker=last.worker,
+        pipeline=last.pipeline,
+        stage=last.stage,
+        pause_seconds=round(last.pause_ms / 1000, 3),
+    )
+
+
+def _checkpoint(live: Status, now: datetime) -> CheckpointStatus:
+    known = live.checkpoint
+    if known is None or known.step is None:
+        return CheckpointStatus()
+    time = None if known.age is None else whole_seconds(now - timedelta(seconds=known.age))
+    return CheckpointStatus(last_step=known.step, last_time=time)
+
+
+def training_progress(live: Status, now: datetime) -> TrainingProgress:
+    """How far the job is, at that time."""
+    steps = live.steps
+    return TrainingProgress(
+        step=live.step,
+        steps=steps,
+        progress_percentage=None if steps is None else min(100, 100 * live.step // max(1, steps)),
+        stopped_early=live.stopped_early or None,
+        grid_choice=live.grid_choice[:LONGEST_SENTENCE] or None,
+        done_by=live.date.told if live.date else None,
+        samples_per_second=_rounded(live.samples_per_second, 3),
+        loss=_rounded(live.loss, 6),
+        eta_seconds=_whole(live.eta_seconds),
+        evaluation=_evaluation(live) if live.evaluations else None,
+        last_reported_time=whole_seconds(now),
+    )
+
+
+def _evaluation(live: Status) -> EvaluationStatus:
+    """The newest one, and the best."""
+    step, metrics = live.evaluations[-1]
+    best = dict(live.evaluations).get(-1 if live.best_evaluation is None else live.best_evaluation)
+    return EvaluationStatus(
+        step=step,
+        metrics=_known(metrics),
+        best_step=None if best is None else live.best_evaluation,
+        best_metrics=None if best is None else _known(best),
+    )
+
+
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: float(f"{value:.6g}") for name, value in metrics.items() if value is not None}
+
+
+def _rounded(number: float | None, digits: int) -> float | None:
+    return round(number, digits) if number is not None and math.isfinite(number) else None
+
+
+def _whole(seconds: float | None) -> int | None:
+    return max(0, round(seconds)) if seconds is not None and math.isfinite(seconds) else None

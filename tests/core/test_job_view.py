@@ -1,0 +1,73 @@
+"""A job as whoever shows it sees it."""
+
+import re
+from typing import Any
+
+import pytest
+
+from bamboo.remote.job_view import phrases
+from bamboo_core.job.status import BambooJobStatus, TrainingProgress, WorkerCounts
+from bamboo_core.view.job_view import view_of
+from remote_kit import SPEC, condition, job
+
+
+def test_a_job_without_a_status_is_pending() -> None:
+    body = job()
+    del body["status"]
+    found = view_of(body)
+    assert (found.status.state, found.steps, found.plan, found.exit_code) == ("Pending", 1000, (), None)
+    assert "is bamboo-operator running" in (phrases.why_waiting(found) or "")
+
+
+def test_what_is_null_is_absent() -> None:
+    body = job(training=None, lastTakeover=None, cost={"total": None}, spec={**SPEC, "rollout": None})
+    found = view_of(body)
+    assert (found.status.training.step, found.steps, found.spec.rollout.paused) == (None, 1000, False)
+    assert (found.status.last_takeover, found.status.cost.total) == (None, None)
+
+
+def test_what_of_it_this_version_cannot_read_counts_as_absent() -> None:
+    """Another version, or somebody by hand, may have written it."""
+    spec = {**SPEC, "topology": {"stages": "some", "pipelines": 2, "shape": "torus"}, "later": {}}
+    workers = {"desired": "many", "ready": 3, "asleep": 1}
+    found = view_of(job(spec=spec, workers=workers, training=[1], conditions=[{"type": "Running"}], mood="good"))
+    assert (found.spec.topology.pipelines, found.spec.task.entrypoint) == (2, SPEC["task"]["entrypoint"])
+    assert found.status.workers == WorkerCounts(ready=3)
+    assert (found.status.training, found.status.conditions) == (TrainingProgress(), ())
+
+
+@pytest.mark.parametrize("body", [{}, {"metadata": 3, "spec": [], "status": "x"}, {"metadata": {"name": 1}}])
+def test_any_object_has_a_view(body: dict[str, Any]) -> None:
+    found = view_of(body)
+    assert (found.name, found.status, found.plan, found.exit_code) == ("", BambooJobStatus(), (), None)
+
+
+@pytest.mark.parametrize("written", ["", "{", "[]", '{"pipelines": 3}', '{"other": []}'])
+def test_a_plan_that_is_not_understood_is_none(written: str) -> None:
+    assert view_of(job(plan=written)).plan == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "code"),
+    [
+        ("Complete", "Complete", 0),
+        ("Failed", "TaskFailed", 1),
+        ("Failed", "StageLost", 3),
+        ("Failed", "WorkersGone", 3),
+        ("Degraded", "Unprotected", None),
+    ],
+)
+def test_the_outcome_is_an_exit_code(kind: str, reason: str, code: int | None) -> None:
+    assert view_of(job(conditions=[condition(kind, True, reason)])).exit_code == code
+
+
+def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
+    """The same words as in the core's decisions."""
+    from pathlib import Path
+
+    import bamboo_core
+    from bamboo_core.view.job_view import UNRECOVERABLE
+
+    source = "".join(p.read_text() for p in Path(bamboo_core.__file__).parent.rglob("*.py"))
+    told = re.findall(r'(?:Outcome\.UNRECOVERABLE|\blost\(turn|_begin_to_look\(turn), "(\w+)"', source)
+    assert set(told) == set(UNRECOVERABLE)
