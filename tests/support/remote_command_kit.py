@@ -65,7 +65,7 @@ def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, l
         manifest.write_text(MANIFEST)
         words = [str(manifest) if word == "FILE" else word for word in arguments]
         if words[0] in ("submit", "run") and "--load" not in words:
-            words.append("--no-load")  # it takes seconds; tests/trainer/test_task_check.py has it
+            words.append("--no-load")  # it takes seconds; tests/client/test_task_check.py has it
         done = CliRunner().invoke(app, [*words, "--kubeconfig", str(path)])
     assert "Traceback" not in done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
