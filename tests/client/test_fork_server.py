@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,20 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def launchers(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """The launchers that a test starts, in their order."""
+    started: list[Process] = []
+    start_process = asyncio.create_subprocess_exec
+
+    async def noted(*words: Any, **settings: Any) -> Process:
+        started.append(await start_process(*words, **settings))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    return started
+
+
+@pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[tuple[ForkServer, asyncio.Queue[tuple[str, int | None]]]]:
     exits: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
     pool = ForkServer(lambda worker, code: exits.put_nowait((worker, code)), tmp_path / "log", imports=[__name__])
@@ -128,7 +143,9 @@ async def test_a_signal_reaches_a_worker_that_is_being_started(pool: Any) -> Non
 
 
 @pytest.mark.parametrize("ended", ["close", "death"])
-async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folder(tmp_path: Path, ended: str) -> None:
+async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folder(
+    tmp_path: Path, launchers: list[Process], ended: str
+) -> None:
     """The workers go in any case. Whose stdin ends without a word has lost its owner."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -137,11 +154,10 @@ async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folde
     await pool.open("--bare")
     start(pool, "w0", LONG)
     await until(lambda: pool.pid("w0"))
-    assert pool._process is not None
     if ended == "death":
-        assert pool._process.stdin is not None
-        pool._process.stdin.close()
-        await pool._process.wait()
+        assert launchers[0].stdin is not None
+        launchers[0].stdin.close()
+        await launchers[0].wait()
     await pool.close()
     assert (exits, scratch.exists()) == (["w0"], ended == "close")
 
@@ -246,15 +262,16 @@ async def test_close_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-async def test_the_workers_die_with_their_launcher(tmp_path: Path, end: signal.Signals) -> None:
+async def test_the_workers_die_with_their_launcher(
+    tmp_path: Path, launchers: list[Process], end: signal.Signals
+) -> None:
     exits: list[tuple[str, int | None]] = []
     pool = ForkServer(lambda worker, code: exits.append((worker, code)), tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     start(pool, "w0", LONG)
     await until(lambda: pool.pid("w0"))
     pid = pool.pid("w0")
-    assert pool._process is not None
-    pool._process.send_signal(end)
+    launchers[0].send_signal(end)
     await until(lambda: exits and not exists(pid))
     await pool.close()
     assert [worker for worker, _ in exits] == ["w0"]
@@ -285,18 +302,19 @@ async def test_what_a_worker_has_started_ends_with_it(pool: Any, tmp_path: Path,
 
 
 @pytest.mark.parametrize("end", ["close", "SIGTERM", "SIGKILL"])
-async def test_what_workers_have_started_ends_with_their_launcher(tmp_path: Path, end: str) -> None:
+async def test_what_workers_have_started_ends_with_their_launcher(
+    tmp_path: Path, launchers: list[Process], end: str
+) -> None:
     pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     pids = await started_by_worker(pool, tmp_path / "pids", LONG)
-    assert pool._process is not None
     if end != "close":
-        pool._process.send_signal(getattr(signal, end))
+        launchers[0].send_signal(getattr(signal, end))
     await pool.close()
     assert not any(map(exists, pids.values()))
 
 
-async def test_who_only_starts_a_pool_gets_no_other_orphans(tmp_path: Path) -> None:
+async def test_who_only_starts_a_pool_gets_no_other_orphans(tmp_path: Path, launchers: list[Process]) -> None:
     """An orphan of somebody else in this process is left alone, also when the launcher is killed."""
     pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
@@ -306,8 +324,7 @@ async def test_who_only_starts_a_pool_gets_no_other_orphans(tmp_path: Path) -> N
         [sys.executable, "-c", other], stdin=read, stdout=subprocess.PIPE, check=True, timeout=SECONDS
     )
     orphan = int(said.stdout)
-    assert pool._process is not None
-    pool._process.kill()
+    launchers[0].kill()
     await pool.close()
     assert exists(orphan)
     os.close(read)
@@ -323,7 +340,7 @@ async def test_a_worker_that_cannot_be_imported_says_so(pool: Any) -> None:
 
 
 async def test_a_launcher_that_is_still_importing_is_closed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: list[Process]
 ) -> None:
     monkeypatch.setattr("bamboo.local.fork_server.CLOSE_SECONDS", SECONDS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -331,8 +348,7 @@ async def test_a_launcher_that_is_still_importing_is_closed_at_once(
     pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=["takes_long"])
     opening = asyncio.create_task(pool.open("--bare"))
     await until(lambda: "importing" in pool.tail())
-    assert pool._process is not None
-    pid = pool._process.pid
+    pid = launchers[0].pid
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
@@ -343,23 +359,22 @@ async def test_a_launcher_that_is_still_importing_is_closed_at_once(
 
 
 async def test_a_launcher_that_ends_just_when_it_is_given_up_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: list[Process]
 ) -> None:
     """On a busy machine the time may be over before this process sees that the other one has ended."""
     pool = ForkServer(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
-    assert pool._process is not None
-    wait, late = pool._process.wait, [LONG]
+    wait, late = launchers[0].wait, [LONG]
+    others = asyncio.all_tasks() - {asyncio.current_task()}  # one of them waits, too, and may be the first to be told
 
     async def seen_late() -> int:
         code = await wait()
-        closing = asyncio.current_task() is not pool._reader  # which waits, too, and may be the first to be told
-        await asyncio.sleep(late.pop() if late and closing else 0)
+        await asyncio.sleep(late.pop() if late and asyncio.current_task() not in others else 0)
         return code
 
     monkeypatch.setattr("bamboo.local.fork_server.CLOSE_SECONDS", SECONDS / 30)
-    monkeypatch.setattr(pool._process, "wait", seen_late)
-    pid = pool._process.pid
+    monkeypatch.setattr(launchers[0], "wait", seen_late)
+    pid = launchers[0].pid
     await pool.close()
     assert not exists(pid)
 
@@ -398,7 +413,9 @@ async def test_a_launcher_that_starts_slowly_is_waited_for_and_told_of(
     assert re.fullmatch(said, told[1])
 
 
-async def test_a_launcher_that_does_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_launcher_that_does_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: list[Process]
+) -> None:
     impatient(monkeypatch, 0.5)
     monkeypatch.setenv("PYTHONPATH", f"{TASK_PATH}:{tmp_path}")
     (tmp_path / "stopped.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
@@ -406,7 +423,7 @@ async def test_a_launcher_that_does_nothing_is_given_up(tmp_path: Path, monkeypa
     said = r"did not start within \d+ s: it has done nothing for .* when it imported stopped: it printed nothing"
     with pytest.raises(ForkServerError, match=said):
         await pool.open("--bare")
-    assert pool._process is None, "it has been reaped"
+    assert launchers[0].returncode is not None, "it has been reaped"
 
 
 def do_slowly() -> str:
