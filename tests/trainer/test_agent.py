@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from safetensors.torch import load_file
 
 from bamboo_core.control.protocol import (
     Bye,
+    Heartbeat,
+    Hello,
     Message,
     NoticeReceived,
     Refused,
     RestoreFailed,
     SendPlan,
     Stop,
+    ToWorker,
     Welcome,
     WorkerFailed,
     WorkerReady,
@@ -64,23 +67,65 @@ def plan() -> Plan:
     return initial_plan([Peer(worker="w0", host="127.0.0.1", port=1)], ((0, 3),), 1, spec.training, spec.redundancy)
 
 
-@pytest.fixture
-def said() -> list[Message]:
-    """What the agent says to the coordinator."""
-    return []
+class Channel:
+    """The control channel of an agent, with a coordinator at its other end that says what `answers` return.
+
+    said: what the agent says to it. sent: the names of these, whether they may be late, and when the channel was woken.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: Callable[[], str],
+        hello: Callable[[], Hello],
+        heartbeat: Callable[[], Heartbeat],
+        heard: Callable[[ToWorker], None],
+        authority: str,
+    ) -> None:
+        self.heartbeat, self.heard = heartbeat, heard
+        self.said: list[Message] = []
+        self.sent: list[tuple[str, bool]] = []
+        self.answers: Callable[[Message | None], Iterable[ToWorker]] = lambda message: ()
+
+    def start(self) -> None: ...
+
+    def close(self, seconds: float) -> None: ...
+
+    def send(self, message: Message, late: bool = False) -> None:
+        self.said.append(message)
+        self.sent.append((type(message).__name__, late))
+        self._answer(message)
+
+    def wake(self) -> None:
+        self.sent.append(("wake", False))
+        self._answer(None)
+
+    def _answer(self, message: Message | None) -> None:
+        for answer in self.answers(message):
+            self.heard(answer)
 
 
 @pytest.fixture
-def agent(said: list[Message], monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAgent]:
-    """It is not connected to its coordinator."""
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAgent]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr("bamboo_trainer.worker.agent.Control", Channel)
     worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings(grace=30.0))
-    monkeypatch.setattr(worker.control, "start", lambda: None)
-    monkeypatch.setattr(worker.control, "send", lambda message, late=False: said.append(message))
     yield worker
     worker.transport.close(0.0)
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def channel(agent: WorkerAgent) -> Channel:
+    assert isinstance(agent.control, Channel)
+    return agent.control
+
+
+@pytest.fixture
+def said(channel: Channel) -> list[Message]:
+    """What the agent says to the coordinator."""
+    return channel.said
 
 
 def run(agent: WorkerAgent, *messages: Any) -> int:
@@ -100,10 +145,10 @@ def test_who_is_refused_ends_without_a_word(agent: WorkerAgent, said: list[Messa
     assert (code, said) == (EXIT_FENCED, [])
 
 
-def test_a_worker_says_what_its_data_are_once_the_task_is_loaded(agent: WorkerAgent, said: list[Message]) -> None:
-    assert agent._heartbeat().doing == "starting"
+def test_a_worker_says_what_its_data_are_once_the_task_is_loaded(agent: WorkerAgent, channel: Channel) -> None:
+    assert channel.heartbeat().doing == "starting"
     run(agent, welcome(), STOP)
-    assert said == [WorkerReady(samples=12, steps=2), Bye()]
+    assert channel.said == [WorkerReady(samples=12, steps=2), Bye()]
 
 
 def test_a_task_that_fails_ends_the_worker_with_the_reason(
@@ -148,56 +193,55 @@ def test_a_task_that_would_end_the_process_has_failed(agent: WorkerAgent, said: 
     assert "SystemExit" in failed.message or "sys.exit" in failed.message
 
 
-def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(
-    agent: WorkerAgent, said: list[Message]
-) -> None:
-    agent._obey(welcome())
+def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: WorkerAgent, channel: Channel) -> None:
+    def answers(message: Message | None) -> Iterator[ToWorker]:
+        if isinstance(message, NoticeReceived):
+            yield STOP if channel.said.count(ready) == 2 else welcome()  # the coordinator was restarted
+        elif channel.said == [ready]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    ready = WorkerReady(samples=12, steps=2)
+    channel.answers = answers
     before = time.monotonic()
-    agent._on_term()
-    for item in agent.inbox.take(0.0):
-        agent._obey(item)  # type: ignore[arg-type]
-    agent._obey(welcome())  # the coordinator was restarted
-    _, first, _ready, again, *_ = said
+    assert run(agent, welcome()) == EXIT_DRAINED
+    first, again = (message for message in channel.said if isinstance(message, NoticeReceived))
     assert first == NoticeReceived(seconds=30.0)
-    assert isinstance(again, NoticeReceived)
     assert 30.0 - (time.monotonic() - before) - 1e-6 <= again.seconds <= 30.0
 
 
 def test_the_earliest_of_several_notices_counts(agent: WorkerAgent) -> None:
-    for seconds in (100.0, 20.0, 50.0):
-        agent._obey(NoticeReceived(seconds=seconds))
+    run(agent, *(NoticeReceived(seconds=seconds) for seconds in (100.0, 20.0, 50.0)), STOP)
     assert agent.leave_by <= time.monotonic() + 20.0
 
 
-def test_what_is_told_late_of_a_commit_leaves_before_the_worker_waits(
-    agent: WorkerAgent, said: list[Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[tuple[str, bool]] = []
-    monkeypatch.setattr(agent.control, "send", lambda m, late=False: sent.append((type(m).__name__, late)))
-    monkeypatch.setattr(agent.control, "wake", lambda: sent.append(("wake", False)))
-    agent._obey(welcome())
-    agent._obey(SendPlan(plan=plan()))
-    while "CellFinished" not in dict(sent):
-        agent._turn()
-    agent._turn()
-    told = [one for one in sent if one[0] in ("StepCommitted", "CellFinished", "wake")]
+def test_what_is_told_late_of_a_commit_leaves_before_the_worker_waits(agent: WorkerAgent, channel: Channel) -> None:
+    def answers(message: Message | None) -> list[ToWorker]:
+        return [STOP] if message is None and "CellFinished" in dict(channel.sent) else []
+
+    channel.answers = answers
+    run(agent, welcome(), SendPlan(plan=plan()))
+    told = [one for one in channel.sent if one[0] in ("StepCommitted", "CellFinished", "wake")]
     assert told[0] == ("StepCommitted", True)
     assert [name for name, _ in told if name != "wake"] == ["StepCommitted", "StepCommitted", "CellFinished"]
     assert told[-1] == ("wake", False), "there is nothing to do, so it is not waited for the next instruction"
 
 
 def test_weights_are_written_once_the_stage_is_trained_and_then_committed(
-    agent: WorkerAgent, said: list[Message], tmp_path: Path
+    agent: WorkerAgent, channel: Channel, tmp_path: Path
 ) -> None:
     folder = tmp_path / "weights"
-    agent._obey(welcome())
-    agent._obey(Save(stage=0, stages=1, path=str(folder), number=5))
-    agent._obey(SendPlan(plan=plan()))
-    while Saved(stage=0, number=5) not in said:
-        agent._turn()
-    assert not folder.exists()
-    agent._obey(CommitWeights(stages=1, path=str(folder), number=5))
-    assert said[-1] == WeightsCommitted(number=5)
+    there_before: list[bool] = []
+
+    def answers(message: Message | None) -> Iterator[ToWorker]:
+        if message == Saved(stage=0, number=5):
+            there_before.append(folder.exists())
+            yield CommitWeights(stages=1, path=str(folder), number=5)
+        elif message == WeightsCommitted(number=5):
+            yield STOP
+
+    channel.answers = answers
+    run(agent, welcome(), Save(stage=0, stages=1, path=str(folder), number=5), SendPlan(plan=plan()))
+    assert there_before == [False]
     assert [file.name for file in folder.iterdir()] == ["stage-000.safetensors"]
     assert set(load_file(folder / "stage-000.safetensors")) == {
         f"layers.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")
@@ -206,17 +250,14 @@ def test_weights_are_written_once_the_stage_is_trained_and_then_committed(
 
 @pytest.mark.parametrize(("given_up", "left"), [(5, []), (6, [".weights-5"]), (None, [".weights-5"])])
 def test_a_worker_that_is_stopped_removes_the_weights_that_are_given_up(
-    agent: WorkerAgent, said: list[Message], tmp_path: Path, given_up: int | None, left: list[str]
+    agent: WorkerAgent, channel: Channel, tmp_path: Path, given_up: int | None, left: list[str]
 ) -> None:
     """And no other ones: those of a worker that is drained are of use to others."""
     (place := tmp_path / "place").mkdir()
-    agent._obey(welcome())
-    agent._obey(Save(stage=0, stages=2, path=str(place / "weights"), number=5))
-    agent._obey(SendPlan(plan=plan()))
-    while Saved(stage=0, number=5) not in said:
-        agent._turn()
-    agent._obey(Stop(reason="SaveTimeout", discard=given_up))
-    assert (agent.exit_code, [file.name for file in place.iterdir()]) == (EXIT_DRAINED, left)
+    stop = Stop(reason="SaveTimeout", discard=given_up)
+    channel.answers = lambda message: [stop] if message == Saved(stage=0, number=5) else []
+    code = run(agent, welcome(), Save(stage=0, stages=2, path=str(place / "weights"), number=5), SendPlan(plan=plan()))
+    assert (code, [file.name for file in place.iterdir()]) == (EXIT_DRAINED, left)
 
 
 def test_weights_that_cannot_be_written_end_the_worker_with_the_reason(
@@ -230,14 +271,13 @@ def test_weights_that_cannot_be_written_end_the_worker_with_the_reason(
 
 
 def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(
-    agent: WorkerAgent, said: list[Message], tmp_path: Path
+    agent: WorkerAgent, channel: Channel, tmp_path: Path
 ) -> None:
     begin, checkpoint = welcome(), CheckpointId(step=1, id="a")
     begin.manifest["spec"]["checkpoint"] = {"everySteps": 1, "storage": {"uri": tmp_path.as_uri()}}
-    agent._obey(begin)
-    agent._obey(SendPlan(plan=msgspec.structs.replace(plan(), restore=checkpoint)))
-    failed = said[-1]
+    channel.answers = lambda message: [STOP] if isinstance(message, RestoreFailed) else []
+    code = run(agent, begin, SendPlan(plan=msgspec.structs.replace(plan(), restore=checkpoint)))
+    failed = channel.said[-2]
     assert isinstance(failed, RestoreFailed)
     assert (failed.origin, failed.checkpoint, failed.damaged) == (plan().origin, checkpoint, True)
-    assert agent.exit_code is None
-    agent._turn()
+    assert code == EXIT_DRAINED
