@@ -8,15 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
 from bamboo_core.coordinator.coordinator import initial
-from bamboo_core.coordinator.events import CheckpointSummary, Tick
+from bamboo_core.coordinator.events import CheckpointSummary, Status, Tick
 from bamboo_core.coordinator.state import CoordinatorState
 from bamboo_core.job.api_object import written
 from bamboo_core.job.status import BambooJobStatus
@@ -25,10 +24,15 @@ from bamboo_core.names import LABEL_JOB_NAME, LABEL_NODE_POOL
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs import cost_counter
-from bamboo_operator.jobs.meter import OperatorCounts
-from bamboo_operator.jobs.reconciler import JobReconciler
+from bamboo_operator.jobs.cost_counter import CostCounter
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
+from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.writer import StatusWriter
 from job_metrics_kit import exposed
 from operator_kit import NOW, at, job, pod, said
 from prometheus_kit import promtool
@@ -118,26 +122,36 @@ class Operated:
     """A job in one operator's process, a minute at a time; its coordinator counts from its own start."""
 
     def __init__(self, status: Mapping[str, Any], cluster: Cluster, step: int = 0) -> None:
-        metadata = {"name": "tiny", "namespace": "default", "uid": "u", "generation": 1}
         self._cluster, self._cache = cluster, cluster.seen()
-        shared: Any = SimpleNamespace(counts=OperatorCounts(), cluster=self._cache, api=None, prices=PriceSource())
-        self.job = JobReconciler({"metadata": metadata, "spec": SPEC, "status": status}, shared)
+        identity, api = JobIdentity(("default", "tiny"), "u"), cast(ApiClient, None)  # nothing is asked or written
+        self._meter = JobMeter(OperatorCounts())
+        self._writer = StatusWriter(identity, "", status, api)
+        self._cost = CostCounter(JobPods(identity, self._cache), self._writer, self._meter, PriceSource())
+        self._said: Status | None = None
         self.first = self._page()  # before anything is known but the status
-        self.job._spec._read()
-        self.job._status.begin()
-        self.job._cost.count()
-        self.job.meter.begin()
+        self._writer.update(generation=1, spec=job(**SPEC))
+        self._writer.begin()
+        self._cost.count()
+        self._meter.begin()
         self._step, self._trained, self._lost = step, 0, 0
+
+    @property
+    def written(self) -> BambooJobStatus:
+        return self._writer.written
 
     def _page(self) -> str:
         page = MetricsPage(Exporter.OPERATOR)
-        job_page(page, self.job.view(), self.job.meter)
+        facts = self._writer.facts
+        view = JobView(
+            namespace="default", name="tiny", spec=facts.spec, facts=facts, written=self.written, status=self._said
+        )
+        job_page(page, view, self._meter)
         return exposed(page)
 
     def _commit(self) -> None:
         before = state(self._step, self._trained)
         self._step, self._trained = self._step + 1, self._trained + 1
-        self.job.meter.handled(Tick(), before, state(self._step, self._trained))
+        self._meter.handled(Tick(), before, state(self._step, self._trained))
 
     def minute(self, n: int, *, written: bool = True) -> str:
         """The page at its end. written: is the status by then?"""
@@ -147,21 +161,18 @@ class Operated:
         for _ in range(self._trained):
             saved = saved.saved(1.0, 0.01)
         kept = CheckpointSummary(step=self._step, age=1.0, seconds=1.0, bytes=8, counts=saved)
-        status = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2, checkpoint=kept)
-        runner: Any = SimpleNamespace(status=lambda: status, record=None)
-        self.job._status.update(pods={"spot": 1})
-        self.job._cost.count(repeated=30.0 if n % 5 == 0 else 0.0)
+        self._writer.update(pods={"spot": 1})
+        self._cost.count(repeated=30.0 if n % 5 == 0 else 0.0)
         self._cluster.show(self._cache)
-        self.job._cost.count()
-        self.job._runner = runner
+        self._cost.count()
+        self._said = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2, checkpoint=kept)
         if written:
-            self.job._status.written = self.status()
+            self._writer.written = self.status()
         return self._page()
 
     def status(self) -> BambooJobStatus:
         """As it is to be written."""
-        written = self.job._status.written
-        return job_status(self.job._runner.status() if self.job._runner else None, written, self.job._status.facts)
+        return job_status(self._said, self._writer.written, self._writer.facts)
 
 
 def hour(clock: Minutes, stale: int) -> Iterator[tuple[int, int, str]]:
@@ -170,7 +181,7 @@ def hour(clock: Minutes, stale: int) -> Iterator[tuple[int, int, str]]:
     first = Operated({}, cluster)
     for clock.now in range(1, RESTART + 1):
         yield 1, clock.now, first.minute(clock.now, written=clock.now <= RESTART - stale)
-    second = Operated(written(first.job._status.written), cluster, RESTART)
+    second = Operated(written(first.written), cluster, RESTART)
     for clock.now in range(RESTART + 1, MINUTES + 1):
         yield 2, clock.now, second.minute(clock.now)
 
@@ -191,7 +202,7 @@ def disturbed_hour(clock: Minutes) -> Iterator[tuple[int, int, str]]:
             elif clock.now == RESUMED:
                 cluster.start()
             yield number, clock.now, operated.minute(clock.now, written=clock.now <= begins + 8)
-        status = written(operated.job._status.written)
+        status = written(operated.written)
 
 
 def series(pages: Iterator[tuple[int, int, str]], *, same: bool) -> list[dict[str, str]]:
@@ -251,7 +262,7 @@ def test_the_first_page_of_an_operator_has_what_was_paid_before(clock: Minutes) 
     first = Operated({}, Cluster(clock))
     for clock.now in range(1, 31):
         first.minute(clock.now)
-    second = Operated(written(first.job._status.written), Cluster(clock), 30)
+    second = Operated(written(first.written), Cluster(clock), 30)
     for name, value in (("cost", 30.0), ("on_demand_cost", 90.0), ("repeated_cost", 3.0)):
         assert f'bamboo_job_{name}_total{{job="tiny",namespace="default"}} {value}' in second.first
 

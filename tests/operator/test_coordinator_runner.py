@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.jobs import reconciler
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import (
     RECONCILE_SECONDS,
@@ -33,13 +35,17 @@ IDLE_SECONDS = 900.0
 def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that nobody knew of is removed at once all the same, and an edit is followed."""
     looks: Counter[str] = Counter()
-    living, removed = PodRemoval.living, []
 
-    def counted(removal: PodRemoval) -> list[Object]:
-        looks[removal._job.key[1]] += 1
-        return living(removal)
+    class Counted(PodRemoval):
+        def __init__(self, job: JobIdentity, *more: Any) -> None:
+            super().__init__(job, *more)
+            self.name = job.key[1]
 
-    monkeypatch.setattr(PodRemoval, "living", counted)
+        def living(self) -> list[Object]:
+            looks[self.name] += 1
+            return super().living()
+
+    monkeypatch.setattr(reconciler, "PodRemoval", Counted)
     with virtual_runner(monkeypatch) as (runner, loop):
         simulated = ManyJobs(loop, slowness=1.0, suspended=True)
         loop.call_later(0.45 * IDLE_SECONDS, simulated.bring_late_pod, "job-00")

@@ -75,11 +75,11 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
         second["metadata"]["generation"] = 2
         jobs.job_event("MODIFIED", second)
         server.go.set()
-        reconciler = jobs._reconcilers[KEY][0]
-        await until(lambda: reconciler._runner is not None)
-        assert reconciler._runner is not None
-        assert reconciler._runner.state.spec.training.steps == 7
-        assert reconciler._runner.state.terms.manifest["spec"]["training"]["steps"] == 7
+        (job,) = jobs.running()
+        await until(lambda: job.runner is not None)
+        assert job.runner is not None
+        assert job.runner.state.spec.training.steps == 7
+        assert job.runner.state.terms.manifest["spec"]["training"]["steps"] == 7
 
 
 class Silent(Server):
@@ -106,7 +106,8 @@ async def test_a_suspension_is_handled_while_the_api_server_does_not_answer(monk
         second = body("u1", suspend=True)
         second["metadata"]["generation"] = 2
         jobs.job_event("MODIFIED", second)
-        runner = jobs._reconcilers[KEY][0]._runner
+        (job,) = jobs.running()
+        runner = job.runner
         assert runner is not None
         assert runner.ending
         await until(lambda: runner.finish is not None)
@@ -123,14 +124,14 @@ async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operat
         ((reason, message),) = server.events
         assert reason == "InvalidSpec"
         assert message.startswith("spec.topology.stages")
-        status = written(jobs._reconcilers[KEY][0]._status.written)
+        before = jobs.view(KEY)
+        assert before is not None
     async with managed(server) as jobs:
-        jobs.job_event("ADDED", {**wrong, "status": status})
-        reconciler = jobs._reconcilers[KEY][0]
-        await until(lambda: reconciler._spec._reported != "" and bool(reconciler._status.facts.problems))
+        jobs.job_event("ADDED", {**wrong, "status": written(before.written)})
+        await until(lambda: bool((view := jobs.view(KEY)) and view.facts.problems))
         again = body("u1", topology={"stages": "many"})
         again["metadata"]["generation"] = 2
-        jobs.job_event("MODIFIED", {**again, "status": status})
+        jobs.job_event("MODIFIED", {**again, "status": written(before.written)})
         await until(lambda: len(server.events) > 1)
     assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
     assert server.events[1] != server.events[0], "what was told before is not told again"

@@ -29,7 +29,7 @@ def ended(place: Place, name: str, code: int) -> None:
 async def missed(job: Job, name: str) -> None:
     """Its channel and its links close."""
     job.hear("tiny-w0", PeerDown(peer=name))
-    job.runner._handle(ChannelClosed(name))
+    job.runner.handle(ChannelClosed(name))
     assert name in job.runner.state.membership.gone
     await job.reconciles()
 
@@ -56,7 +56,7 @@ async def test_a_pod_that_ended_by_itself_is_judged_whichever_is_heard_first(
     ended(place, "tiny-w1", code)
     await job.ticks(0.2)
     if not missed_first and reason is None:
-        job.runner._handle(ChannelClosed("tiny-w1"))
+        job.runner.handle(ChannelClosed("tiny-w1"))
     finish = job.runner.finish
     assert (finish.reason if finish else None) == reason
     assert (job.runner.state.ends.restarts, job.runner.state.membership.preemptions) == (

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from bamboo_core.control.channel_events import Received
-from bamboo_core.control.protocol import PeerUp, WorkerReady
-from bamboo_core.coordinator.events import RemoveWorker
+from bamboo_core.control.channel_events import ChannelClosed, Received
+from bamboo_core.control.protocol import PeerDown, PeerUp, WorkerReady
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import MARGIN_SECONDS
 from bamboo_operator.pods.controller import LEAVE_SECONDS
@@ -169,7 +168,7 @@ async def test_who_is_asked_for_in_place_of_a_slow_worker_is_not_surplus(begin: 
     def asked(at: float | None) -> None:
         state = training.runner.state
         training.runner.state = replace(state, stragglers=replace(state.stragglers, asked_at=at))
-        training.runner._handle(Received("tiny-w0", PeerUp(peer="tiny-w1")))
+        training.runner.handle(Received("tiny-w0", PeerUp(peer="tiny-w1")))
 
     asked(training.now)
     await training.reconciles()
@@ -188,7 +187,8 @@ async def test_who_is_asked_for_in_place_of_a_slow_worker_is_not_surplus(begin: 
 def is_told_to_leave(place: Place, training: Job) -> None:
     place.kubelets = False
     training.train()
-    training.runner._execute(RemoveWorker("tiny-w1"))
+    training.hear("tiny-w0", PeerDown(peer="tiny-w1"))
+    training.runner.handle(ChannelClosed("tiny-w1"))
 
 
 def may_not_limit_evictions(place: Place, training: Job) -> None:

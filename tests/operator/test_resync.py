@@ -8,6 +8,7 @@ import pytest
 from bamboo_core.kube.errors import ApiError
 from bamboo_operator.cluster import resync
 from bamboo_operator.cluster.resync import Resync
+from opsim_loop import VirtualLoop
 from watched_api_kit import Server, body, managed, uids, until
 
 
@@ -46,14 +47,16 @@ class Things:
 
 
 def listed(things: Things, script: Callable[[Things], Awaitable[None]]) -> Things:
+    """The things after what the script lets be observed, and a minute later, by a clock of its own."""
+
     async def play() -> None:
         await script(things)
-        await until(
-            lambda: things.resync._timer is None and (things.resync._checking is None or things.resync._checking.done())
-        )
+        await asyncio.sleep(60.0)
         await things.resync.stop()
 
-    asyncio.run(play())
+    loop = VirtualLoop(0.0)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(play())
     return things
 
 

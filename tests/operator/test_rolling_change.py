@@ -44,11 +44,11 @@ def obey(running: Job) -> None:
         if plan is None or running.runner.state.phase != "Running":
             return
         for worker in sorted(plan.worker_ids() & running.runner.state.workers.keys()):
-            running.runner._handle(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
+            running.runner.handle(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
         for cell in plan.cells():
             for replica in plan.at(cell).replicas:
                 synced = protocol.ReplicaSynced(cell=cell, replica=replica)
-                running.runner._handle(Received(plan.at(cell).owner, synced))
+                running.runner.handle(Received(plan.at(cell).owner, synced))
         committed = protocol.StepCommitted(
             step=running.runner.state.step,
             generation=plan.target.generation,
@@ -57,7 +57,7 @@ def obey(running: Job) -> None:
             microbatches=running.runner.state.spec.training.microbatches,
             seconds=0.1,
         )
-        running.runner._handle(Received(plan.at(Cell(0, 0)).owner, committed))
+        running.runner.handle(Received(plan.at(Cell(0, 0)).owner, committed))
     for name in list(running.runner.removing):
         if name in running.place.pods and name not in running.runner.state.workers:
             end(running, name, 0)
@@ -77,8 +77,8 @@ def arrive(running: Job, platform: Platform | None = None) -> None:
         if "status" not in pod:
             running.place.run(name, 0.0)
             hello = protocol.Hello(worker=name, host="h", port=1, platform=platform or Platform())
-            running.runner._handle(WorkerJoined(hello))
-            running.runner._handle(Received(name, protocol.WorkerReady()))
+            running.runner.handle(WorkerJoined(hello))
+            running.runner.handle(Received(name, protocol.WorkerReady()))
 
 
 async def training(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:

@@ -115,13 +115,13 @@ class Server:
         fails = self._rng.random() < self.trouble
         if fails and self._rng.random() < 0.6:
             raise self._rng.choice((refusal(503, "down"), refusal(429, "busy"), OSError("reset"), TimeoutError()))
-        found = copy.deepcopy(self._act(method, place, body, query or {}))
+        found = copy.deepcopy(self.act(method, place, body, query or {}))
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
         if fails:
             raise TimeoutError("no answer came")
         return found
 
-    def _act(self, method: str, place: str, body: Object | None, query: Mapping[str, str]) -> Object:
+    def act(self, method: str, place: str, body: Object | None, query: Mapping[str, str]) -> Object:
         parts = PLACE.fullmatch(place)
         assert parts, place
         namespace, kind, name, status = parts.groups()

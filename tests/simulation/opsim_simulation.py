@@ -217,8 +217,8 @@ class OperatorSimulation:
             "pods": sorted(p["metadata"]["name"] for p in self.living_pods() if not never_starts(p)),
             "processes": sorted(node.name for node in self.workers.nodes.values() if node.alive),
             "reconcilers": [str(job.key) for job in self.controller.running()] if self.controller else [],
-            "gateway": list(self.workers.gateway._open) if self.workers.gateway else [],
-            "listeners": list(self._cluster._listeners),
+            "gateway": bool(self.workers.gateway and self.workers.gateway.channels_of(JOB)),
+            "listeners": self._cluster.listener_of(JOB) is not None,
         }
         return next((f"{kind} are left: {left[kind]}" for kind in kinds if left[kind]), None)
 
@@ -230,8 +230,8 @@ class OperatorSimulation:
 
     @property
     def runner(self) -> CoordinatorRunner | None:
-        known = self.controller._reconcilers.get(JOB) if self.controller else None
-        return known[0]._runner if known else None
+        jobs = self.controller.running() if self.controller else ()
+        return next((job.runner for job in jobs if job.key == JOB), None)
 
     def living_pods(self) -> list[Object]:
         return [pod for pod in self.pods.objects.values() if lives(pod)]
@@ -244,7 +244,7 @@ class OperatorSimulation:
         api, gateway = ApiClient(self.server), WorkerGateway()
         settings = WorkerPodSettings(coordinator_url="", image="trainer")
         self._cluster = ClusterCache()
-        shared = SharedResources(
+        self.shared = SharedResources(
             cluster=self._cluster,
             gateway=gateway,
             api=api,
@@ -253,7 +253,7 @@ class OperatorSimulation:
             url="ws://operator",
             settings=settings,
         )
-        self.controller, self.workers.gateway = JobController(shared), gateway
+        self.controller, self.workers.gateway = JobController(self.shared), gateway
         for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
             watch.listening = True
             for thing in list(watch.objects.values()):

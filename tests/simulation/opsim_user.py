@@ -71,8 +71,8 @@ class User:
             await asyncio.sleep(1.0)
         if not self._there():
             self.create()
-        self._edit(lambda spec: spec.update(suspend=False))
-        self._edit(self._mend)
+        self.edit(lambda spec: spec.update(suspend=False))
+        self.edit(self._mend)
         for watch in (simulation.pods, simulation.nodes, simulation.jobs):
             watch.list()
 
@@ -89,7 +89,7 @@ class User:
 
     # the job
 
-    def _edit(self, change: Callable[[Object], None]) -> None:
+    def edit(self, change: Callable[[Object], None]) -> None:
         """What changes nothing makes no generation."""
         if not self._there():
             return
@@ -107,8 +107,8 @@ class User:
             spec["worker"] = {"image": "mended"}
 
     def _suspend(self, disturbance: Disturbance) -> None:
-        self._edit(lambda spec: spec.update(suspend=True))
-        self._later(disturbance, lambda: self._edit(lambda spec: spec.update(suspend=False)))
+        self.edit(lambda spec: spec.update(suspend=True))
+        self._later(disturbance, lambda: self.edit(lambda spec: spec.update(suspend=False)))
 
     def _scale(self, disturbance: Disturbance) -> None:
         least, most = sorted(
@@ -122,7 +122,7 @@ class User:
             spec["topology"]["pipelines"] = least
             spec["elastic"]["maxPipelines"] = most
 
-        self._edit(change)
+        self.edit(change)
 
     def _roll(self, disturbance: Disturbance) -> None:
         """Rolls out an image, mostly one that works; of another one the user thinks better later."""
@@ -132,9 +132,9 @@ class User:
             spec["worker"] = {"image": f"{kind}:{disturbance.number}"}
             spec["rollout"] = {"maxSurge": disturbance.number // 5 % 2, "progressDeadlineSeconds": 30}
 
-        self._edit(change)
+        self.edit(change)
         if kind != "good":
-            self._later(disturbance, lambda: self._edit(self._mend))
+            self._later(disturbance, lambda: self.edit(self._mend))
 
     def _break(self, disturbance: Disturbance) -> None:
         """Edits the job so that nobody can read it, or so that it is another task: its workers train on, and are looked
@@ -147,8 +147,8 @@ class User:
             else:
                 spec["task"]["config"] = {"renamed": 1}
 
-        self._edit(change)
-        self._later(disturbance, lambda: self._edit(self._mend))
+        self.edit(change)
+        self._later(disturbance, lambda: self.edit(self._mend))
 
     def _recreate(self, disturbance: Disturbance) -> None:
         """Deletes the job and creates it again: its pods go by the garbage collector in the background, or before the

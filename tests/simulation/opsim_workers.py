@@ -136,7 +136,7 @@ class Workers:
         entered: list[SimChannels] = []  # the last one is the one that it is in
 
         async def knock() -> bool:
-            channels: Any = self.gateway._open.get(self._job) if self.gateway else None
+            channels: Any = self.gateway.channels_of(self._job) if self.gateway else None
             if channels is None or self.clock.now < self.reachable_at:
                 return False
             try:

@@ -150,7 +150,7 @@ class Checks:
             return
         if len(parts.committer.log.commits) > KEPT_STEPS + 1 and not parts.states.by_stage:
             raise Violation(f"{node.name}, which holds nothing, keeps {len(parts.committer.log.commits)} commits")
-        steps = {address.step for frames in parts.outbox.log._frames.values() for address in frames}
+        steps = {frame.address.step for frame in parts.outbox.log.frames()}
         if steps and max(steps) - min(steps) >= LOGGED_STEPS:
             raise Violation(f"the log of {node.name} holds steps {sorted(steps)}")
 

@@ -76,7 +76,7 @@ class Away(OperatorSimulation):
 
     def ask(self) -> None:
         self.edited = True
-        self.user._edit(self.edit)
+        self.user.edit(self.edit)
 
     def _changed(self, what: str, thing: Object) -> None:
         super()._changed(what, thing)
@@ -113,7 +113,7 @@ class Suspended(Away):
             raise Failure(f"it is not suspended: {self.job['status']}")
         if self.made:
             raise Failure(f"pods were made for a job that is to be suspended: {self.made}")
-        self.user._edit(self.again)
+        self.user.edit(self.again)
         await self._until(self._over, 1000.0)
         self._judge(self.user)
         if self.begun_at != [0, kept]:
@@ -148,14 +148,14 @@ class Late(Away):
     def __init__(self, of: ClusterScenario, edit: Callable[[Object], None], kill_at: float) -> None:
         super().__init__(of, edit, kill_at)
         self.posted: list[str] = []
-        act = self.server._act
+        act = self.server.act
 
         def noting(method: str, place: str, body: Object | None, query: Mapping[str, str]) -> Object:
             if method != "GET" and "/events" in place and body is not None and body.get("reason") == "DateMissed":
                 self.posted.append(str(body["message"]))
             return act(method, place, body, query)
 
-        self.server._act = noting  # type: ignore[method-assign]
+        self.server.act = noting  # type: ignore[method-assign]
 
     async def course(self) -> None:
         await self.edit_and_kill()
@@ -201,9 +201,8 @@ class Dearer(Away):
         return float(view.facts.total_cost)
 
     def _prices(self, spot: float) -> None:
-        assert self.controller is not None
         told = {"format": "bamboo-prices", "version": 1, "source": "", "machines": {"m": {"spot": spot}}}
-        self.controller._shared.prices.current = parse_prices("p", told)
+        self.shared.prices.current = parse_prices("p", told)
 
 
 class SuspendedTwiceAway(Suspended):

@@ -1,15 +1,18 @@
 """Samples of metrics."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo_core.coordinator.events import CheckpointSummary
 from bamboo_core.job.status import read_status
-from bamboo_core.metrics.exposition import Metric, MetricKind, MetricsPage, MetricsPageCollector
+from bamboo_core.metrics.exposition import Metric, MetricKind, MetricsPage
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from operator_kit import NOW, job, said
@@ -20,9 +23,17 @@ POOLS = [
 ]
 
 
+class _Shown(Collector):
+    def __init__(self, page: MetricsPage) -> None:
+        self._page = page
+
+    def collect(self) -> Iterable[Family]:
+        return self._page.families()
+
+
 def exposed(page: MetricsPage) -> str:
     registry = CollectorRegistry()
-    registry.register(MetricsPageCollector(page._exporter, lambda new: new._families.update(page._families)))
+    registry.register(_Shown(page))
     return generate_latest(registry).decode()
 
 

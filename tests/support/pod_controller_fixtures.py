@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs import coordinator_runner as runner_module
+from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods import controller as controller_module
 from bamboo_operator.pods import deletions as deletions_module
 from bamboo_operator.pods import disruption_budget as budget_module
 from bamboo_operator.pods.rollouts import rolling_change as rolling_module
 from operator_kit import SETTINGS, job
-from pod_controller_kit import Job, Place
+from pod_controller_kit import BEGINNING, Job, Place
 
 
 @pytest.fixture
@@ -34,6 +36,7 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
         made = Job(place, job(**spec), resumed, known_lost, marks, settings, written)
         for module in (runner_module, budget_module, controller_module, deletions_module, rolling_module):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
+        monkeypatch.setattr(controller_module, "utc_now", lambda: utc_now() + timedelta(seconds=made.now - BEGINNING))
         running.append(asyncio.create_task(made.runner.run()))
         return made
 

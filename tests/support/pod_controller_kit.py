@@ -31,6 +31,8 @@ from fake_api import FakeApi
 from operator_kit import META, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about
 
+BEGINNING = 10_000.0  # the time at which a test begins, in seconds
+
 
 class Place:
     """An API server with room for so many pods, and the watch of it. It places none of them."""
@@ -189,7 +191,7 @@ class Job:
     ) -> None:
         self.settings = settings
         self.sections = {worker_digest(spec.worker): spec.worker}  # that were accepted
-        self.place, self.now = place, 10_000.0
+        self.place, self.now = place, BEGINNING
         running = TrainingRun(
             job=JobIdentity((spec.namespace, spec.name), META.uid),
             spec=spec,
@@ -232,15 +234,15 @@ class Job:
 
     def hear(self, worker: str, *messages: Message, plan: Plan | None = None) -> None:
         """The worker comes, and says that."""
-        self.runner._handle(WorkerJoined(Hello(worker=worker, host="10.0.0.1", port=1, plan=plan)))
+        self.runner.handle(WorkerJoined(Hello(worker=worker, host="10.0.0.1", port=1, plan=plan)))
         for message in messages:
-            self.runner._handle(Received(worker, message))
+            self.runner.handle(Received(worker, message))
 
     def train(self) -> None:
         """All workers that have a pod come, and the first plan is made."""
         for worker in sorted(self.place.pods):
             self.hear(worker, WorkerReady())
-        self.runner._handle(Received(self.runner.state.profile.asked or "", Profile(costs=(1.0,) * 4)))
+        self.runner.handle(Received(self.runner.state.profile.asked or "", Profile(costs=(1.0,) * 4)))
         assert self.runner.state.phase == "Running"
 
     def edit(self, spec: JobSpec) -> None:

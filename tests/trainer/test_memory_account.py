@@ -223,7 +223,7 @@ def test_the_log_is_bounded_and_its_bytes_are_those_of_the_account(stages: int, 
 
     def decide(job: Job) -> None:
         for engine in engines(job):
-            frames = [f for logged in engine.outbox.log._frames.values() for f in logged.values()]
+            frames = list(engine.outbox.log.frames())
             assert {f.address.step for f in frames} <= {engine.step - 1, engine.step}
             held = storages([t for f in frames for t in f.tensors])
             cells = engine.executor.cells.values()

@@ -65,6 +65,10 @@ class WorkerGateway:
 
         return check
 
+    def channels_of(self, job: JobKey) -> Channels | None:
+        """The channels of a job's workers; None while its path is not open."""
+        return self._open.get(job)
+
     def open(self, job: JobKey, channels: Channels) -> None:
         self._open[job] = channels
 
@@ -74,12 +78,12 @@ class WorkerGateway:
 
     async def close(self, job: JobKey, channels: Channels) -> None:
         """Closes the job's channels. The path stays open if another job of that name has opened it by now."""
-        if self._open.get(job) is channels:
+        if self.channels_of(job) is channels:
             del self._open[job]
         await channels.close()
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
-        channels = self._open.get((request.match_info["namespace"], request.match_info["name"]))
+        channels = self.channels_of((request.match_info["namespace"], request.match_info["name"]))
         if channels is None:
             self.refusals["NoSuchJob"] += 1
             raise web.HTTPNotFound(text="no such job here\n")

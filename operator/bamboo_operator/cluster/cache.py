@@ -34,9 +34,13 @@ class ClusterCache:
     def add_listener(self, job: JobKey, listener: PodListener) -> None:
         self._listeners[job] = listener
 
+    def listener_of(self, job: JobKey) -> PodListener | None:
+        """Who is told of the job's pods, if anybody is."""
+        return self._listeners.get(job)
+
     def remove_listener(self, job: JobKey, listener: PodListener) -> None:
         """Unless another one has taken its place."""
-        if self._listeners.get(job) is listener:
+        if self.listener_of(job) is listener:
             del self._listeners[job]
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
@@ -98,7 +102,7 @@ class ClusterCache:
         if uid not in self._deleted:
             if known is None or known["metadata"]["uid"] != uid:
                 self.pod_event("ADDED", pod)
-        elif listener := self._listeners.get(job):
+        elif listener := self.listener_of(job):
             listener.pod_deleted(_trimmed_pod(pod))
 
     def pod_event(self, kind: str | None, pod: Mapping[str, Any]) -> None:
@@ -118,7 +122,7 @@ class ClusterCache:
             self._placed[node].discard((job, name))
             if not self._placed[node]:
                 del self._placed[node]
-        listener = self._listeners.get(job)
+        listener = self.listener_of(job)
         if kind == "DELETED":
             del self._pods[job][name]
             if not self._pods[job]:
@@ -150,7 +154,7 @@ class ClusterCache:
 
     def _listening(self, node: str) -> Iterator[tuple[PodListener, str]]:
         for job, pod in sorted(self._placed.get(node, ())):
-            if (listener := self._listeners.get(job)) is not None:
+            if (listener := self.listener_of(job)) is not None:
                 yield listener, pod
 
 

@@ -173,7 +173,7 @@ class CoordinatorRunner:
                 self.pod_changed(name)
             self._tick()
             while True:
-                self._handle(await self._inbox.get())
+                self.handle(await self._inbox.get())
         finally:
             self._cluster.remove_listener(self._run.job.key, self)
             if self._ticker is not None:
@@ -198,7 +198,7 @@ class CoordinatorRunner:
 
     def withdraw(self, count: int) -> None:
         """So many requested pods are not needed any more."""
-        self._handle(RequestsWithdrawn(count))
+        self.handle(RequestsWithdrawn(count))
 
     @property
     def joined(self) -> Collection[WorkerId]:
@@ -297,7 +297,8 @@ class CoordinatorRunner:
         """Has it ever joined? Then the coordinator keeps its notice, or has declared it lost."""
         return worker in self.state.workers or worker in self.state.membership.gone
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Takes one event in: the coordinator decides, and its commands are carried out."""
         if isinstance(event, WorkerJoined):
             self._watch.joined.add(event.hello.worker)
             event = WorkerJoined(self._watch.located(event.hello, self._run.spec.spread.topology_key))

@@ -55,7 +55,7 @@ class JobReconciler:
         self._edited = asyncio.Event()
         self._trigger = ReconcileTrigger()
         self._events = EventQueue()  # while there is no coordinator
-        self._runner: CoordinatorRunner | None = None  # the last one
+        self.runner: CoordinatorRunner | None = None  # the last one
         self._training: Training | None = None
         self._attempts = ApiAttempts(self.key)
         self._removal = PodRemoval(self._job, shared.cluster, shared.api, self._attempts)
@@ -65,7 +65,7 @@ class JobReconciler:
 
     def view(self) -> OperatedJob:
         """What the job's page and metrics are made of."""
-        runner, status, (namespace, name) = self._runner, self._status, self.key
+        runner, status, (namespace, name) = self.runner, self._status, self.key
         return OperatedJob(
             namespace=namespace,
             name=name,
@@ -83,7 +83,7 @@ class JobReconciler:
     @property
     def event_queue_depth(self) -> int:
         """Events that wait for the job's coordinator."""
-        return self._runner.event_queue_depth if self._runner else 0
+        return self.runner.event_queue_depth if self.runner else 0
 
     def edited(self, body: Mapping[str, Any]) -> None:
         """The coordinator is told of an edit at once, also while the API server does not answer."""
@@ -98,8 +98,8 @@ class JobReconciler:
 
     def deleted(self) -> None:
         """The job was deleted: its workers need not wait for the end of their pods' grace period."""
-        if self._runner:
-            self._runner.stop_workers("JobDeleted", "the job was deleted")
+        if self.runner:
+            self.runner.stop_workers("JobDeleted", "the job was deleted")
 
     async def run(self) -> None:
         """Until the job is deleted because its time is over, or this task is cancelled."""
@@ -165,7 +165,7 @@ class JobReconciler:
         runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._trigger)
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
-        self._runner = runner
+        self.runner = runner
         settings, record = self._pod_settings(), runner.events.append
         templates = WorkerTemplates(self._meta, settings, self._spec.accepted.section)
         controller = PodController(

@@ -26,9 +26,13 @@ class MessageLog:
     def to(self, cell: Cell) -> Iterator[Frame]:
         yield from list(self._frames.get(cell, {}).values())
 
+    def frames(self) -> Iterator[Frame]:
+        """The frames for all cells."""
+        return (frame for logged in self._frames.values() for frame in logged.values())
+
     def tensors(self) -> Iterator[Tensor]:
         """The tensors of all frames; several may share memory."""
-        return (tensor for frames in self._frames.values() for frame in frames.values() for tensor in frame.tensors)
+        return (tensor for frame in self.frames() for tensor in frame.tensors)
 
     def committed(self, step: int) -> None:
         for frames in self._frames.values():
