@@ -15,9 +15,11 @@ import torch
 
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
+from bamboo_trainer.transport.bodies import SendingLink
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.nixl.channel import NixlChannel
-from bamboo_trainer.transport.stripes import FlowChannel
+from bamboo_trainer.transport.sockets import SocketReader
+from bamboo_trainer.transport.stripes import FlowChannel, FlowReceiver, FlowSender
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
@@ -27,15 +29,17 @@ each_number_of_flows = pytest.mark.parametrize("flows", [1, 4])  # for tests of 
 
 @dataclass
 class Inbox:
-    """Collects events; wait() for a number of some type of them."""
+    """Collects events; wait() for a number of some type of them. then: called with each one afterwards."""
 
     events: list[Event] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    then: Callable[[Event], None] = lambda event: None
 
     def __call__(self, event: Event) -> None:
         with self.changed:
             self.events.append(event)
             self.changed.notify_all()
+        self.then(event)
 
     def of(self, kind: type) -> list[Any]:
         with self.changed:
@@ -92,13 +96,31 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("bamboo-")]
 
 
-def our_sockets() -> set[str]:
-    """Those that are open, by names that no later one has."""
-    links = set()
+def our_sockets() -> dict[str, int]:
+    """The descriptors of those that are open, by names that no later one has."""
+    links = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            links.add(os.readlink(f"/proc/self/fd/{name}"))
-    return {link for link in links if link.startswith("socket:")}
+            links[os.readlink(f"/proc/self/fd/{name}")] = int(name)
+    return {link: descriptor for link, descriptor in links.items() if link.startswith("socket:")}
+
+
+class NotedFlows(FlowChannel):
+    """The flows of the links of a transport, by their lane: the newest sender and receiver of each."""
+
+    def __init__(self, flows: int) -> None:
+        super().__init__(flows)
+        self.senders: dict[wire.Lane, FlowSender] = {}
+        self.receivers: dict[wire.Lane, FlowReceiver] = {}
+
+    def sender(self, link: SendingLink, rate: float | None) -> FlowSender:
+        self.senders[link.lane] = super().sender(link, rate)
+        return self.senders[link.lane]
+
+    def receiver(self, link: str, sock: socket.socket, reader: SocketReader) -> FlowReceiver:
+        made = super().receiver(link, sock, reader)
+        self.receivers[wire.Lane(link.rpartition("-")[2])] = made
+        return made
 
 
 class Net:
@@ -106,6 +128,8 @@ class Net:
 
     def __init__(self, flows: int = 1, nixl: bool = False) -> None:
         self.ends: list[TcpTransport] = []
+        self.names: dict[TcpTransport, str] = {}
+        self.flows: dict[TcpTransport, NotedFlows] = {}
         self._flows, self._nixl = flows, nixl
         self._sockets = our_sockets()
 
@@ -117,18 +141,20 @@ class Net:
             end.close(0.0)
         assert our_threads() == []
         gc.collect()
-        assert our_sockets() <= self._sockets  # what another test has left may go meanwhile
+        assert our_sockets().keys() <= self._sockets.keys()  # what another test has left may go meanwhile
 
     def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
         inbox = Inbox()
         end = TcpTransport(name, secret, inbox)
+        self.names[end] = name
         self.trust(end, secret)
         self.ends.append(end)
         return end, inbox
 
     def trust(self, end: TcpTransport, secret: str = SECRET, state_rate: float | None = None) -> None:
         """As a job's worker is told."""
-        end.trust(secret, state_rate, NixlChannel(end._me) if self._nixl else FlowChannel(self._flows))
+        self.flows[end] = NotedFlows(self._flows)
+        end.trust(secret, state_rate, NixlChannel(self.names[end]) if self._nixl else self.flows[end])
 
     def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
         (a, a_in), (b, b_in) = self.add("a"), self.add("b")

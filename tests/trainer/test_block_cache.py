@@ -7,13 +7,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StoreUnavailable
-from bamboo_trainer.data import dataset_from, open_sources
+from bamboo_trainer.data import block_cache, dataset_from, open_sources
 from bamboo_trainer.data.block_cache import SMALL_BLOCK, BlockCache, CachedFile, RemoteFiles
 from bamboo_trainer.data.token_file import TokenWriter
 
@@ -100,12 +101,9 @@ def test_the_folder_stays_within_its_size_and_keeps_what_was_used_last(store, tm
 
 def read_often(folder: Path, step: int) -> None:
     """As a worker beside others would, without what it remembers itself."""
-    cache = BlockCache(folder, 12 * SMALL_BLOCK)
     for turn in range(120):
         data = bytes([turn * step % 40]) * SMALL_BLOCK
-        assert cache.block(str(data[0]), partial(bytes, data)) == data
-        cache._remembered.clear()
-        cache._bytes = 0
+        assert BlockCache(folder, 12 * SMALL_BLOCK).block(str(data[0]), partial(bytes, data)) == data
 
 
 def test_several_processes_share_a_folder(tmp_path):
@@ -172,19 +170,29 @@ def test_a_file_that_has_become_shorter_is_told(store, tmp_path):
         file.read(100, 150)
 
 
-def test_a_client_is_made_anew_after_a_fork(store, tmp_path):
+def test_a_client_is_made_anew_after_a_fork(store, tmp_path, monkeypatch):
+    made, locks = [], []
+
+    def noting(make, things):
+        def noted(*arguments):
+            things.append(make(*arguments))
+            return things[-1]
+
+        return noted
+
+    monkeypatch.setattr(block_cache, "open_store", noting(block_cache.open_store, made))
+    monkeypatch.setattr(block_cache, "threading", SimpleNamespace(Lock=noting(threading.Lock, locks)))
     remote = RemoteFiles("memory://bucket", QUICK)
     put(store, "a", b"x")
     remote.list()
-    opened_here = remote._opened
-    remote._lock.acquire()  # as a thread of the parent would at the moment of the fork
+    locks[0].acquire()  # as a thread of the parent would at the moment of the fork
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
-        os.write(writing, f"{remote.list()[0].name} {remote._opened is opened_here}".encode())
+        os.write(writing, f"{remote.list()[0].name} {len(made)}".encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        assert pipe.read() == "a False"
+        assert pipe.read() == "a 2"
     os.waitpid(pid, 0)
 
 

@@ -63,7 +63,9 @@ async def watching(
     """The notices that come; at the end nothing may be left of the watcher."""
     notices: list[CloudNotice] = []
     watcher = Watcher(Wanted(cloud=cloud, url=endpoint.url, **more), notices.append, pace)
+    before = set(threading.enumerate())
     watcher.start()
+    (thread,) = set(threading.enumerate()) - before
     try:
         yield notices
     finally:
@@ -71,7 +73,7 @@ async def watching(
         await asyncio.to_thread(watcher.close)
         watcher.close()
         assert time.monotonic() - began < LONG / 2  # it waits neither for an answer nor to the end of its patience
-        assert not watcher._thread.is_alive()
+        assert not thread.is_alive()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.job.spec import RedundancySpec, TrainingSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Cell, Peer, Plan
+from bamboo_trainer.worker import control as control_module
 from bamboo_trainer.worker.control import Control
 
 
@@ -57,13 +59,15 @@ def beat() -> Heartbeat:
 async def client(url: str, token: str = "right", worker: str = "w0") -> AsyncIterator[tuple[Control, list[Message]]]:
     heard: list[Message] = []
     control = Control(url, lambda: token, lambda: Hello(worker=worker, host="h", port=1), beat, heard.append)
+    before = set(threading.enumerate())
     control.start()
+    (thread,) = set(threading.enumerate()) - before
     try:
         yield control, heard
     finally:
         await asyncio.to_thread(control.close, 5.0)
-        await asyncio.to_thread(control._thread.join, 30)  # close() itself waits for two seconds at most
-        assert not control._thread.is_alive()
+        await asyncio.to_thread(thread.join, 30)  # close() itself waits for two seconds at most
+        assert not thread.is_alive()
 
 
 async def test_hello_messages_and_heartbeats_go_both_ways() -> None:
@@ -91,34 +95,57 @@ def plans(count: int) -> list[Plan]:
     return [msgspec.structs.replace(first, epoch=n + 1, workers=first.workers[n:]) for n in range(count)]
 
 
-async def test_plans_after_the_first_one_go_as_changes_and_arrive_whole(caplog: pytest.LogCaptureFixture) -> None:
-    frames: list[Any] = []
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What comes from the coordinator, before it is heard."""
+    come: list[Any] = []
+
+    def decode(data: bytes) -> Any:
+        come.append(decode_from_coordinator(data))
+        return come[-1]
+
+    monkeypatch.setattr(control_module, "decode_from_coordinator", decode)
+    return come
+
+
+async def test_plans_after_the_first_one_go_as_changes_and_arrive_whole(
+    frames: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     known = plans(4)
     async with Channel() as channel, client(channel.url) as (control, heard):
-        receive = control._receive
-        control._receive = lambda data, heard: (frames.append(data), receive(data, heard))  # type: ignore[method-assign]
         await until(lambda: channel.of(WorkerJoined))
         for plan in known[:3]:
             channel.server.send("w0", SendPlan(plan=plan))
         await until(lambda: len(heard) == 3)
-        assert [type(decode_from_coordinator(frame)) for frame in frames] == [SendPlan, PlanChange, PlanChange]
+        assert [type(frame) for frame in frames] == [SendPlan, PlanChange, PlanChange]
         control.send(WholePlanWanted(problem="of a test"))
         await until(lambda: len(heard) == 4)
         channel.server.send("w0", SendPlan(plan=known[3]))
         await until(lambda: len(heard) == 5)
         assert heard == [SendPlan(plan=plan) for plan in (*known[:3], known[2], known[3])]
-        assert [type(decode_from_coordinator(frame)) for frame in frames[3:]] == [SendPlan, PlanChange]
+        assert [type(frame) for frame in frames[3:]] == [SendPlan, PlanChange]
         assert not channel.messages(WholePlanWanted)
     assert "w0 can make nothing of a change of the plan: of a test" in caplog.text
 
 
-async def test_a_change_that_cannot_be_used_is_answered_by_the_whole_plan(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_change_that_cannot_be_used_is_answered_by_the_whole_plan(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second, third = plans(3)
+    lost: list[Any] = []
+
+    def losing(data: bytes) -> Any:
+        message = decode_from_coordinator(data)
+        if isinstance(message, PlanChange) and not lost:
+            lost.append(message)
+            raise ValueError("lost on its way")
+        return message
+
+    monkeypatch.setattr(control_module, "decode_from_coordinator", losing)
     async with Channel() as channel, client(channel.url) as (_, heard):
         await until(lambda: channel.of(WorkerJoined))
         channel.server.send("w0", SendPlan(plan=first))
-        lost = channel.server._channels["w0"].plans.said(SendPlan(plan=second))  # and nobody puts it on the channel
-        assert isinstance(lost, PlanChange)
+        channel.server.send("w0", SendPlan(plan=second))
         channel.server.send("w0", SendPlan(plan=third))
         await until(lambda: len(heard) == 2)
         assert heard == [SendPlan(plan=first), SendPlan(plan=third)]

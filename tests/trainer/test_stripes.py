@@ -3,6 +3,7 @@
 import random
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,7 @@ from hypothesis import strategies as st
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import FrameKind
-from bamboo_trainer.transport.inbound import Inbound
-from bamboo_trainer.transport.outbound import Outbound
 from bamboo_trainer.transport.stripes import CHUNK, END, LEAVES, RECORD
-from bamboo_trainer.transport.tcp import TcpTransport
 from refusal_kit import refused
 from transport_kit import Net, dial, eventually, greet, make_frame, same
 
@@ -52,52 +50,45 @@ def test_what_is_left_of_buffers(buffers: list[bytes], count: int) -> None:
     assert b"".join(stripes.after([memoryview(b) for b in buffers], count)) == whole[count:]
 
 
-def link_to(b: TcpTransport, kind: FrameKind = FrameKind.ACTIVATION) -> Inbound:
-    return b._inbound["a", LANES[kind]]
+def joined(net: Net, kind: FrameKind = FrameKind.ACTIVATION) -> tuple[socket.socket, ...]:
+    """The connections that have joined the first one of the newest link to b."""
+    return net.flows[net.ends[1]].receivers[LANES[kind]].joined
 
 
-def joined(b: TcpTransport, kind: FrameKind = FrameKind.ACTIVATION) -> tuple[socket.socket, ...]:
-    """The connections that have joined the first one of a's link."""
-    receiver = link_to(b, kind)._body_receiver
-    assert isinstance(receiver, stripes.FlowReceiver)
-    return receiver.joined
-
-
-def flows_from(a: TcpTransport) -> stripes.FlowSender:
-    sender = link_from(a)._body_sender
-    assert isinstance(sender, stripes.FlowSender)
-    return sender
-
-
-def link_from(a: TcpTransport, kind: FrameKind = FrameKind.ACTIVATION) -> Outbound:
-    return a._outbound["b", LANES[kind]]
+def further(net: Net) -> tuple[socket.socket, ...]:
+    """The connections of a's link to b beside the first one."""
+    return net.flows[net.ends[0]].senders[wire.Lane.BOUNDARY].sockets
 
 
 @several
 @pytest.mark.parametrize("kind", LANES)
 def test_only_large_frames_open_more_connections(flows: int, kind: FrameKind) -> None:
     with Net(flows) as net:
-        a, _, b, b_in = net.pair()
+        a, _, _, b_in = net.pair()
         a.send("b", make_frame(LARGE[:-1], kind=kind))
         b_in.wait(Arrived)
-        assert joined(b, kind) == ()
+        assert joined(net, kind) == ()
         for count in (2, 3):
             a.send("b", make_frame(LARGE, kind=kind))
             assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-            assert len(joined(b, kind)) == flows - 1
-        assert set(a._outbound) == {("b", LANES[kind])}
+            assert len(joined(net, kind)) == flows - 1
+        assert set(net.flows[a].senders) == {LANES[kind]}
 
 
 @several
 def test_every_connection_carries_a_part_of_a_body(net: Net, flows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     used: set[stripes.ArrivingFlow] = set()
-    obey = stripes.ArrivingFlow._obey
+    take = stripes.ArrivingFlow.take
 
     def noting(flow: stripes.ArrivingFlow, body: stripes.ArrivingBody) -> bool:
-        used.add(flow)
-        return obey(flow, body)
+        def claim(index: int) -> list[memoryview]:
+            used.add(flow)
+            return stripes.ArrivingBody.claim(body, index)
 
-    monkeypatch.setattr(stripes.ArrivingFlow, "_obey", noting)
+        body.claim = claim  # type: ignore[method-assign]
+        return take(flow, body)
+
+    monkeypatch.setattr(stripes.ArrivingFlow, "take", noting)
     a, _, _, b_in = net.pair()
     frame = make_frame(torch.randn(1 << 20), torch.arange(7), torch.empty(0), torch.randn(3).bfloat16())
     a.send("b", frame)
@@ -131,7 +122,7 @@ def test_a_connection_lost_within_a_body_is_a_link_lost(
         send_body(number, body, by, struck)
 
     monkeypatch.setattr(stripes, "send_body", striking)
-    a, a_in, b, b_in = net.pair()
+    a, a_in, _b, b_in = net.pair()
     tensors = [torch.randn(9_000) for _ in range(4)]  # 9 chunks each
     for index, tensor in enumerate(tensors):
         a.send("b", make_frame(tensor, microbatch=index))
@@ -145,17 +136,16 @@ def test_a_connection_lost_within_a_body_is_a_link_lost(
     assert places == [*range(len(places) - 1), 9]
     assert len(places) <= 4
     assert all(torch.equal(frame.tensors[0], tensors[frame.address.microbatch % 9]) for frame in frames)
-    assert len(joined(b)) == flows - 1
+    assert len(joined(net)) == flows - 1
 
 
 @several
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_a_connection_lost_while_idle_is_a_link_lost_at_the_next_body(net: Net, side: str) -> None:
-    a, a_in, b, b_in = net.pair()
+    a, a_in, _b, b_in = net.pair()
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived)
-    further = flows_from(a).sockets if side == "sender" else joined(b)
-    cut(further[1])
+    cut((further(net) if side == "sender" else joined(net))[1])
     a.send("b", make_frame(torch.ones(2)))  # a small one does not need it
     b_in.wait(Arrived, 2)
     a.send("b", make_frame(LARGE))
@@ -171,20 +161,20 @@ def test_a_link_serves_with_fewer_connections_if_more_are_refused(
     net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stripes, "MAX_FLOWS", 2)
-    a, a_in, b, b_in = net.pair()
+    monkeypatch.setattr(stripes, "time", SimpleNamespace(monotonic=lambda: 0.0))  # long ago
+    a, a_in, _, b_in = net.pair()
     for count in (1, 2):
         a.send("b", make_frame(LARGE))
         assert torch.equal(b_in.wait(Arrived, count)[-1].frame.tensors[0], LARGE)
-    assert len(joined(b)) == len(flows_from(a).sockets) == 1
+    assert len(joined(net)) == len(further(net)) == 1
     assert [r.message for r in caplog.records if "of 4 connections" in r.message] == [
         "boundary link to b has 2 of 4 connections: closed by the peer"
     ]
     monkeypatch.undo()
     monkeypatch.setattr(wire, "STRIPED_FROM", 100)
-    flows_from(a)._again_at = 0.0
     a.send("b", make_frame(LARGE))
     b_in.wait(Arrived, 3)
-    assert len(joined(b)) == 3
+    assert len(joined(net)) == 3
     assert a_in.events == []
 
 
@@ -320,7 +310,7 @@ def test_a_link_that_is_closed_while_it_waits_for_a_chunk_ends(net: Net) -> None
     with Group(net) as group:
         group.first.sendall(HEAD + record(0, END))
         group.other.sendall(chunk(0)[:100])
-        assert eventually(lambda: joined(group.b) != ())
+        assert eventually(lambda: joined(net) != ())
         group.b.close(0.0)
         assert refused(group.other)
         assert group.b_in.events == []
