@@ -61,10 +61,10 @@ class BusyNode:
 async def test_a_node_that_others_write_gets_its_taint_all_the_same() -> None:
     key, api = "test", BusyNode(2)
     session: Any = Session(api, "default", quiet=True)  # type: ignore[arg-type]
-    assert await drill._set_taints(session, "n", lambda node: victims.with_taint(node, key))
+    assert await drill.set_taints(session, "n", lambda node: victims.with_taint(node, key))
     assert [taint["key"] for taint in api.taints] == ["other-1", "other-2", "test"]
-    assert await drill._set_taints(session, "n", lambda node: victims.without_taint(node, key))
-    assert not await drill._set_taints(session, "n", lambda node: victims.without_taint(node, key))
+    assert await drill.set_taints(session, "n", lambda node: victims.without_taint(node, key))
+    assert not await drill.set_taints(session, "n", lambda node: victims.without_taint(node, key))
     assert [taint["key"] for taint in api.taints] == ["other-1", "other-2"]
     with pytest.raises(ApiError, match="modified"):
-        await drill._set_taints(Session(BusyNode(99), "d"), "n", lambda node: victims.with_taint(node, key))  # type: ignore[arg-type]
+        await drill.set_taints(Session(BusyNode(99), "d"), "n", lambda node: victims.with_taint(node, key))  # type: ignore[arg-type]

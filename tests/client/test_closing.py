@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ from bamboo.local.fork_server import ForkServer
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import ReportOptions, train
 from bamboo.terminal.view import PlainView
-from bamboo_core.control.server import ControlServer
 from bamboo_core.job.manifest import parse_manifest
-from bamboo_core.page.server import LocalPage
 from folders import TASK_PATH
 from manifest_kit import bamboojob, training
 
@@ -102,16 +100,12 @@ def test_a_complete_job_stays_complete_whatever_happens_while_it_closes(
         monkeypatch.setattr(closing.Closing.wait, "__defaults__", (2.0,))
         monkeypatch.setattr(runner, "SAMPLE_SECONDS", 2.0)
         monkeypatch.setattr(runner, "LOGGER_SECONDS", 1.0)
-    run = runner._LocalRun
-    for kind, name in ((run, "_drain"), (run, "_sample"), (ControlServer, "stop"), (LocalPage, "stop")):
-        monkeypatch.setattr(kind, name, disturbed(getattr(kind, name)))
-    close, opened = ForkServer.close, ForkServer.open
+    wait = closing.Closing.wait
 
-    async def open_well(pool: ForkServer, *extra: str) -> None:
-        await opened(pool, *extra)
-        monkeypatch.setattr(ForkServer, "close", disturbed(close))
+    async def wait_disturbed(ending: Closing, doing: str, work: Coroutine[Any, Any, Any], *seconds: float) -> Any:
+        return await wait(ending, doing, disturbed(lambda: work)(), *seconds)
 
-    monkeypatch.setattr(ForkServer, "open", open_well)
+    monkeypatch.setattr(closing.Closing, "wait", wait_disturbed)
 
     def stop(view: PlainView) -> None:
         raise OSError

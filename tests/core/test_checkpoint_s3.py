@@ -14,9 +14,9 @@ from bamboo_core.checkpoint.layout import Attempt
 from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.retention import removable
 from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.storage import object_store
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError, StoreUnavailable
-from bamboo_core.storage.object_store import open_store
 from bamboo_core.storage.url import parse_url
 from checkpoint_kit import DIGEST, layer_bytes, make_manifest, save
 
@@ -163,7 +163,8 @@ def test_clients_of_all_clouds_have_timeouts_and_the_environments_credentials(mo
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     connection = "AccountName=a;AccountKey=aGFsbG8=;BlobEndpoint=http://127.0.0.1:9/a;DefaultEndpointsProtocol=http"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
-    s3, gs, az = (open_store(parse_url(f"{name}://bucket/run"))._fs for name in ("s3", "gs", "az"))
+    monkeypatch.setattr(object_store, "ObjectFiles", lambda filesystem, root: filesystem)
+    s3, gs, az = (object_store.open_store(parse_url(f"{name}://bucket/run")) for name in ("s3", "gs", "az"))
     assert (s3.config_kwargs["connect_timeout"], s3.config_kwargs["read_timeout"]) == (10, 60)
     assert gs.requests_timeout == 60
     assert az._timeout_kwargs == {"connection_timeout": 10, "read_timeout": 60}

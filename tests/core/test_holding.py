@@ -210,7 +210,7 @@ def test_whoever_is_lost_counts_once_in_whatever_order_that_is_heard_of() -> Non
 def test_a_replacement_that_comes_in_no_time_leaves_nothing_to_divide_by() -> None:
     state = state_of()
     state = replace(state, grids=replace(state.grids, refills=(0.0, 0.0)), holding=holding.seen(state, 0.0))
-    assert 0 < holding._missing_share(state, HOUR) < 1e-5
+    assert 0 < holding.missing_share(state, HOUR) < 1e-5
 
 
 def test_what_was_held_for_its_price_is_forgotten_when_only_speed_counts() -> None:

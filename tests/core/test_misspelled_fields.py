@@ -67,7 +67,7 @@ def test_every_field_outside_of_lists_has_its_place() -> None:
 
     (version,) = CRD["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    missing = [path for name, path in fields(spec, "spec") if path not in manifest._fields_by_name().get(name, ())]
+    missing = [path for name, path in fields(spec, "spec") if path not in manifest.fields_by_name().get(name, ())]
     assert missing == []
 
 

@@ -190,7 +190,7 @@ def test_two_containers_train_as_two_processes_do(built: Images, tmp_path: Path,
             training.signal(victims[0], number)
 
     training = Processes(document, tmp_path, decide=take)
-    training.pool = Containers(built.store, built.trainer, tmp_path, training._exited, text)  # type: ignore[assignment]
+    training.pool = Containers(built.store, built.trainer, tmp_path, training.exited, text)  # type: ignore[assignment]
     asyncio.run(training.run(300))
     assert training.finish is not None
     assert training.finish.outcome is Outcome.COMPLETE, training.finish

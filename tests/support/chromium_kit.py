@@ -61,6 +61,10 @@ class Tab:
             await self.call(f"{domain}.enable")
         await self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
+    async def close_browser(self) -> None:
+        self._session = None
+        await self.call("Browser.close")
+
     async def close(self) -> None:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
@@ -186,8 +190,7 @@ async def browser() -> AsyncIterator[Tab]:
                     await tab.open()
                     yield tab
                     with contextlib.suppress(AssertionError, TimeoutError, ConnectionError):
-                        tab._session = None
-                        await tab.call("Browser.close")
+                        await tab.close_browser()
                 finally:
                     await tab.close()
         finally:

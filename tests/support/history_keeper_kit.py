@@ -99,7 +99,7 @@ class Job:
         """They write nothing any more, as after a SIGKILL."""
         for name in names:
             keeper = self.keepers.pop(name)
-            keeper._term = None
+            keeper.take_role(plan(1, self.origin, first=self.first), False)
             keeper.close(PATIENCE)
 
     def raw(self) -> list[tuple[int, int]]:

@@ -97,13 +97,13 @@ class Operator:
             self.port: int = free.getsockname()[1]
             self.web_port: int = other.getsockname()[1]
         self.log = folder / "operator.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def another(self, identity: str) -> "Operator":
         """Not started: what a Deployment's second pod would be, with the same key and workers' port."""
         other = copy.copy(self)
-        other.identity, other._process = identity, None
+        other.identity, other.process = identity, None
         other.log = self._folder / f"{identity}.log"
         with socket.create_server(("127.0.0.1", 0)) as free:
             other.web_port = free.getsockname()[1]
@@ -114,7 +114,7 @@ class Operator:
         arguments += ["--namespace", self._namespace, "--key-file", str(self._folder / "key"), *self._tls]
         arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity, *self.more]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self.command(arguments), env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log
             )
 
@@ -123,25 +123,25 @@ class Operator:
         return [sys.executable, "-m", "bamboo_operator", *arguments]
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        assert self._process is not None
-        self._process.send_signal(number)
+        assert self.process is not None
+        self.process.send_signal(number)
         try:
-            return self._process.wait(STOP_SECONDS)
+            return self.process.wait(STOP_SECONDS)
         finally:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def wait(self, seconds: float = PATIENCE) -> int:
         """Waits until the operator has ended by itself; returns its exit code."""
-        assert self._process is not None
-        return self._process.wait(seconds)
+        assert self.process is not None
+        return self.process.wait(seconds)
 
     @property
     def ports(self) -> set[int]:
         """The ports on which the operator listens."""
-        assert self._process is not None
+        assert self.process is not None
         held = set()
-        for entry in Path(f"/proc/{self._process.pid}/fd").iterdir():
+        for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 held.add(os.readlink(entry))
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -149,16 +149,16 @@ class Operator:
 
     def hold(self, seconds: float) -> None:
         """It stands still, as on a paused machine, and goes on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
         try:
             time.sleep(seconds)
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGCONT)
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.process is not None and self.process.poll() is None
 
     @property
     def said(self) -> str:

@@ -41,9 +41,9 @@ class Processes:
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self.token, self.url = secrets.token_hex(8), ""
         log = folder / "workers.log"
-        self.pool: ForkServer | BorrowedPool = ForkServer(self._exited, log)
+        self.pool: ForkServer | BorrowedPool = ForkServer(self.exited, log)
         if SHARED:
-            self.pool = BorrowedPool(SHARED[0], self._exited, log)
+            self.pool = BorrowedPool(SHARED[0], self.exited, log)
         self.places = LocalPlaces(parse_manifest(manifest).spread.workers_per_node)
         self.emitted: list[Emit] = []
         self.acted: list[str] = []
@@ -96,7 +96,7 @@ class Processes:
             await asyncio.sleep(TICK_SECONDS)
             self.queue.put_nowait(Tick())
 
-    def _exited(self, worker: str, code: int | None) -> None:
+    def exited(self, worker: str, code: int | None) -> None:
         self.exits[worker] = code
         self.queue.put_nowait(WorkerLost(worker, f"exit code {code}", code))
 

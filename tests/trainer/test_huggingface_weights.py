@@ -1,14 +1,18 @@
 """The tensors of a published folder."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
+from bamboo_trainer.models.parts import huggingface_weights
+from bamboo_trainer.models.parts.huggingface_weights import opened
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from transformers_kit import FAMILIES, LENGTH, layers_of, state_of, transformers
@@ -21,8 +25,21 @@ ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
 
 def test_a_folder_is_read_layer_by_layer(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    tensor = PublishedWeights._tensor
-    monkeypatch.setattr(PublishedWeights, "_tensor", lambda w, name, form: read.append(name) or tensor(w, name, form))
+
+    class Noting:
+        def __init__(self, file: Any) -> None:
+            self.keys, self._file = file.keys, file
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            read.append(name)
+            return self._file.get_tensor(name)
+
+    @contextmanager
+    def noting(path: Path) -> Iterator[Noting]:
+        with opened(path) as file:
+            yield Noting(file)
+
+    monkeypatch.setattr(huggingface_weights, "opened", noting)
     task = huggingface.build({"model": str(published), "data": {"length": LENGTH}})
     assert read == []
     layer = build_layer(task, 0, 2)

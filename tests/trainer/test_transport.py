@@ -230,8 +230,9 @@ def held(end: TcpTransport) -> Iterator[None]:
 
 def cut_links_to(end: TcpTransport) -> None:
     """As a network would: all connections to its port end."""
-    for descriptor in our_sockets().values():
-        with socket.socket(fileno=os.dup(descriptor)) as sock, suppress(OSError):  # one that only listens has no peer
+    there = [socket.socket(fileno=os.dup(descriptor)) for descriptor in our_sockets().values()]  # before a new one is
+    for sock in there:
+        with sock, suppress(OSError):  # one that only listens has no peer
             if sock.family is socket.AF_INET and sock.getsockname()[1] == end.port and sock.getpeername():
                 sock.shutdown(socket.SHUT_RDWR)
 

@@ -3,9 +3,11 @@
 import errno
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from bamboo_core.storage.files import Buffer
 from bamboo_core.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.worker import checkpointing
 from bamboo_trainer.worker.checkpointing import Checkpointing
 from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
 
@@ -257,9 +260,9 @@ def test_no_thread_is_left(tmp_path: Path, folder: Path) -> None:
 class Full(LocalFiles):
     """A disk with room for so many bytes."""
 
-    def __init__(self, root: Path, room: int) -> None:
+    def __init__(self, root: Path) -> None:
         super().__init__(str(root))
-        self.folder, self.room = root, room
+        self.folder, self.room = root, sys.maxsize
 
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
         used = sum(one.stat().st_size for one in self.folder.rglob("*") if one.is_file())
@@ -268,14 +271,19 @@ class Full(LocalFiles):
         super().write(path, chunks)
 
 
-def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, folder: Path) -> None:
+def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a store that was full once would stay so: what is left of one try has taken the room for all others."""
     stages = trained(tmp_path, 2, 1)
     worker, other = Worker(folder), Worker(folder)
-    worker.save(stages, at(1))
+    disk = Full(folder)
+    with monkeypatch.context() as until_it_is_opened:
+        until_it_is_opened.setattr(checkpointing, "CheckpointStore", partial(CheckpointStore, files=disk))
+        worker.save(stages, at(1))
     size = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
     ours, others = stages
-    worker.part._store = CheckpointStore(str(folder), files=Full(folder, size * 5 // 4))
+    disk.room = size * 5 // 4
     other.part.keep(at(2), others.values.layer_states(), 0.0)
     for _ in others.values.layers:
         assert isinstance(other.hear(), protocol.PartsWritten)

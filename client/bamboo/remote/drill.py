@@ -80,7 +80,7 @@ async def _notice_to_node(
     key = victims.taint_key(await session.api.node(name))
     await _mind_others(session, job, name, yes)
     began = time.monotonic()
-    await _set_taints(session, name, lambda node: victims.with_taint(node, key))
+    await set_taints(session, name, lambda node: victims.with_taint(node, key))
     try:
         who = ", ".join(f"{job.short(w.name)} ({phrases.places(w.cells) or 'no stage'})" for w in lost)
         session.say(f"node {name} gets notice (taint {key}): {who}")
@@ -109,7 +109,7 @@ async def _untaint(session: Session, name: str, key: str) -> None:
     """Also after Ctrl-C."""
     try:
         async with asyncio.timeout(UNTAINT_SECONDS):
-            if await _set_taints(session, name, lambda node: victims.without_taint(node, key)):
+            if await set_taints(session, name, lambda node: victims.without_taint(node, key)):
                 session.say(f"node {name} is free again: the taint {key} is removed")
     except (RemoteError, TimeoutError, asyncio.CancelledError) as error:
         if isinstance(error, ApiError) and error.status == 404:
@@ -121,7 +121,7 @@ async def _untaint(session: Session, name: str, key: str) -> None:
         raise RemoteError(f"{message} ({error})" if str(error) else message) from None
 
 
-async def _set_taints(
+async def set_taints(
     session: Session, name: str, wanted: Callable[[dict[str, Any]], list[dict[str, Any]] | None]
 ) -> bool:
     """Though others write the node at the same time. wanted: its taints then; None if they are so: then it is False."""

@@ -64,7 +64,7 @@ def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) ->
     objects: list[ReadObject] = []
     job = _root(document, problems, objects)
     check_rules(objects, problems)
-    if found := [*causes_first(problems, _fields_by_name(), document), *also(job)]:
+    if found := [*causes_first(problems, fields_by_name(), document), *also(job)]:
         raise ManifestError(*found)
     return job
 
@@ -77,7 +77,7 @@ def read_spec(document: Mapping[str, Any]) -> JobSpec:
 
 
 @cache
-def _fields_by_name() -> dict[str, tuple[str, ...]]:
+def fields_by_name() -> dict[str, tuple[str, ...]]:
     """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""
     found: dict[str, set[str]] = {}
     frame = (*(("", name) for name in ROOT), *(("metadata", name) for name in METADATA))

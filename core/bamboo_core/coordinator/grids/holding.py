@@ -99,7 +99,7 @@ def hazard(state: CoordinatorState, zone: str, now: float) -> float:
     return (was.losses + USUAL_LOSSES) / (hours + USUAL_HOURS)
 
 
-def _missing_share(state: CoordinatorState, now: float) -> float:
+def missing_share(state: CoordinatorState, now: float) -> float:
     """The share, from 0 to 1, of the workers that are wanted and are missing, because no others have come in their
     place yet. It goes in steps, so that it does not become another one all the time.
     """
@@ -155,7 +155,7 @@ class Worth:
 
     def __init__(self, state: CoordinatorState, rates: GridRates, now: float) -> None:
         self._state, self._rates = state, rates
-        self._share = _missing_share(state, now)
+        self._share = missing_share(state, now)
         self._speeds: dict[int, float] = {}  # of so many that are all there
         known, spec = state.holding, state.spec
         there = sorted(known.prices[w] for w in known.there if w in known.prices)
