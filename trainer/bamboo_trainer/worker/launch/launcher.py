@@ -91,6 +91,49 @@ class _Call:
     answer: bytearray = field(default_factory=bytearray)
 
 
+class Gates:
+    """The launcher's ends of the sockets on which workers ask before they go on. asks: called with worker and step."""
+
+    def __init__(self, selector: selectors.BaseSelector, asks: Callable[[str, int], None]) -> None:
+        self._selector, self._asks = selector, asks
+        self._open: dict[str, socket.socket] = {}
+
+    def open(self, worker: str) -> socket.socket:
+        """The worker's end. Opened before the fork, so that the worker closes all ends that are ours."""
+        ours, theirs = socket.socketpair()
+        self._open[worker] = ours
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(worker, ours))
+        return theirs
+
+    def proceed(self, worker: str) -> None:
+        if (gate := self._open.get(worker)) is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                gate.send(b"\n")
+
+    def close(self, worker: str) -> None:
+        if (gate := self._open.pop(worker, None)) is not None:
+            self._selector.unregister(gate)
+            gate.close()
+
+    def leave(self) -> None:
+        """In a child: its copies of all ends are closed."""
+        for gate in self._open.values():
+            gate.close()
+
+    def _read(self, worker: str, gate: socket.socket) -> None:
+        """A worker asks one thing at a time, so what has come is one short line."""
+        if self._open.get(worker) is not gate:
+            return  # closed since the selector told of it: the worker's end was heard of at the same time
+        try:
+            data = gate.recv(CHUNK)
+        except ConnectionResetError:  # it was killed before it read the answer
+            data = b""
+        if data:
+            self._asks(worker, int(data))
+        else:
+            self.close(worker)
+
+
 class Launcher:
     """scratch: removed if who started this process dies."""
 
@@ -103,10 +146,10 @@ class Launcher:
         self._workers: dict[int, str] = {}
         self._calls: dict[int, _Call] = {}
         self._crashes: dict[int, CrashFile] = {}  # of the workers
-        self._gates: dict[str, socket.socket] = {}  # to the workers that ask before they go on
         self._stopping = False
         self._orphans = Orphans()
         self._selector = selectors.DefaultSelector()
+        self._gates = Gates(self._selector, lambda worker, step: self._tell(event="asks", worker=worker, step=step))
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
@@ -159,7 +202,7 @@ class Launcher:
             case "call":
                 self._call(command["id"], command["function"], command["arguments"])
             case "proceed":
-                self._proceed(command["worker"])
+                self._gates.proceed(command["worker"])
             case "close":
                 self._stopping = True
             case other:
@@ -171,48 +214,18 @@ class Launcher:
         arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
         arguments["trace"] = command.get("trace")
         try:
-            theirs = self._open_gate(worker) if steps else None
+            theirs = self._gates.open(worker) if steps else None
             with theirs or contextlib.nullcontext():
                 if theirs:
                     arguments |= {"gate": theirs.fileno(), "steps": steps}
                 pid, crash = self._fork(lambda: int(resolve(main)(**arguments)))
         except OSError as error:
-            self._close_gate(worker)
+            self._gates.close(worker)
             print(f"launcher: cannot start {worker}: {system_reason(error)}", file=sys.stderr)
             self._tell(event="exited", worker=worker, code=1)
             return
         self._workers[pid], self._crashes[pid] = worker, crash
         self._tell(event="started", worker=worker, pid=pid)
-
-    def _open_gate(self, worker: str) -> socket.socket:
-        """The worker's end. Opened before the fork, so that the worker closes all ends that are ours."""
-        ours, theirs = socket.socketpair()
-        self._gates[worker] = ours
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_question(worker, ours))
-        return theirs
-
-    def _read_question(self, worker: str, gate: socket.socket) -> None:
-        """A worker asks one thing at a time, so what has come is one short line."""
-        if self._gates.get(worker) is not gate:
-            return  # closed since the selector told of it: the worker's end was heard of at the same time
-        try:
-            data = gate.recv(CHUNK)
-        except ConnectionResetError:  # it was killed before it read the answer
-            data = b""
-        if data:
-            self._tell(event="asks", worker=worker, step=int(data))
-        else:
-            self._close_gate(worker)
-
-    def _proceed(self, worker: str) -> None:
-        if (gate := self._gates.get(worker)) is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                gate.send(b"\n")
-
-    def _close_gate(self, worker: str) -> None:
-        if (gate := self._gates.pop(worker, None)) is not None:
-            self._selector.unregister(gate)
-            gate.close()
 
     def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
         ours, theirs = os.pipe()
@@ -286,8 +299,7 @@ class Launcher:
                 if call.pipe >= 0:
                     os.close(call.pipe)
                     call.crash.close()
-            for gate in self._gates.values():
-                gate.close()
+            self._gates.leave()
             for others in self._crashes.values():
                 others.close()
             crash.enable()
@@ -319,7 +331,7 @@ class Launcher:
                 return
             self._calls.pop(pid, None)
             if (worker := self._workers.pop(pid, None)) is not None:
-                self._close_gate(worker)
+                self._gates.close(worker)
                 where = self._crashed_at(self._crashes.pop(pid), worker)
                 self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status), where=where)
 
