@@ -29,6 +29,18 @@ def frame_of(message: Message) -> str | bytes:
     return zlib.compress(data, COMPRESSION) if len(data) > SHORT_BYTES else data.decode()
 
 
+class Frames:
+    """What messages are sent as. Of those about plans each is encoded once, however many workers get it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Message, str | bytes] | None = None
+
+    def of(self, message: Message) -> str | bytes:
+        if self._kept is None or self._kept[0] is not message:
+            self._kept = message, frame_of(message)
+        return self._kept[1]
+
+
 def decode_from_worker(data: bytes | str) -> ToCoordinator:
     """Raises ValueError naming what is wrong."""
     return _decode(_from_worker, data)

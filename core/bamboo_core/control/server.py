@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
-from bamboo_core.control.codec import MAX_MESSAGE_BYTES, decode_from_worker, encode, frame_of
+from bamboo_core.control.codec import MAX_MESSAGE_BYTES, Frames, decode_from_worker, encode
 from bamboo_core.control.plan_change import PlanChanges, SentPlans, WholePlanWanted
 from bamboo_core.control.protocol import Hello, Message, Refused
 from bamboo_core.names import PROTOCOL_VERSION
@@ -75,18 +75,6 @@ class _Channel:
                     await self.socket.send_str(frame)
                 else:
                     await self.socket.send_bytes(frame)
-
-
-class Frames:
-    """What messages are sent as. Of those about plans each is encoded once, however many workers get it."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[Message, str | bytes] | None = None
-
-    def of(self, message: Message) -> str | bytes:
-        if self._kept is None or self._kept[0] is not message:
-            self._kept = message, frame_of(message)
-        return self._kept[1]
 
 
 class Channels:
