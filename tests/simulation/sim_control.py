@@ -1,4 +1,4 @@
-"""The control channel of one simulated worker: it behaves as `bamboo_trainer.worker.control` and the server do.
+"""The control channel of one simulated worker: it behaves as `bamboo_core.control.client` and the server do.
 
 Plans go over it as they do over a real one: whole, or as what differs from the last one that it has carried.
 

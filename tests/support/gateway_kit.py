@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from bamboo_core.control.channel_events import ChannelEvent, WorkerJoined
+from bamboo_core.control.client import Control
 from bamboo_core.control.protocol import Heartbeat, Hello, Message, Stop
 from bamboo_core.control.server import REFUSED_HEADER, Channels
 from bamboo_operator.auth.pod_tokens import (
@@ -19,7 +20,6 @@ from bamboo_operator.auth.pod_tokens import (
     pod_authenticator,
 )
 from bamboo_operator.auth.worker_gateway import WorkerGateway, workers_path
-from bamboo_trainer.worker.control import Control
 
 JOB = ("team", "job")
 

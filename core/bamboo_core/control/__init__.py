@@ -1,1 +1,1 @@
-"""The control channel between workers and their coordinator: its messages, and the server that admits workers."""
+"""The control channel between workers and their coordinator: its messages, and both of its ends."""

@@ -16,6 +16,7 @@ import torch
 
 from bamboo_core.checkpoint.resume import owner_of
 from bamboo_core.complaints import said_by
+from bamboo_core.control.client import Control
 from bamboo_core.control.protocol import (
     Bye,
     CellFinished,
@@ -66,7 +67,6 @@ from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
-from bamboo_trainer.worker.control import Control
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
 from bamboo_trainer.worker.final_weights import FinalWeights
 from bamboo_trainer.worker.history.history_buffer import Rates

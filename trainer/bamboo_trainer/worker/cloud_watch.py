@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 
 from bamboo_core.complaints import said_by
+from bamboo_core.control.client import until_first
 from bamboo_trainer.worker import cloud_notices
 from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news
-from bamboo_trainer.worker.control import until_first
 
 logger = logging.getLogger(__name__)
 

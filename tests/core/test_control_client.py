@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo_core.control.client import Control
 from bamboo_core.control.codec import decode_from_coordinator
 from bamboo_core.control.memory import Memory
 from bamboo_core.control.plan_change import PlanChange, SendPlan, WholePlanWanted
@@ -19,8 +20,6 @@ from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.job.spec import RedundancySpec, TrainingSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Cell, Peer, Plan
-from bamboo_trainer.worker import control as control_module
-from bamboo_trainer.worker.control import Control
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
