@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from bamboo_core.control import client as control_module
 from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo_core.control.client import Control
 from bamboo_core.control.codec import decode_from_coordinator

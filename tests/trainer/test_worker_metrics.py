@@ -14,13 +14,13 @@ import torch
 from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.metrics.exposition import Exporter
 from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import Address, Again, Frame
 from bamboo_trainer.transport.frames import FrameKind as FrameKind
 from bamboo_trainer.transport.payloads import FORMS
 from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
-from bamboo_trainer.worker.checkpointing import Checkpointing
 from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page
@@ -64,7 +64,7 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     job.run()
     roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
     agent.engine, agent.devices = roots[0].engine, (torch.device("cpu"),)
-    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, "", Told())
+    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, "", Told().tell)
     agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
     check_page(Exporter.WORKER, text, complete=True)

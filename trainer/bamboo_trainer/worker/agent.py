@@ -47,6 +47,7 @@ from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo_core.planning.plan import ROOT
 from bamboo_core.planning.spot_checks import SpotSchedule
+from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.compilation.toolchain import require_toolchain
@@ -65,7 +66,6 @@ from bamboo_trainer.telemetry.place import place_of
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
-from bamboo_trainer.worker.checkpointing import Checkpointing
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.failure_reasons import SELF_EXPLANATORY, exit_code, failure_message, failure_reason
 from bamboo_trainer.worker.final_weights import FinalWeights
@@ -280,7 +280,7 @@ class WorkerAgent:
         rate = job.spec.redundancy.transfer_mbps * 1e6
         self.transport.trust(welcome.secret, rate, channel, together(by_device).buffer)
         owner = owner_of(welcome.secret)
-        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self, job.data)
+        self.checkpoints = Checkpointing(job.spec, len(job.task.layers), owner, self.control.send, job.data)
         self.engine = make_engine(self._ports(job, self.checkpoints, by_device), job.spec.worker.devices)
         self.control.send(job.ready())
 

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from bamboo_core.control.protocol import (
     CheckpointFound,
     CommitCheckpoint,
     FindCheckpoint,
+    Message,
     PartsWritten,
     WorkerWarning,
 )
@@ -42,7 +43,6 @@ from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.state_dict import read_layer
 from bamboo_trainer.checkpoint.versions import versions
-from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
 
@@ -76,15 +76,15 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """The checkpoints of one job; see `CheckpointFiles`. layers: of its model. owner: the job.
-    data: what it trains with; None if that is not known.
+    """The checkpoints of one job; see `CheckpointFiles`. layers: of its model. owner: the job. tell: sends a message to
+    the coordinator, from any thread. data: what the job trains with; None if that is not known.
     """
 
     def __init__(
-        self, spec: JobSpec, layers: int, owner: str, coordinator: Coordinator, data: DataRecord | None = None
+        self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None], data: DataRecord | None = None
     ) -> None:
         self._layers, self._owner, self._data = layers, owner, data
-        self._spec, self._coordinator, self._url = spec, coordinator, store_url(spec)
+        self._spec, self._tell_coordinator, self._url = spec, tell, store_url(spec)
         self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
@@ -159,12 +159,12 @@ class Checkpointing:
     def report(self) -> None:
         """What was said last may be lost: say it again."""
         for message in self._told:
-            self._coordinator.tell(message)
+            self._tell_coordinator(message)
 
     def _tell(self, message: AboutCheckpoint) -> None:
         same = (told for told in self._told if told.checkpoint == message.checkpoint)
         self._told = (*same, message)
-        self._coordinator.tell(message)
+        self._tell_coordinator(message)
 
     def close(self) -> None:
         """What is not written yet is not written any more."""
@@ -218,7 +218,7 @@ class Checkpointing:
     def _failed(self, work: Work, message: str) -> None:
         match work:
             case FindCheckpoint():
-                self._coordinator.tell(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
+                self._tell_coordinator(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
             case _Remains():
                 logger.warning("what is left of a checkpoint was not removed: %s", message)
             case _Layers() | CommitCheckpoint():
@@ -259,7 +259,7 @@ class Checkpointing:
             case _Remains(checkpoint):
                 self._remove(checkpoint)
             case FindCheckpoint():
-                self._coordinator.tell(self._find(work))  # if it is lost it is asked for again
+                self._tell_coordinator(self._find(work))  # if it is lost it is asked for again
                 self._probe()
 
     def _probe(self) -> None:
@@ -269,7 +269,7 @@ class Checkpointing:
             try:
                 self._open().probe()
             except StorageError as error:
-                self._coordinator.tell(
+                self._tell_coordinator(
                     WorkerWarning(reason="CheckpointStoreNotWritable", message=str(error)[:MOST_TEXT])
                 )
 

@@ -24,10 +24,10 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import CheckpointId
 from bamboo_core.storage.files import Buffer
 from bamboo_core.storage.local_files import LocalFiles
+from bamboo_trainer.checkpoint import checkpointing
+from bamboo_trainer.checkpoint.checkpointing import Checkpointing
 from bamboo_trainer.checkpoint.errors import RestoreError
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.worker import checkpointing
-from bamboo_trainer.worker.checkpointing import Checkpointing
 from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
 
 SECONDS = 120.0
@@ -50,7 +50,7 @@ class Worker:
             },
         }
         self.said: queue.Queue[Message] = queue.Queue()
-        self.part = Checkpointing(parse_manifest(document), LAYERS, owner, self, data)
+        self.part = Checkpointing(parse_manifest(document), LAYERS, owner, self.tell, data)
 
     def tell(self, message: Message) -> None:
         self.said.put(message)
