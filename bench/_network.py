@@ -25,10 +25,10 @@ import torch
 from _common import HERE
 from _recorder import StepTimes
 from _switch import CONTROL, MTU, Shape
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.stage.gradients import buckets
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.transport.base import Arrived, Event
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.agent import WorkerSettings
 from bamboo_trainer.worker.launch import process

@@ -24,9 +24,9 @@ import typer
 
 from _common import chosen_of, machine, median, say, show, write_json
 from bamboo_core.job.placement_spec import TransportType
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.transport.base import Arrived, Event
 from bamboo_trainer.transport.choice import body_channel
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "bench"

@@ -17,7 +17,7 @@ from bamboo_core.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.kube.objects import JobKey
-from bamboo_trainer.transport.frames import Frame
+from bamboo_trainer.frames.frame import Frame
 from opsim_loop import LoopClock, VirtualLoop
 from opsim_server import Object, token_of
 from sim_arithmetic import Oracle

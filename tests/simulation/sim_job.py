@@ -34,7 +34,7 @@ from bamboo_core.coordinator.grids.dates import time_told
 from bamboo_core.job.spec import ScheduleChoice
 from bamboo_core.names import ALONE_SECONDS
 from bamboo_core.planning.plan import Cell, Plan
-from bamboo_trainer.transport.frames import Frame
+from bamboo_trainer.frames.frame import Frame
 from sim_arithmetic import Oracle
 from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bamboo_core.planning.plan import WorkerId
+from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import Frame
 from bamboo_trainer.transport.link_states import LinkStates
 from bamboo_trainer.transport.wire import Lane, lane_of
 from memory_transport import travelled

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.evaluations import Course
+from bamboo_trainer.frames.payloads import Contributed, Contribution
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.transport.payloads import Contributed, Contribution
 from sim_arithmetic import Oracle, measured
 
 STATE = "state"

@@ -23,9 +23,9 @@ from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.memory.host_copies import AtOnce, Copied, Copy, Parts
 from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.transport.frames import Frame
 from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_control import Channel

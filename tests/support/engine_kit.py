@@ -9,12 +9,12 @@ from bamboo_core.planning.plan import Cell, CheckpointId, Plan
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Arrived
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from recording_transport import RecordingTransport, Told
 from replica_kit import TRAINING, planned
 from stage_kit import StagesOfTask, small_task

@@ -6,7 +6,7 @@ from pathlib import Path
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.records import StepRecord
 from bamboo_core.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan
-from bamboo_trainer.transport.payloads import Commit
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.worker.history.history_buffer import Rates
 from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 

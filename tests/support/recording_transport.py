@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from bamboo_core.control.protocol import Message
-from bamboo_trainer.transport.frames import Frame
+from bamboo_trainer.frames.frame import Frame
 
 
 class RecordingTransport:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.bodies import SendingLink
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.nixl.channel import NixlChannel
 from bamboo_trainer.transport.sockets import SocketReader
 from bamboo_trainer.transport.stripes import FlowChannel, FlowReceiver, FlowSender
@@ -78,7 +79,7 @@ def same(left: Frame, right: Frame) -> bool:
     """Bit-equal."""
     facts = [(frame.address, frame.epoch, frame.origin, frame.payload) for frame in (left, right)]
     return facts[0] == facts[1] and all(
-        a.dtype == b.dtype and a.shape == b.shape and bytes(wire.byte_view(a)) == bytes(wire.byte_view(b))
+        a.dtype == b.dtype and a.shape == b.shape and bytes(byte_view(a)) == bytes(byte_view(b))
         for a, b in zip(left.tensors, right.tensors, strict=True)
     )
 

@@ -8,10 +8,10 @@ import torch
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.mixed_precision import passed_on
-from bamboo_trainer.transport.frames import Frame, FrameKind
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from stage_kit import SPLITS, at, check_rounds_as_plain_pytorch, small_gpt

@@ -14,9 +14,9 @@ from bamboo_core.planning.schedule import (
     SyncReplicas,
 )
 from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, Shadow, TakeoverProgress
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.stage.stage import Stage, build_stage
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import RefusedFrame
 from stage_kit import CONFIG, begin, small_task
 
 SPLIT = [(0, 2), (2, 3)]

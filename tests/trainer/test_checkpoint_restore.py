@@ -12,9 +12,9 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.control.protocol import PartsWritten
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import ROOT
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.transport.base import Arrived
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Commit
 from training_job import Job, MemoryStore, Node
 
 STEPS = 8

@@ -4,7 +4,7 @@ import math
 
 from bamboo_core.planning.plan import Cell, Layout
 from bamboo_trainer.commit.commit_log import KEPT_STEPS, CommitLog
-from bamboo_trainer.transport.payloads import Commit, Ready
+from bamboo_trainer.frames.payloads import Commit, Ready
 
 LAYOUT = Layout(generation=3, split=((0,), (1,)))
 

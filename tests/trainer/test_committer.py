@@ -11,11 +11,11 @@ from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
+from bamboo_trainer.frames.frame import FrameKind
+from bamboo_trainer.frames.payloads import Commit, Ready
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import FrameKind
-from bamboo_trainer.transport.payloads import Commit, Ready
 from recording_transport import RecordingTransport, Told
 from replica_kit import planned
 from stage_kit import StagesOfTask, small_task

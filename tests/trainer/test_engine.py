@@ -12,11 +12,11 @@ from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome, SpecChanged
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
-from bamboo_trainer.transport.frames import Frame, FrameKind
 from branching_job import BranchingJob, each_way, kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport

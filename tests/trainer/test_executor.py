@@ -7,8 +7,8 @@ import torch
 from bamboo_core.control.protocol import TakenOver
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import ROOT, Assignment, Cell, Plan
-from bamboo_trainer.transport.frames import FrameKind
-from bamboo_trainer.transport.payloads import Announce, Commit
+from bamboo_trainer.frames.frame import FrameKind
+from bamboo_trainer.frames.payloads import Announce, Commit
 from engine_kit import THREE, OneEngine
 from replica_kit import after_loss, in_two_parts
 

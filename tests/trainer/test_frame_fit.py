@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from bamboo_core.planning.plan import Layout
 from bamboo_trainer.engine.steps.frame_fit import check_fit, chunk
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Contributed, RefusedFrame
 from bamboo_trainer.stage.stage import Stage, build_stage
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Contributed, RefusedFrame
 from stage_kit import CONFIG, small_task
 
 LAYOUT = Layout(generation=1, split=((0, 1), (2,)), groups=(0, 1, 2, 3))

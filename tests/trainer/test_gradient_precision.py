@@ -13,8 +13,8 @@ from test_sharded_optimizer import ended_with
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import RefusedFrame, read
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import RefusedFrame, read
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from processes import run_with_faults

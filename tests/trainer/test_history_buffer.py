@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bamboo_core.history.records import GapRecord, Record
-from bamboo_trainer.transport.payloads import Commit
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.worker.history import history_buffer
 from bamboo_trainer.worker.history.history_buffer import HistoryBuffer, Rates
 from history_keeper_kit import Job, first

@@ -8,7 +8,7 @@ from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.merge import merged
 from bamboo_core.history.records import EventRecord, GapRecord, StepRecord
 from bamboo_core.storage.errors import StoreUnavailable
-from bamboo_trainer.transport.payloads import CheckpointMark, Commit
+from bamboo_trainer.frames.payloads import CheckpointMark, Commit
 from history_keeper_kit import PATIENCE, first
 
 pytest_plugins = ["history_keeper_fixtures"]

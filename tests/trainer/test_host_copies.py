@@ -13,10 +13,10 @@ from test_engine import manifest
 
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.frames.frame import Address, FrameKind
 from bamboo_trainer.memory.host_copies import AtOnce, pinned_size
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.transport.frames import Address, FrameKind
 from emulated_device import LateCopies
 from queued_device import QueuedJob, Speed
 from recording_transport import RecordingTransport

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import torch
 
+from bamboo_trainer.frames.frame import FrameKind
+from bamboo_trainer.frames.tensors import MAX_BODY
 from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import FrameKind
 from refusal_kit import refused
 from transport_kit import SECRET, Net, dial, make_frame
 
@@ -97,7 +98,7 @@ BAD_FRAMES = {
     "striped though small": header(striped=True),
     "lane": header(kind=int(FrameKind.STATE)),
     "meta too large": header(meta=wire.MAX_META + 1),
-    "body too large": header(body=wire.MAX_BODY + 1),
+    "body too large": header(body=MAX_BODY + 1),
     "no meta": header(),
     "not msgpack": with_meta(b"\xc1"),
     "nested": with_meta(b"\x92\x90" + b"\x91" * 100_000),

@@ -12,10 +12,10 @@ from bamboo_core.control.protocol import CopiesHeld, StateHeld, WorkerWarning
 from bamboo_core.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import CheckpointMark, HeldLayer, LayersWanted, read
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import CheckpointMark, HeldLayer, LayersWanted, read
 from recording_transport import Told
 
 CUT = CheckpointId(step=7, id="c")

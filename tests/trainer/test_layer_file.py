@@ -15,8 +15,8 @@ from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.checkpoint.layout import Attempt
 from bamboo_trainer.checkpoint.layer_file import decode, encode, header_size, read_header
 from bamboo_trainer.checkpoint.versions import versions
+from bamboo_trainer.frames.tensors import DTYPES, byte_view
 from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.transport.wire import DTYPES, byte_view
 from checkpoint_kit import make_manifest
 
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.routing.message_log import MessageLog
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from memory_account_kit import storages
 
 TENSORS = [torch.zeros(n) for n in (1, 8, 64)]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import outbound, tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown
 from bamboo_trainer.transport.bodies import TransportUnavailable
-from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.nixl import protocol
 from bamboo_trainer.transport.nixl.agent import Landing, NixlAgent, prove
 from bamboo_trainer.transport.tcp import TcpTransport
@@ -35,7 +35,7 @@ MANY = 40
 CHILD = """
 import sys, time, torch
 from bamboo_trainer.transport.base import Arrived
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.transport.nixl.channel import NixlChannel
 from bamboo_trainer.transport.tcp import TcpTransport
 me, port, secret, count = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])

@@ -7,9 +7,9 @@ import torch
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, Plan
+from bamboo_trainer.frames.frame import Address, Again, FrameKind
 from bamboo_trainer.routing.outbox import Outbox, Received
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.transport.frames import Address, Again, FrameKind
 from recording_transport import RecordingTransport
 from replica_kit import planned
 

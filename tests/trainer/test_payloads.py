@@ -15,10 +15,10 @@ from bamboo_core.coordinator.events import Outcome
 from bamboo_core.history.records import StepRecord
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
-from bamboo_trainer.transport import payloads
+from bamboo_trainer.frames import payloads
+from bamboo_trainer.frames.frame import Address, Again, Frame, FrameKind
+from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.transport.base import Arrived
-from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
-from bamboo_trainer.transport.payloads import RefusedFrame
 from manifest_kit import bamboojob, training
 from memory_transport import travelled
 from training_job import Job

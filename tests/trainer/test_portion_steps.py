@@ -10,8 +10,8 @@ from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import Cell, Layout, Peer, Plan, Portion
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.transport.payloads import Commit
 from stage_kit import states_of
 
 SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)

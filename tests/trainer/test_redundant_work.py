@@ -6,8 +6,8 @@ import torch
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import ROOT, Cell, Plan
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Commit
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Commit
 from engine_kit import THREE, OneEngine
 from replica_kit import after_loss
 

@@ -8,11 +8,11 @@ from bamboo_core.control.protocol import LeftBehind
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.repeated_steps import Repeated, RepeatedSteps
+from bamboo_trainer.frames.frame import ANSWERS_END, Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Commit
 from recording_transport import RecordingTransport, Told
 from replica_kit import planned
 from stage_kit import StagesOfTask, small_task

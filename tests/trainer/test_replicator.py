@@ -10,10 +10,10 @@ from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Announce, Commit, RefusedFrame
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Announce, Commit, RefusedFrame
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from recording_transport import RecordingTransport, Told

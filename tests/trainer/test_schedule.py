@@ -19,7 +19,7 @@ from bamboo_core.planning.schedule import (
 )
 from bamboo_core.planning.steps.pipelines import awaited
 from bamboo_trainer.engine.steps.schedule import needs
-from bamboo_trainer.transport.frames import FrameKind
+from bamboo_trainer.frames.frame import FrameKind
 
 stages = st.integers(1, 9)
 microbatches = st.integers(1, 20)

@@ -11,11 +11,11 @@ from torch import Tensor
 from bamboo_core.control.digests import add_digests
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.frames.payloads import Ready
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
-from bamboo_trainer.transport.payloads import Ready
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, small_task

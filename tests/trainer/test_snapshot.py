@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
+from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.stage.state import snapshot
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.transport import wire
-from bamboo_trainer.transport.frames import FrameKind
 from stage_kit import CONFIG, one_step, small_gpt, small_task
 from transport_kit import make_frame
 

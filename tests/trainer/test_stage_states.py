@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from bamboo_core.planning.plan import Assignment, Cell
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.transport.payloads import Commit
 from replica_kit import planned
 from stage_kit import states_of
 

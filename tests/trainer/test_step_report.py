@@ -4,7 +4,7 @@ from typing import Any
 
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.step_report import combined
-from bamboo_trainer.transport.payloads import Ready
+from bamboo_trainer.frames.payloads import Ready
 
 
 def ready(pipeline: int, **facts: Any) -> Ready:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.stripes import CHUNK, END, LEAVES, RECORD
 from refusal_kit import refused
 from transport_kit import Net, dial, eventually, greet, make_frame, same

@@ -11,9 +11,9 @@ from bamboo.local.trace_files import merge_traces
 from bamboo.local.trace_summary import parse_trace, summarize_trace
 from bamboo_core.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo_core.planning.plan import Cell
+from bamboo_trainer.frames.frame import FrameKind as FrameKind
 from bamboo_trainer.telemetry import trace
 from bamboo_trainer.telemetry.time_account import TimeAccount
-from bamboo_trainer.transport.frames import FrameKind as FrameKind
 
 CELL = Cell(0, 1)
 

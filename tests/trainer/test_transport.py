@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import inbound, outbound, tcp
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 from transport_kit import SECONDS, SECRET, Net, each_number_of_flows, eventually, make_frame, our_sockets, our_threads
 
@@ -162,7 +162,7 @@ def test_who_left_the_plan_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch)
 
 CHILD = """
 import sys, time, torch
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 end = TcpTransport("b", sys.argv[2], lambda event: None)
 end.peers({"a": ("127.0.0.1", int(sys.argv[1]))})

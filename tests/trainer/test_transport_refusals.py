@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived
-from bamboo_trainer.transport.frames import FrameKind
 from refusal_kit import refused
 from transport_kit import Net, dial, eventually, make_frame, our_threads
 

@@ -6,9 +6,10 @@ import time
 import pytest
 import torch
 
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.tensors import DTYPES
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from transport_kit import SECONDS, Net, dial, each_number_of_flows, make_frame, our_threads, same
 
 pytest_plugins = ["transport_pair_fixtures"]
@@ -24,7 +25,7 @@ PAYLOADS = {
     "grad": (torch.ones(3, requires_grad=True),),
     "mixed": (torch.arange(5), torch.tensor(True), torch.randn(2, 3).bfloat16(), torch.empty(0)),
     "large": (torch.arange(4 << 20, dtype=torch.float32), torch.tensor(7, dtype=torch.int8)),
-    **{name: (torch.arange(6).reshape(2, 3).to(dtype),) for name, dtype in wire.DTYPES.items()},
+    **{name: (torch.arange(6).reshape(2, 3).to(dtype),) for name, dtype in DTYPES.items()},
 }
 
 

@@ -8,8 +8,9 @@ import msgspec
 
 from bamboo_core.control import protocol
 from bamboo_core.names import DATA_PLANE_VERSION, PROTOCOL_VERSION
-from bamboo_trainer.transport import payloads, stripes, wire
-from bamboo_trainer.transport.frames import FrameKind
+from bamboo_trainer.frames import payloads
+from bamboo_trainer.frames.frame import FrameKind
+from bamboo_trainer.transport import stripes, wire
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
 CONTROL = {4: "a7749f6b732bf710"}

@@ -15,10 +15,10 @@ from bamboo_core.control.memory import SentTraffic, Traffic
 from bamboo_core.metrics.exposition import Exporter
 from bamboo_core.planning.plan import Cell, CheckpointId
 from bamboo_trainer.checkpoint.checkpointing import Checkpointing
+from bamboo_trainer.frames.frame import Address, Again, Frame
+from bamboo_trainer.frames.frame import FrameKind as FrameKind
+from bamboo_trainer.frames.payloads import FORMS
 from bamboo_trainer.telemetry.time_account import TimeAccount
-from bamboo_trainer.transport.frames import Address, Again, Frame
-from bamboo_trainer.transport.frames import FrameKind as FrameKind
-from bamboo_trainer.transport.payloads import FORMS
 from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind

@@ -16,10 +16,10 @@ from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.gradient_groups import final_share
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.planning.profile import Layer, ModelProfile
+from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.inspection.sharing import settled
-from bamboo_trainer.transport.frames import Frame, FrameKind
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from training_job import Job

@@ -28,7 +28,7 @@ from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import header_bytes
 from bamboo_trainer.checkpoint.sources import DTYPES, StateSource
 from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
-from bamboo_trainer.transport.wire import byte_view
+from bamboo_trainer.frames.tensors import byte_view
 
 Progress = Callable[[int, int], None]  # files that are done, of so many
 _ALIGNMENT: Final = 64

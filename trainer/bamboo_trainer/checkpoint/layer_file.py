@@ -17,9 +17,9 @@ from torch import Tensor
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged
 from bamboo_core.storage.files import Buffer
+from bamboo_trainer.frames.tensors import DTYPES, byte_view
 from bamboo_trainer.stage.state.group_numbers import Scalar
 from bamboo_trainer.stage.state.layer_state import LayerState
-from bamboo_trainer.transport.wire import DTYPES, byte_view
 
 FORMAT: Final = 1
 MOST_HEADER: Final = 100 << 20  # bytes; safetensors' own limit

@@ -4,7 +4,7 @@ from collections.abc import Container
 
 from bamboo_core.planning.plan import Cell, Layout
 from bamboo_trainer.commit.step_report import combined
-from bamboo_trainer.transport.payloads import Commit, Commits, Ready
+from bamboo_trainer.frames.payloads import Commit, Commits, Ready
 
 KEPT_STEPS = 3
 

@@ -23,11 +23,11 @@ from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.history import History
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
+from bamboo_trainer.frames.frame import Address, FrameKind
+from bamboo_trainer.frames.payloads import CheckpointMark, Commit
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import Address, FrameKind
-from bamboo_trainer.transport.payloads import CheckpointMark, Commit
 
 logger = logging.getLogger(__name__)
 

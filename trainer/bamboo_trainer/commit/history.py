@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bamboo_core.planning.plan import Plan
-from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
+from bamboo_trainer.frames.payloads import Commit, HistoryMark, Unwritten
 
 
 class History(Protocol):

@@ -8,10 +8,10 @@ from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.frames.frame import ANSWERS_END, Address, Frame, FrameKind
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, FrameKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from bamboo_core.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.coordinator import Coordinator
 from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Announce, Commits, RefusedFrame, StatePayload
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Announce, Commits, RefusedFrame, StatePayload
 
 
 class Replicator:

@@ -9,12 +9,12 @@ from typing import Final
 from bamboo_core.control.verification import PROVEN
 from bamboo_core.planning.plan import WorkerId
 from bamboo_trainer.commit.state_sums import EVERY, StateSums, is_due
+from bamboo_trainer.frames.frame import Address, FrameKind
+from bamboo_trainer.frames.payloads import Check
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
-from bamboo_trainer.transport.frames import Address, FrameKind
-from bamboo_trainer.transport.payloads import Check
 
 KEPT: Final = 2  # versions: nobody lags by more than one
 CAUSES: Final = (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, exact_terms, quotient
+from bamboo_trainer.frames.payloads import Ready
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.transport.payloads import Ready
 
 Sums = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by name: the terms of a sum, and of its weight
 

@@ -27,12 +27,12 @@ from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
+from bamboo_trainer.frames.frame import BOUNDARY, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.routing.outbox import Outbox, Received
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import BOUNDARY, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Commit
 
 
 class Components:

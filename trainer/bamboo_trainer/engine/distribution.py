@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.repeated_steps import Repeated
+from bamboo_trainer.frames.frame import FIXED, Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.transport.frames import FIXED, Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import RefusedFrame
 
 
 class ParameterDistribution:

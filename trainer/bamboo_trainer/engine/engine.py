@@ -33,6 +33,8 @@ from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.payloads import RefusedFrame, read
 from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.memory.placement import release_cached
 from bamboo_trainer.routing.outbox import Received
@@ -40,8 +42,6 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import first_states
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import Frame
-from bamboo_trainer.transport.payloads import RefusedFrame, read
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_core.planning.shares import share
 from bamboo_core.text import size as text_of
 from bamboo_trainer.commit.coordinator import Coordinator
+from bamboo_trainer.frames.payloads import CheckpointMark
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.state.late_copies import Copying
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.transport.payloads import CheckpointMark
 
 logger = logging.getLogger(__name__)
 

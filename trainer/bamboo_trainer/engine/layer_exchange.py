@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from bamboo_core.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.engine.layer_copies import LayerCopies
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import HeldLayer, LayersWanted
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.base import Transport
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import HeldLayer, LayersWanted
 
 KINDS = (FrameKind.LAYERS_WANTED, FrameKind.LAYER, FrameKind.LAYERS_LACKED)
 

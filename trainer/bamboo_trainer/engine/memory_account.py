@@ -11,11 +11,11 @@ from bamboo_core.planning.schedule import Backward
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.steps.executor import Executor
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
+from bamboo_trainer.frames.frame import Frame
 from bamboo_trainer.memory.saved_tensors import ContextSize, new_bytes
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.transport.frames import Frame
 
 TOLD_SECONDS = 1.0
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from bamboo_core.planning.plan import Cell
-from bamboo_trainer.transport.frames import Address, Frame
+from bamboo_trainer.frames.frame import Address, Frame
 
 
 class MessageLog:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, WorkerId
+from bamboo_trainer.frames.frame import Address, Again, Frame, FrameKind
+from bamboo_trainer.frames.payloads import Contributed, PartialSum
 from bamboo_trainer.memory.host_copies import AtOnce, Copy, HostCopies
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport
-from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Contributed, PartialSum
 from bamboo_trainer.transport.wire import Lane, lane_of
 
 Received = tuple[WorkerId, Frame]  # sender and frame

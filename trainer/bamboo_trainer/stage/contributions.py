@@ -10,11 +10,11 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer.frames.payloads import Contributed, Contribution
+from bamboo_trainer.frames.tensors import DTYPES
 from bamboo_trainer.tasks.running_buffers import intercept, running_modules, shared_buffer
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import named_layer
-from bamboo_trainer.transport.payloads import Contributed, Contribution
-from bamboo_trainer.transport.wire import DTYPES
 
 Parts = tuple[Tensor, ...]
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bamboo_core.planning.plan import Cell, Plan, WorkerId
+from bamboo_trainer.frames.payloads import Commit
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.state.values import StageValues
 from bamboo_trainer.stage.whole_model import WholeModel
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.payloads import Commit
 
 
 class StageBuilder(Protocol):

@@ -18,9 +18,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from bamboo_trainer.frames.tensors import DTYPES, unsendable
 from bamboo_trainer.tasks.capture import Capture, Parts, current
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
-from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 Update = Callable[..., Mapping[str, Tensor]]
 

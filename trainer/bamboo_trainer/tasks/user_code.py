@@ -17,11 +17,11 @@ from torch.nn.parameter import is_lazy
 
 from bamboo_core.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
+from bamboo_trainer.frames.tensors import DTYPES, unsendable
 from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
 from bamboo_trainer.tasks.running_buffers import running_modules, spectrally_normed
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_error, ran_out_of_memory, told
-from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
 _AS_IT_IS: Final = nullcontext()

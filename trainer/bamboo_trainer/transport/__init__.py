@@ -1,1 +1,1 @@
-"""Frames between workers: what they are, what they carry, and how they travel over TCP."""
+"""How frames between workers travel over TCP, and large tensors over what is faster."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.transport.frames import Frame
+from bamboo_trainer.frames.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from bamboo_core.complaints import said_by
 from bamboo_core.planning.plan import WorkerId
+from bamboo_trainer.frames.frame import Frame
+from bamboo_trainer.frames.tensors import byte_view
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Buffer
 from bamboo_trainer.transport.bodies import BodyChannel, BodyReceiver
-from bamboo_trainer.transport.frames import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +141,8 @@ class Inbound:
         except RuntimeError as error:  # how torch says that memory is out
             raise wire.WireError(f"no room for {header.body_length} bytes") from error
         if header.striped:
-            receiver.receive_into([wire.byte_view(tensor) for tensor in tensors])
+            receiver.receive_into([byte_view(tensor) for tensor in tensors])
         else:
             for tensor in tensors:
-                reader.receive_into(wire.byte_view(tensor))
+                reader.receive_into(byte_view(tensor))
         return Frame(address=header.address, epoch=header.epoch, origin=header.origin, tensors=tensors, payload=payload)

@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping
 
 from bamboo_core.planning.plan import WorkerId
+from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Buffer, Deliver, LinkDown, LinkUp, ordinary
 from bamboo_trainer.transport.bodies import BodyChannel
-from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.inbound import Inbound
 from bamboo_trainer.transport.link_states import LinkStates
 from bamboo_trainer.transport.outbound import Outbound

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import math
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
@@ -20,13 +20,12 @@ import torch
 
 from bamboo_core.names import DATA_PLANE_VERSION, LARGE_BODY
 from bamboo_core.planning.plan import WorkerId
-from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, FrameKind
+from bamboo_trainer.frames.frame import BULK, STATES, Address, Frame, FrameKind
+from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS, byte_view, unsendable
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = DATA_PLANE_VERSION
 MAX_META: Final = 16 << 20  # the names and shapes of all of a stage's state
-MAX_BODY: Final = 1 << 40  # all of a stage's state, 12 bytes a parameter with AdamW
-MAX_DIMENSIONS: Final = 16
 MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
@@ -41,20 +40,6 @@ HEADER: Final = struct.Struct("<4sBB?qqiiqiiIQ")
 _STRIPED_AT: Final = 6
 HELLO_LENGTH: Final = struct.Struct("<H")
 
-DTYPES: Final = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-    "c64": torch.complex64,
-    "c128": torch.complex128,
-}
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
@@ -118,13 +103,6 @@ _HELLO_DECODER: Final = msgspec.msgpack.Decoder(LinkHello)
 _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
-def byte_view(tensor: torch.Tensor) -> memoryview:
-    """The storage of a contiguous CPU tensor of any dtype and shape, as bytes; writable."""
-    if tensor.dtype is torch.float32 and tensor.numel():
-        return tensor.numpy().data.cast("B")  # most tensors are of these, and this takes half the time
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
 def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
     """The frame as buffers to send in order; they share its tensors' storage. ValueError if it cannot go.
 
@@ -162,15 +140,6 @@ def _plain_meta(specs: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
 def is_striped(buffers: Sequence[Buffer]) -> bool:
     """Are these of a frame whose body is to be spread?"""
     return bool(buffers[0][_STRIPED_AT])
-
-
-def unsendable(tensor: torch.Tensor, dtypes: Collection[torch.dtype]) -> str:
-    """Why the tensor cannot travel; "" if it can. dtypes: those that may."""
-    if tensor.dtype not in dtypes:
-        return f"{tensor.dtype}, expected one of {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))}"
-    if tensor.layout is not torch.strided:
-        return f"layout {tensor.layout}, expected torch.strided"
-    return f"{tensor.dim()} dimensions, expected at most {MAX_DIMENSIONS}" if tensor.dim() > MAX_DIMENSIONS else ""
 
 
 def parse_header(raw: bytes | bytearray) -> Header:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bamboo_core.control.memory import SentTraffic, Traffic
-from bamboo_trainer.transport.frames import FrameKind
+from bamboo_trainer.frames.frame import FrameKind
 
 KINDS = {
     FrameKind.ACTIVATION: "activation",

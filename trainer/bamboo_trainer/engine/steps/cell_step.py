@@ -26,14 +26,14 @@ from bamboo_core.planning.schedule import (
 )
 from bamboo_trainer.engine.steps.frame_fit import check_fit
 from bamboo_trainer.engine.steps.schedule import needs
+from bamboo_trainer.frames.frame import Address, Frame
+from bamboo_trainer.frames.payloads import RefusedFrame
 from bamboo_trainer.memory.host_copies import Copy
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.frames import Address, Frame
-from bamboo_trainer.transport.payloads import RefusedFrame
 
 logger = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ from bamboo_trainer.engine.steps.instructions import Instructions
 from bamboo_trainer.engine.steps.portion_steps import PortionSteps
 from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
+from bamboo_trainer.frames.frame import REDUCED, Frame
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import REDUCED, Frame
 
 
 class Executor:

@@ -9,13 +9,13 @@ from bamboo_core.control.verification import ForwardDiffers, ForwardPlace, Forwa
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.plan import Cell, WorkerId
 from bamboo_trainer.commit.coordinator import Coordinator
+from bamboo_trainer.frames.frame import Address, FrameKind
+from bamboo_trainer.frames.payloads import SumsOfForwards
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.checksums import checksum_of, in_hexadecimal
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.frames import Address, FrameKind
-from bamboo_trainer.transport.payloads import SumsOfForwards
 
 Step = tuple[Cell, int]
 Key = tuple[Result, int]  # what of, and of which microbatch; of a gradient, which is of all, 0

@@ -10,9 +10,9 @@ import torch
 
 from bamboo_core.planning.gradient_groups import nodes_of, share_of
 from bamboo_core.planning.plan import Layout
+from bamboo_trainer.frames.frame import Frame, FrameKind
+from bamboo_trainer.frames.payloads import Contributed, RefusedFrame
 from bamboo_trainer.stage.state.final_gradients import FinalGradients
-from bamboo_trainer.transport.frames import Frame, FrameKind
-from bamboo_trainer.transport.payloads import Contributed, RefusedFrame
 
 
 def chunk(bucket: slice, parts: int, index: int) -> slice:

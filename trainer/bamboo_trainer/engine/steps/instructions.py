@@ -34,6 +34,7 @@ from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.forward_sums import ForwardSums
 from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.engine.steps.spot_checks import SpotChecks
+from bamboo_trainer.frames.frame import EVALUATED, Address, FrameKind
 from bamboo_trainer.memory.host_copies import HostCopies
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -43,7 +44,6 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
 
 
 class Instructions:

@@ -25,14 +25,14 @@ from bamboo_trainer.engine.steps.forward_sums import (
     gradient_sums,
     sent_back_sums,
 )
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import SumsOfForwards
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import SumsOfForwards
 
 
 class RedundantWork:

@@ -13,7 +13,7 @@ from bamboo_core.planning.schedule import (
     ReduceGradients,
     SumTied,
 )
-from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
+from bamboo_trainer.frames.frame import EVALUATED, Address, FrameKind
 
 
 def needs(

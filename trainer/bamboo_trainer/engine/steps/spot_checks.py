@@ -18,6 +18,8 @@ from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.engine.steps.forward_sums import Difference, ForwardSums
+from bamboo_trainer.frames.frame import Address, Frame, FrameKind
+from bamboo_trainer.frames.payloads import SpotSums
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.checksums import checksum, checksum_of
@@ -27,8 +29,6 @@ from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.inspection.determinism import CAUSES, NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, ran_out_of_memory
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from bamboo_trainer.transport.payloads import SpotSums
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """What one worker has computed for a portion of another's cell: packed for its owner, and added to the owner's work."""
 
+from bamboo_trainer.frames.payloads import Contributed, PartialSum
 from bamboo_trainer.stage.contributions import packed, unpacked
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.payloads import Contributed, PartialSum
 
 
 def packed_work(work: Work) -> tuple[PartialSum, Parts]:

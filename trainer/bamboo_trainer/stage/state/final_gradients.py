@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from bamboo_trainer.frames.payloads import Contributed
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters, TiedSegment
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.payloads import Contributed
 
 
 class FinalGradients:

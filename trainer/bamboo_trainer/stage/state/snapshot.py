@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
+from bamboo_trainer.frames.tensors import DTYPES, unsendable
 from bamboo_trainer.stage.checksums import checksum_of
 from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 SNAPSHOT_FORMAT = 1
 

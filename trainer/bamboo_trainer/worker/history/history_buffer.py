@@ -9,7 +9,7 @@ import msgspec
 from bamboo_core.control.protocol import HistoryEvents
 from bamboo_core.history.gaps import NOT_RECORDED, holes, without
 from bamboo_core.history.records import EvaluationRecord, EventRecord, GapRecord, Record, StepRecord
-from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
+from bamboo_trainer.frames.payloads import Commit, HistoryMark, Unwritten
 
 MOST_KEPT: Final = 10_000  # steps, and as many events; of more, the oldest are given up
 TOLD_AT_ONCE: Final = 1000  # steps, in one piece

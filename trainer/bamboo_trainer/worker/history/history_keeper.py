@@ -14,7 +14,7 @@ from bamboo_core.history.files import HistoryFile, HistoryFiles
 from bamboo_core.history.records import HistoryError, Record, StepRecord
 from bamboo_core.planning.plan import Plan
 from bamboo_core.storage.errors import StorageError
-from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
+from bamboo_trainer.frames.payloads import Commit, HistoryMark, Unwritten
 from bamboo_trainer.worker.history.history_buffer import HistoryBuffer, Rates
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads
 

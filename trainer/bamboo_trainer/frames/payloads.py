@@ -17,8 +17,8 @@ from bamboo_core.control.verification import Result
 from bamboo_core.history.records import EvaluationRecord, StepRecord
 from bamboo_core.job.spec import MOST_LAYERS
 from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
-from bamboo_trainer.transport.frames import BOUNDARY, Again, Frame, FrameKind
-from bamboo_trainer.transport.wire import DTYPES, MAX_BODY, MAX_DIMENSIONS
+from bamboo_trainer.frames.frame import BOUNDARY, Again, Frame, FrameKind
+from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS
 
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own

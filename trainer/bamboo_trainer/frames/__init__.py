@@ -1,0 +1,1 @@
+"""Frames between workers: what they are, what they carry, and which tensors they may carry; `transport` moves them."""
