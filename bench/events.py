@@ -33,10 +33,10 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.jobs.watch_handlers import kopf_settings, watch_handlers
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.client import ApiClient, connect
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from world import World  # type: ignore[import-not-found]

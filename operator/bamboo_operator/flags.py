@@ -14,12 +14,12 @@ from bamboo_core.job.fields import ManifestError
 from bamboo_core.names import EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.cluster.job_kind import WatchesOfWhatIsGone
-from bamboo_operator.cluster.node_marks import NodeMark, read_marks
 from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress
 from bamboo_operator.process import OperatorOptions
+from bamboo_operator.signals.node_marks import NodeMark, read_marks
 
 LEAST_KEY = 16  # bytes
 LEASE = "bamboo-operator"

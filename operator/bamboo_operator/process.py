@@ -21,14 +21,12 @@ from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.job_kind import POLL_SECONDS, JobKind
-from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.cluster.watch_health import WatchHealth
 from bamboo_operator.http import job_pages
 from bamboo_operator.http.metrics import MetricSources
 from bamboo_operator.http.server import WebServer
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.jobs.watch_handlers import kopf_settings, watch_handlers
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.certificate_authority import ClusterAuthority
@@ -39,7 +37,9 @@ from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceAddress, PriceSource
 from bamboo_operator.recording.recorder import NodeRecorder
+from bamboo_operator.signals.node_marks import NodeMark
 from bamboo_operator.status.operated_job import OperatedJob
+from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import yaml
 
 import bamboo_operator.__main__ as operator_main
 from bamboo_core import names
-from bamboo_operator.cluster.node_marks import read_marks
+from bamboo_operator.signals.node_marks import read_marks
 from chart_kit import DIGEST, FOREIGN, GENERATOR, SETS, container, rules_of, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
 

@@ -7,7 +7,7 @@ import pytest
 from bamboo.remote import drill, victims
 from bamboo.remote.session import Session
 from bamboo_core.kube.errors import ApiError, RemoteError
-from bamboo_operator.cluster.signals import SignalKind, node_signal
+from bamboo_operator.signals.signals import SignalKind, node_signal
 from remote_kit import NOW, Json, node
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from bamboo_core.job.fields import ManifestError
 from bamboo_core.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
-from bamboo_operator.cluster.node_marks import NodeMark, read_marks
-from bamboo_operator.cluster.signals import SignalKind, node_signal, worker_signal
+from bamboo_operator.signals.node_marks import NodeMark, read_marks
+from bamboo_operator.signals.signals import SignalKind, node_signal, worker_signal
 from operator_kit import NOW, node, pod
 from pod_controller_kit import Job, Place
 

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from bamboo_operator.cluster.cloud_marks import CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
-from bamboo_operator.cluster.signals import (
+from bamboo_operator.signals.cloud_marks import CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
+from bamboo_operator.signals.signals import (
     SignalKind,
     node_deleted_signal,
     node_signal,

@@ -10,7 +10,7 @@ from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
 
 from bamboo_operator.jobs.controller import JobController
-from bamboo_operator.jobs.watch_handlers import kopf_settings, watch_handlers
+from bamboo_operator.watch_handlers import kopf_settings, watch_handlers
 from watched_api_kit import Server, sharing
 
 

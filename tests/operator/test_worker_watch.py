@@ -8,9 +8,9 @@ import pytest
 from bamboo_core.control.protocol import Hello
 from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, PreemptionNotice, WorkerLost
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import LEAST_SECONDS
 from bamboo_operator.kube.objects import JobIdentity
-from bamboo_operator.pods.worker_watch import NOTICE_EXPIRY_SECONDS, WorkerWatch
+from bamboo_operator.signals.signals import LEAST_SECONDS
+from bamboo_operator.signals.worker_watch import NOTICE_EXPIRY_SECONDS, WorkerWatch
 from operator_kit import META, at, node, render
 
 KEY, NAME, NOW = ("default", "tiny"), "tiny-w0", 1000.0

@@ -45,13 +45,13 @@ TELLERS: dict[str, tuple[int, str]] = {
 }
 # Tables whose keys or values are reasons, by file
 TABLES = {
-    "operator/bamboo_operator/cluster/cloud_marks.py": {"DISRUPTIONS": "keys"},
+    "operator/bamboo_operator/signals/cloud_marks.py": {"DISRUPTIONS": "keys"},
     "operator/bamboo_operator/pods/starting/startup_problems.py": {"_WAITING": "values"},
     "operator/bamboo_operator/pods/starting/startup_events.py": {"_CAUSES": "values"},
 }
 # Functions whose results are reasons
 ANSWERS = {
-    "operator/bamboo_operator/cluster/signals.py": ("_exit_source", "_disruption"),
+    "operator/bamboo_operator/signals/signals.py": ("_exit_source", "_disruption"),
     "trainer/bamboo_trainer/worker/failure_reasons.py": ("failure_reason",),
 }
 # What is told under a name that holds a reason made elsewhere -> where

@@ -18,13 +18,13 @@ from bamboo_core.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import lives
 from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.signals.signals import lives
 from opsim_audit import Audit
 from opsim_budgets import disruptions_allowed
 from opsim_loop import VirtualLoop, virtual_time
@@ -274,7 +274,7 @@ class OperatorSimulation:
             self.controller.job_event(kind, job)
 
     def _show_pod(self, kind: str | None, pod: Object) -> None:
-        """Shows a pod's change as the handlers of bamboo_operator.jobs.watch_handlers do."""
+        """Shows a pod's change as the handlers of bamboo_operator.watch_handlers do."""
         if self.controller is None:
             return
         if kind != "DELETED":

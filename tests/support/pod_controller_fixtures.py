@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -16,6 +15,7 @@ from bamboo_operator.pods import controller as controller_module
 from bamboo_operator.pods import deletions as deletions_module
 from bamboo_operator.pods import disruption_budget as budget_module
 from bamboo_operator.pods.rollouts import rolling_change as rolling_module
+from bamboo_operator.signals.node_marks import NodeMark
 from operator_kit import SETTINGS, job
 from pod_controller_kit import BEGINNING, Job, Place
 

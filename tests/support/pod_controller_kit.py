@@ -19,7 +19,6 @@ from bamboo_core.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity
@@ -27,6 +26,7 @@ from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.rollouts.rolling_change import RollingChange
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
+from bamboo_operator.signals.node_marks import NodeMark
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS
 from opsim_budgets import disruptions_allowed, is_about

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bamboo_trainer.frames.payloads import Contributed, Contribution
+from bamboo_trainer.frames.tensors import DTYPES
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers, packed, unpacked
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.transport.wire import DTYPES
 
 FLOAT = next(name for name, dtype in DTYPES.items() if dtype is torch.float32)
 SIZES = st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4)  # microbatches, contributions: elements

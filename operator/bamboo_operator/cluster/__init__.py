@@ -1,1 +1,1 @@
-"""What the cluster shows: cached pods and nodes, what their marks and states mean for a worker, missed deletions."""
+"""What the cluster shows: cached pods and nodes, missed deletions, and whether it is watched at all."""

@@ -55,13 +55,13 @@ from bamboo_core.planning.plan import Plan, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconcile_schedule import ReconcileTrigger
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
-from bamboo_operator.pods.worker_watch import WorkerWatch
+from bamboo_operator.signals.node_marks import NodeMark
+from bamboo_operator.signals.worker_watch import WorkerWatch
 from bamboo_operator.status.event_queue import EventQueue
 from bamboo_operator.status.plan_record import plan_record, start_record
 

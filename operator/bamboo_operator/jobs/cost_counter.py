@@ -15,7 +15,6 @@ from bamboo_core.coordinator.events import PricesTold
 from bamboo_core.job.placement_spec import next_prices
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import TRAINER_CONTAINER
-from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import worker_pool
@@ -23,6 +22,7 @@ from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.pods.pools import cost_of, price_per_hour
 from bamboo_operator.prices.pool_prices import priced_pools, unknown_machines, worker_price
 from bamboo_operator.prices.source import PriceSource
+from bamboo_operator.signals.signals import is_deleted, worker_exit
 from bamboo_operator.status.writer import StatusWriter
 
 Json = Mapping[str, Any]

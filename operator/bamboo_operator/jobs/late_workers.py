@@ -18,10 +18,10 @@ from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import is_deleted, seconds_over, worker_exit
 from bamboo_operator.kube.attempts import FIRST_RETRY, LAST_RETRY
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobIdentity, JobKey, job_of, owner_uid, utc_now
+from bamboo_operator.signals.signals import is_deleted, seconds_over, worker_exit
 
 logger = logging.getLogger(__name__)
 

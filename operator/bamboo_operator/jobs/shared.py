@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.prices.source import PriceSource
+from bamboo_operator.signals.node_marks import NodeMark
 
 RECONCILES_AT_ONCE = 4
 STATUSES_AT_ONCE = 4

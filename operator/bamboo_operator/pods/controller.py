@@ -14,7 +14,6 @@ from bamboo_core.kube.errors import ApiError
 from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
@@ -40,6 +39,7 @@ from bamboo_operator.pods.starting.startup_problems import (
     missing_pods,
     startup_problems,
 )
+from bamboo_operator.signals.signals import is_deleted, worker_exit
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import is_deleted
 from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.signals.signals import is_deleted
 
 DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 

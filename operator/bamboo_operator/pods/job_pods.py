@@ -7,10 +7,10 @@ from typing import Any
 
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import lives
 from bamboo_operator.kube.objects import JobIdentity, utc_now, zone_of
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
+from bamboo_operator.signals.signals import lives
 
 PodsByName = dict[WorkerId, dict[str, Any]]
 

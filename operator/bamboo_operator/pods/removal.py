@@ -8,10 +8,10 @@ from typing import Any
 
 from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import grace_period, lives, worker_exit
 from bamboo_operator.kube.attempts import ApiAttempts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobIdentity
+from bamboo_operator.signals.signals import grace_period, lives, worker_exit
 
 EXIT_SECONDS = 15.0  # for workers to end by themselves when the job is over
 

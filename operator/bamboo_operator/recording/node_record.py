@@ -13,8 +13,8 @@ from typing import Any, Final
 from bamboo_core.traces.compressed import compressed, text_of
 from bamboo_core.traces.json_lines import parse_json_lines
 from bamboo_core.traces.trace import Change, NodeChange, PriceChange, Trace
-from bamboo_operator.cluster.node_marks import NodeMark
-from bamboo_operator.cluster.signals import node_signal
+from bamboo_operator.signals.node_marks import NodeMark
+from bamboo_operator.signals.signals import node_signal
 
 MOST_CHANGES: Final = 20_000  # some 1.6 MB of text, 200 KB compressed
 MOST_BYTES: Final = 500_000  # compressed; the API server takes a ConfigMap of 1 MiB, in which they are in base64

@@ -19,7 +19,6 @@ from bamboo_core.kube.errors import ApiError
 from bamboo_core.kube.request_parts import Object
 from bamboo_core.traces.trace import NodeTraceError
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.lease import LeaseName
 from bamboo_operator.kube.objects import JobKey, utc_now, zone_of
@@ -36,6 +35,7 @@ from bamboo_operator.recording.node_record import (
     stored,
     troubles_of,
 )
+from bamboo_operator.signals.node_marks import NodeMark
 
 logger = logging.getLogger(__name__)
 

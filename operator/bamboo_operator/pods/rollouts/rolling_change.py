@@ -14,7 +14,6 @@ from bamboo_core.job.api_object import whole_seconds
 from bamboo_core.job.spec import JobSpec, RedundancyMode
 from bamboo_core.job.status import RolloutStatus
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.cluster.signals import lives, worker_exit
 from bamboo_operator.kube.objects import parsed_time, utc_now
 from bamboo_operator.pods.rollouts.rollout import (
     NOTHING,
@@ -32,6 +31,7 @@ from bamboo_operator.pods.rollouts.rollout import (
 )
 from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplate, WorkerTemplates
 from bamboo_operator.pods.starting.startup_problems import StartupProblem, startup_problems
+from bamboo_operator.signals.signals import lives, worker_exit
 
 Pods = Mapping[WorkerId, dict[str, Any]]
 READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)

@@ -10,9 +10,9 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from bamboo_operator.cluster.signals import lives
 from bamboo_operator.pods.starting.scheduling_gates import gates_of
 from bamboo_operator.pods.starting.start_backoff import StartBackoff
+from bamboo_operator.signals.signals import lives
 
 Json = Mapping[str, Any]
 

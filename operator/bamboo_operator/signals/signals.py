@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Any
 
 from bamboo_core.names import GRACE_SECONDS, TRAINER_CONTAINER
-from bamboo_operator.cluster import cloud_marks as marks
-from bamboo_operator.cluster.cloud_marks import DisruptionMark
-from bamboo_operator.cluster.node_marks import NodeMark
+from bamboo_operator.signals import cloud_marks as marks
+from bamboo_operator.signals.cloud_marks import DisruptionMark
+from bamboo_operator.signals.node_marks import NodeMark
 
 Json = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from bamboo_core.job.forms import Number
 from bamboo_core.job.model import ListOf, ReadObject, read_object
 from bamboo_core.job.text_patterns import LABEL_KEY, TextPattern
 from bamboo_core.job.yaml_file import load_document
-from bamboo_operator.cluster.cloud_marks import DisruptionMark
+from bamboo_operator.signals.cloud_marks import DisruptionMark
 
 MOST_MARKS = 100
 REASON = TextPattern(

@@ -13,9 +13,10 @@ from bamboo_core.coordinator.events import Emit, Event, NoticeWithdrawn, Preempt
 from bamboo_core.kube.request_parts import Object
 from bamboo_core.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.cloud_marks import DISRUPTIONS
-from bamboo_operator.cluster.node_marks import NodeMark
-from bamboo_operator.cluster.signals import (
+from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
+from bamboo_operator.signals.cloud_marks import DISRUPTIONS
+from bamboo_operator.signals.node_marks import NodeMark
+from bamboo_operator.signals.signals import (
     LEAST_SECONDS,
     POD_DELETED,
     Signal,
@@ -26,7 +27,6 @@ from bamboo_operator.cluster.signals import (
     pod_deleted_signal,
     worker_signal,
 )
-from bamboo_operator.kube.objects import JobIdentity, owner_uid, utc_now
 
 NOTICE_EXPIRY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
 
