@@ -36,7 +36,6 @@ from bamboo_core.control.protocol import (
     StepCommitted,
     Stop,
     TakeCheckpoint,
-    ToWorker,
     Welcome,
     WorkerFailed,
 )
@@ -137,8 +136,7 @@ class WorkerAgent:
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
         self.traffic = TrafficMeter()
-        self.control = Control(url, token, self._hello, self._heartbeat, self._heard, settings.authority)
-        self.plan_arrived: dict[int, float] = {}  # by epoch
+        self.control = Control(url, token, self._hello, self._heartbeat, self.inbox.put, settings.authority)
         self.engine: Engine | None = None
         self.job: LoadedJob | None = None
         self.checkpoints: Checkpointing | None = None
@@ -212,12 +210,6 @@ class WorkerAgent:
             elif self.engine:
                 self.engine.handle(item)
 
-    def _heard(self, message: ToWorker) -> None:
-        """In the control channel's thread."""
-        if isinstance(message, SendPlan):
-            self.plan_arrived[message.plan.epoch] = time.monotonic()
-        self.inbox.put(message)
-
     def _obey(self, message: Message) -> None:
         match message:
             case Welcome():
@@ -231,7 +223,7 @@ class WorkerAgent:
                 self.engine.report()
             case SendPlan(plan=plan):
                 if self.engine:
-                    self.engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
+                    self.engine.obey(plan, self.inbox.arrival(plan))
             case TakeCheckpoint() if self.engine:
                 self.engine.take_checkpoint(message)
             case KeepLastState() if self.engine:

@@ -1,9 +1,11 @@
 """Where the worker's main thread hears of what other threads have for it."""
 
+import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from bamboo_core.control.protocol import CommitCheckpoint, NoticeReceived, ToWorker
+from bamboo_core.control.protocol import CommitCheckpoint, NoticeReceived, SendPlan, ToWorker
+from bamboo_core.planning.plan import Plan
 from bamboo_trainer.memory.host_copies import Copied
 from bamboo_trainer.transport.base import Event
 
@@ -23,9 +25,18 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Item] = SimpleQueue()  # a signal handler may add while the main thread takes
+        self._arrivals: dict[int, float] = {}  # of plans that are not obeyed yet, by epoch
 
     def put(self, item: Item) -> None:
+        if isinstance(item, SendPlan):
+            self._arrivals[item.plan.epoch] = time.monotonic()
         self._items.put(item)
+
+    def arrival(self, plan: Plan) -> float | None:
+        """When a plan that was taken came, in seconds of time.monotonic(): it may have waited for an instruction to
+        end. None if another message of the same plan was asked about.
+        """
+        return self._arrivals.pop(plan.epoch, None)
 
     def take(self, seconds: float) -> list[Item]:
         """All that is there; waits for something for at most that long."""
