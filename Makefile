@@ -113,6 +113,7 @@ bench: ## list the benchmarks
 docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, docs/cli.md, tables in docs/metrics.md, dashboards
 	$(BIN)/python core/generate.py
 	$(BIN)/python crds/generate.py
+	$(BIN)/python crds/generate_python.py
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_python_api.py

@@ -1,1 +1,51 @@
-"""What people run: the command line, local jobs, jobs on a cluster, simulations and planning ahead."""
+"""What people run: the command line, local jobs, jobs on a cluster, simulations and planning ahead.
+
+`bamboo.Job` makes a job, checks, plans, simulates, runs and submits it; docs/sdk.md shows how. What is not named here
+may change without notice.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from bamboo.jobs.errors import (
+        BambooError,
+        ClusterError,
+        InvalidJob,
+        InvalidRequest,
+        JobError,
+        JobFailed,
+        JobInterrupted,
+        JobUnrecoverable,
+        NotInTime,
+    )
+    from bamboo.jobs.handle import AsyncJobHandle, JobHandle, load
+    from bamboo.jobs.job import Job
+
+__all__ = [
+    "AsyncJobHandle",
+    "BambooError",
+    "ClusterError",
+    "InvalidJob",
+    "InvalidRequest",
+    "Job",
+    "JobError",
+    "JobFailed",
+    "JobHandle",
+    "JobInterrupted",
+    "JobUnrecoverable",
+    "NotInTime",
+    "load",
+]
+_MODULES: Final = {"Job": "job", "JobHandle": "handle", "AsyncJobHandle": "handle", "load": "handle"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for, so that the command line begins as fast as it can."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"bamboo.jobs.{_MODULES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -3,13 +3,12 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,7 +29,7 @@ from bamboo_core.option_groups import grouped
 from bamboo_core.text import count
 
 if TYPE_CHECKING:
-    from bamboo_core.job.spec import JobSpec
+    from bamboo.jobs.source import JobSource
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
@@ -134,10 +133,10 @@ def run(
         on_cluster(str(job), options.ClusterOptions(**asdict(cluster), quiet=local.quiet), load=load, watch=True)
     from bamboo.local.runner import RunOptions
     from bamboo.local.session import ReportOptions, train
-    from bamboo.local.trainer_calls.task_check import module_folders
     from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
 
-    spec, manifest = local.job(job)
+    source = local.job(job)
+    spec = source.spec
     try:
         schedule = preemption.parse(local.preempt or [], seed=local.seed)
         preemption.check(schedule, spec)
@@ -151,7 +150,7 @@ def run(
         output=local.output,
         trace=local.trace,
         heartbeat_timeout=local.heartbeat_timeout,
-        folders=module_folders(job),
+        folders=source.folders,
         store_writable=store_writable,
         show_log=(lambda text: sys.stderr.write(text)) if local.debug else None,
     )
@@ -160,7 +159,7 @@ def run(
     )
     with standard_streams.unhurried():
         _log_on_standard_error()
-        code = train(spec, manifest, wanted, report, verify=local.verify)
+        code = train(spec, source.document, wanted, report, verify=local.verify)
     raise typer.Exit(code)
 
 
@@ -188,25 +187,24 @@ def validate(
     Of a job with a budget it says for how long its money lasts, with --profile also for how many steps, and whether the
     date is met.
     """
-    from bamboo.local.trainer_calls.task_check import check_task, module_folders
+    from bamboo.jobs.source import source_of_file
+    from bamboo.local.trainer_calls.task_check import check_task
     from bamboo_core.job.budget_reach import past
-    from bamboo_core.job.manifest import ManifestError, parse_source
+    from bamboo_core.job.manifest import ManifestError
     from bamboo_core.job.manifest_warnings import warnings
-    from bamboo_core.job.pod_fields import unknown_in_template
     from bamboo_core.job.spec import whole_workers
-    from bamboo_core.job.yaml_file import read_manifest_source
 
     wrong = False
     for job in jobs:
         try:
-            source = read_manifest_source(str(job))
-            spec = parse_source(source, unknown_in_template)
+            source = source_of_file(str(job))
         except ManifestError as error:
             wrong = True
             for problem in error.problems:
                 complain(str(problem))
             continue
-        checked = check_task(source.document, module_folders(job)) if load else None
+        spec = source.spec
+        checked = check_task(source.document, source.folders) if load else None
         if checked and checked.problem:
             wrong = True
             complain(checked.problem, str(job))
@@ -222,7 +220,7 @@ def validate(
         )
         for warning in filter(None, (*warnings(spec), past(spec, datetime.now(UTC)))):
             typer.echo(f"  warning: {warning}")
-        for line in _budget_told(spec, source.document, job, profile):
+        for line in _budget_told(source, profile):
             typer.echo(f"  {line}")
         for line in checked.told if checked else (NOT_LOADED,):
             typer.echo(f"  {line}")
@@ -230,23 +228,24 @@ def validate(
         raise typer.Exit(EXIT_USAGE)
 
 
-def _budget_told(spec: "JobSpec", document: Mapping[str, Any], job: Path, profile: str | None) -> list[str]:
+def _budget_told(job: "JobSource", profile: str | None) -> list[str]:
     """How far the job's budget gets, if it has one. A profile that does not fit ends the command."""
     from bamboo_core.job.budget_reach import of_manifest
 
+    spec = job.spec
     if spec.budget is None:
         return []
     if profile is None:
         return of_manifest(spec, datetime.now(UTC))
-    from bamboo.cli.simulation.job_profiles import JobProfiles
+    from bamboo.jobs.job_profiles import JobProfiles
     from bamboo.simulation.figures import SimulationError
     from bamboo.simulation.job.job_run import JobRun, usual_step
     from bamboo_core.planning.profile import ProfileError
     from bamboo_core.traces.trace import make_trace
 
     try:
-        known = JobProfiles(spec, dict(document), job).read(profile)
-        seconds = usual_step(JobRun(spec=spec, manifest=dict(document), profile=known, trace=make_trace()))
+        known = JobProfiles(job).read(profile)
+        seconds = usual_step(JobRun(spec=spec, manifest=job.document, profile=known, trace=make_trace()))
     except (ProfileError, SimulationError) as error:
         usage(str(error))
     return of_manifest(spec, datetime.now(UTC), seconds)

@@ -2,23 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import job_of, usage
 from bamboo.cli.output_files import check_is_path
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from bamboo_core.checkpoint.store import CheckpointStore
+    from bamboo.jobs.source import JobSource
     from bamboo_core.job.spec import JobSpec
-
-_LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
 
 _Workers = Annotated[
     int | None,
@@ -135,58 +132,42 @@ class LocalRunOptions:
     resume: _Resume = None
     heartbeat_timeout: _HeartbeatTimeout = HEARTBEAT_TIMEOUT_SECONDS
 
-    def job(self, path: Path) -> tuple["JobSpec", dict[str, Any]]:
-        """The job, and its document with the options' values in it."""
-        from bamboo_core.job.budget_reach import past
-        from bamboo_core.job.manifest import ManifestError, read_manifest
+    def job(self, path: Path) -> "JobSource":
+        """The job with the options' values in it."""
+        from bamboo.jobs.errors import InvalidRequest
+        from bamboo.jobs.here import on_this_machine
 
         try:
-            spec, document = read_manifest(str(path))
-        except ManifestError as error:
-            usage(*map(str, error.problems))
-        if spec.suspend:
-            usage("spec.suspend: the job is suspended; set it to false to run the job")
-        if self.workers is not None and spec.topology.chooses_stages:
-            elastic = {**(document["spec"].get("elastic") or {}), "maxWorkers": self.workers}
-            document["spec"]["elastic"] = elastic
-            spec = _parse(document, f"--workers {self.workers}")
-        elif self.workers is not None:
-            pipelines, rest = divmod(self.workers, spec.topology.stages)
-            if rest:
-                usage(f"--workers {self.workers}: expected a multiple of the job's {spec.topology.stages} stages")
-            document["spec"]["topology"]["pipelines"] = pipelines
-            spec = _parse(document, f"--workers {self.workers}")
-        if self.standby is not None:
-            document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": self.standby}
-            spec = _parse(document, f"--standby {self.standby}")
-        if self.workers_per_node is not None:
-            spread = {**(document["spec"].get("spread") or {}), "workersPerNode": self.workers_per_node}
-            document["spec"]["spread"] = spread
-            spec = _parse(document, f"--workers-per-node {self.workers_per_node}")
-        if spec.budget is not None and spec.budget.money is not None:
-            complain("spec.budget.money has no effect here: nobody is paid for workers on this machine")
-        if told := past(spec, datetime.now(UTC)):
-            complain(told)
-        return self._with_checkpoints(spec, document)
+            found, warnings = on_this_machine(
+                self._sized(job_of(path, pods=False)), checkpoints=self.checkpoints, resume=self.resume
+            )
+        except InvalidRequest as error:
+            usage(*str(error).split("\n"))
+        for warning in warnings:
+            complain(warning)
+        return found
 
-    def _with_checkpoints(self, spec: "JobSpec", document: dict[str, Any]) -> tuple["JobSpec", dict[str, Any]]:
-        """A volume claim is not here: without a URL of its own such a job keeps no checkpoints on this machine."""
-        claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
-        if self.checkpoints is None and self.resume is None and not claimed:
-            return spec, document
-        part = dict(document["spec"].get("checkpoint") or {})
-        if self.checkpoints is not None:
-            url = self.checkpoints if "://" in self.checkpoints else Path(self.checkpoints).absolute().as_uri()
-            part["storage"] = {"uri": url}
-        elif claimed:
-            complain("the job's volume claim is not here: no checkpoints are kept (--checkpoints)")
-            part = {}
-        if self.resume is not None:
-            if not part:
-                usage("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
-            part["resume"] = "Latest" if self.resume else "Never"
-        document["spec"]["checkpoint"] = part or None
-        return _parse(document, "--checkpoints"), document
+    def _sized(self, job: "JobSource") -> "JobSource":
+        """The job with as many workers as the options say. Raises InvalidRequest."""
+        from bamboo.jobs.here import changed
+
+        given = job.document["spec"]
+        if self.workers is not None and job.spec.topology.chooses_stages:
+            elastic = {**(given.get("elastic") or {}), "maxWorkers": self.workers}
+            job = changed(job, f"--workers {self.workers}", elastic=elastic)
+        elif self.workers is not None:
+            pipelines, rest = divmod(self.workers, job.spec.topology.stages)
+            if rest:
+                usage(f"--workers {self.workers}: expected a multiple of the job's {job.spec.topology.stages} stages")
+            topology = {**given["topology"], "pipelines": pipelines}
+            job = changed(job, f"--workers {self.workers}", topology=topology)
+        if self.standby is not None:
+            standby = {**(given.get("standby") or {}), "workers": self.standby}
+            job = changed(job, f"--standby {self.standby}", standby=standby)
+        if self.workers_per_node is not None:
+            spread = {**(given.get("spread") or {}), "workersPerNode": self.workers_per_node}
+            job = changed(job, f"--workers-per-node {self.workers_per_node}", spread=spread)
+        return job
 
     def check(self) -> None:
         """What can be said before anything is run."""
@@ -203,67 +184,22 @@ class LocalRunOptions:
             usage("--page-port and --no-page: expected at most one of them")
 
     def check_checkpoints(self, spec: "JobSpec") -> bool:
-        """Whether checkpoints can be written, as far as that can be told now. That they cannot is a warning, for the
-        store may come back, but a mistake where nothing but them could save the job.
-
-        Who says --resume does not want to begin at step 0 because nothing that is there fits the job any more.
-        """
-        url = spec.checkpoint.storage.uri if spec.checkpoint is not None else None
-        if url is None:
-            return True
-        from bamboo_core.checkpoint.store import CheckpointStore
-        from bamboo_core.storage.bounded import StoreLimits
-        from bamboo_core.storage.errors import StorageError
+        """Whether checkpoints can be written, as far as that can be told now."""
+        from bamboo.jobs.errors import InvalidRequest
+        from bamboo.jobs.here import store_trouble
 
         try:
-            store = CheckpointStore(url, StoreLimits(seconds=_LOOK_SECONDS, tries=1))
-            if self.resume:
-                _check_resumption(store, spec)
-            store.probe()
-        except StorageError as error:
-            if not _survives_losses(spec):
-                usage(f"no checkpoint can be kept, and nothing else could save this job: {error}")
-            complain(f"warning: no checkpoint can be kept, or looked for, as long as this lasts: {error}")
-            return False
-        return True
+            trouble = store_trouble(spec, resume=bool(self.resume))
+        except InvalidRequest as error:
+            usage(str(error))
+        if trouble:
+            complain(f"warning: {trouble}")
+        return not trouble
 
     def served(self) -> int | None:
         """The port of the run's page, 0 for any; None for no page."""
         usual = self.page_port is not None or not (self.json or self.quiet)
         return (self.page_port or 0) if (usual if self.page is None else self.page) else None
-
-
-def _check_resumption(store: "CheckpointStore", spec: "JobSpec") -> None:
-    """Raises StorageError: the job waits for a store that does not answer, and says why."""
-    from bamboo_core.checkpoint.resume import choose
-    from bamboo_core.job.edits import numbers_digest
-
-    steps = None if spec.training.until else spec.training.steps
-    choice = choose(store.list(), numbers_digest(spec), steps=steps)
-    if choice.manifest is None and choice.passed:
-        attempt, reason = choice.passed[0]
-        told = f"that of step {attempt.step} cannot be used: {reason}"
-        usage(f"--resume: {store.shown} has no checkpoint of this job; {told}; --no-resume begins at step 0")
-
-
-def _survives_losses(spec: "JobSpec") -> bool:
-    """Is there anybody else who holds the state of a stage: a replica, or another pipeline?"""
-    from bamboo_core.job.spec import RedundancyMode, whole_workers
-
-    redundant = spec.redundancy.mode is not RedundancyMode.NONE
-    if spec.topology.chooses_stages:
-        return spec.elastic.min_pipelines > 1 or (redundant and whole_workers(spec) > 1)
-    return (redundant and spec.topology.stages > 1) or spec.topology.pipelines > 1
-
-
-def _parse(document: dict[str, Any], source: str) -> "JobSpec":
-    """The spec of a document. A mistake ends the command. source: what a mistake is blamed on."""
-    from bamboo_core.job.manifest import ManifestError, parse_manifest
-
-    try:
-        return parse_manifest(document)
-    except ManifestError as error:
-        usage(*(f"{source}: {problem}" for problem in error.problems))
 
 
 def _check_output(folder: Path) -> None:

@@ -26,7 +26,7 @@ from bamboo.local.views.summary import Summary, summarize
 from bamboo.local.views.worker_log import LogFollower
 from bamboo.local.workers import GRACE_SECONDS, LocalWorkers
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
-from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
+from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRequest
 from bamboo_core.complaints import said_by, system_reason
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
@@ -47,6 +47,7 @@ from bamboo_core.coordinator.events import (
     PricesTold,
     RemoveWorker,
     Send,
+    SpecChanged,
     Status,
     Tick,
 )
@@ -396,6 +397,9 @@ class _LocalRun:
             case TakeWorker() if not self._options.undisturbed:
                 for strike in self._preemptor.take(request.worker, notice=request.notice):
                     self._strike(strike)
+            case ChangeJob():
+                self._spec = request.spec
+                self._events.put_nowait(SpecChanged(request.spec))
 
     def _interrupt(self) -> None:
         """While training: asks for a clean end, before which the state is kept. Again, or else: ends everything now."""

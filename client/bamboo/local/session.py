@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,14 +108,29 @@ def _run(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: R
 
 
 async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
-    """The run, its page beside it, and the page's last state kept in the output; the undisturbed run has none."""
+    """The run, as the report wants it to be seen; the undisturbed one has no page."""
     if options.undisturbed:
         return await run_job(spec, manifest, options, _view(spec, report, undisturbed=True))
-    page = PageView(spec, port=report.page or 0)
-    async with contextlib.nullcontext("") if report.page is None else page.serving() as url:
+
+    def view(url: str) -> RunView:
         if url:
             print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
-        summary = await run_job(spec, manifest, options, CombinedView(page, _view(spec, report, page=url)))
+        return _view(spec, report, page=url)
+
+    return await run_with_page(spec, manifest, options, view, port=report.page)
+
+
+async def run_with_page(
+    spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: Callable[[str], RunView], *, port: int | None
+) -> Summary:
+    """The run, its page beside it, and the page's last state kept in the output.
+
+    view: what is seen beside the page, made with its URL, "" if there is none. port: 0 for any, None for no page.
+    Raises PageError if that cannot be served, and what `run_job` raises.
+    """
+    page = PageView(spec, port=port or 0)
+    async with contextlib.nullcontext("") if port is None else page.serving() as url:
+        summary = await run_job(spec, manifest, options, CombinedView(page, view(url)))
         page.finish(summary)
     if options.output is not None:
         file = options.output / PAGE

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bamboo_core.coordinator.events import Emit, Status
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import WorkerId
 from bamboo_core.text import duration
 
@@ -26,7 +27,14 @@ class StopJob:
     """The user wants the job stopped."""
 
 
-UserRequest = TakeWorker | StopJob
+@dataclass(frozen=True, slots=True)
+class ChangeJob:
+    """The user has edited the job."""
+
+    spec: JobSpec
+
+
+UserRequest = TakeWorker | StopJob | ChangeJob
 
 
 class RunView(Protocol):

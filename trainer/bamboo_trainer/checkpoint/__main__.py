@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 from bamboo_core import standard_streams
-from bamboo_core.checkpoint.find import find
-from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import complain
 from bamboo_core.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo_core.storage.errors import StorageError
@@ -15,7 +13,7 @@ from bamboo_core.text import count, size
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.published import task_config
-from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, WeightsFolder
+from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, open_source
 from bamboo_trainer.progress_line import ProgressLine
 
 
@@ -35,7 +33,9 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
         config = task_config(given.job, given.model) if given.format is ExportForm.HUGGINGFACE else None
-        source = _source(given.url, given.step, averaged=given.ema)
+        source, passed = open_source(given.url, given.step, averaged=given.ema)
+        for note in passed:
+            complain(note)
         done = export(
             source,
             given.format,
@@ -50,19 +50,6 @@ def main(arguments: list[str]) -> int:
     step = "" if done.step is None else f"step {done.step}, "
     print(f"{given.output}: {step}{_files(source)}{count(done.tensors, 'tensor')}, {size(done.bytes)}")
     return EXIT_OK
-
-
-def _source(url: str, step: int | None, *, averaged: bool) -> StateSource:
-    """Raises StorageError, ExportError."""
-    if step is None and WeightsFolder.is_one(Path(url)):
-        if averaged:
-            raise ExportError(f"{url} has final weights only; averages are in checkpoints")
-        return WeightsFolder(Path(url))
-    store = CheckpointStore(url)
-    manifest, passed = find(store.list(), store.shown, step)
-    for note in passed:
-        complain(note)
-    return Checkpoint(store, manifest, averaged)
 
 
 def _files(source: StateSource) -> str:

@@ -10,9 +10,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bamboo_core.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo_core.checkpoint.find import find
 from bamboo_core.checkpoint.manifest import CheckpointManifest
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.complaints import said_by
+from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries, read_layer
 from bamboo_trainer.checkpoint.weights_folder import STAGE_FILES, stages_of
 
@@ -121,3 +123,16 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {said_by(error)}") from None
+
+
+def open_source(url: str, step: int | None, *, averaged: bool) -> tuple[StateSource, list[str]]:
+    """What a URL or a folder holds: final weights, or the checkpoint of that step, None for the newest; and which
+    newer ones were passed over, and why. Raises StorageError, ExportError.
+    """
+    if step is None and WeightsFolder.is_one(Path(url)):
+        if averaged:
+            raise ExportError(f"{url} has final weights only; averages are in checkpoints")
+        return WeightsFolder(Path(url)), []
+    store = CheckpointStore(url)
+    manifest, passed = find(store.list(), store.shown, step)
+    return Checkpoint(store, manifest, averaged), list(passed)

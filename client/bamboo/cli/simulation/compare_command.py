@@ -75,7 +75,7 @@ def compare(
     check_market(market)
 
     from bamboo.cli.simulation.compare_strategies import Comparison, cases_of, runs
-    from bamboo.cli.simulation.run_progress import RunProgress
+    from bamboo.terminal.run_progress import RunProgress
 
     wanted = Comparison(
         job=job,

@@ -1,15 +1,16 @@
 """`bamboo compare`: from its flags to Bamboo and published strategies under the same nodes."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from bamboo.cli.dispatch import usage
-from bamboo.cli.simulation.job_profiles import JobProfiles
-from bamboo.cli.simulation.profile_check import check_profiles
+from bamboo.cli.dispatch import job_of, usage
+from bamboo.jobs.job_profiles import JobProfiles
+from bamboo.jobs.profile_check import check_profiles
 from bamboo.profiles.files import read_profile
 from bamboo.simulation.comparison import STRATEGIES, ComparedJob, compared, own_job, published_job
 from bamboo.simulation.figures import SimulationError, Spread
@@ -17,10 +18,7 @@ from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, generate
-from bamboo_core.job.manifest import ManifestError, parse_source
 from bamboo_core.job.placement_spec import Capacity, pool_price
-from bamboo_core.job.pod_fields import unknown_in_template
-from bamboo_core.job.yaml_file import read_manifest_source
 from bamboo_core.planning.profile import Prices, ProfileError
 from bamboo_core.traces.trace import NodeTraceError, Trace
 
@@ -63,13 +61,10 @@ def _job(wanted: Comparison) -> ComparedJob:
     name = wanted.profile or f"{wanted.workload}-v100"
     if wanted.job is None:
         return published_job(read_profile(name))
-    try:
-        source = read_manifest_source(str(wanted.job))
-        spec = parse_source(source, unknown_in_template)
-    except ManifestError as error:
-        usage(*map(str, error.problems))
-    profile = JobProfiles(spec, dict(source.document), wanted.job).read(name)
-    check_profiles({name: profile}, spec, dict(source.document), wanted.job)
+    job = job_of(wanted.job)
+    spec, profile = job.spec, JobProfiles(job).read(name)
+    for warning in check_profiles({name: profile}, job):
+        print(f"warning: {warning}", file=sys.stderr)
     if spec.worker.devices > 1:
         raise SimulationError(
             f"{wanted.job}: expected spec.worker.devices 1 with `bamboo compare`, whose nodes have one GPU each,"
@@ -82,7 +77,7 @@ def _job(wanted: Comparison) -> ComparedJob:
         raise SimulationError(
             f"{wanted.job}: expected pricePerHour in a node pool of each capacity, or prices in the profile {name}"
         )
-    return own_job(profile, spec, dict(source.document))
+    return own_job(profile, spec, job.document)
 
 
 def runs(wanted: Comparison) -> int:

@@ -1,18 +1,26 @@
 """`bamboo plan`: its flags and what it says in --help. What takes time to import is imported late."""
 
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bamboo.cli.dispatch import refuse_beside, usage
+from bamboo.cli.dispatch import job_of, refuse_beside, usage
 from bamboo.cli.options import LONGEST_SECONDS, seconds
 from bamboo.cli.output_files import check_output_file, check_plot
+from bamboo_core.complaints import complain, system_reason
+from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.option_groups import grouped
+
+if TYPE_CHECKING:
+    from bamboo.jobs.planning import PlanRequest
+    from bamboo.jobs.source import JobSource
+    from bamboo.terminal.plan_table import PlanReport
 
 app = typer.Typer(rich_markup_mode=None)
 MOST_LISTED = 64
@@ -152,11 +160,11 @@ def plan(
     Example: bamboo plan job.yaml --device a100,h100 --preempt-rate 0.1
     Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500 --write planned.yaml
     """
-    from bamboo.cli.simulation.plan_job import PlanRequest, plan_job
+    from bamboo.jobs.planning import PlanRequest
 
     _check(ctx, options)
     wanted = PlanRequest(
-        job=job,
+        job=job_of(job),
         prices=options.prices,
         devices=_names(options.device),
         profile=options.profile,
@@ -176,13 +184,65 @@ def plan(
         steps=options.steps,
         hours=options.hours,
         seeds=options.seeds,
-        write=options.write,
-        plot=options.plot,
         jobs=options.jobs or os.cpu_count() or 1,
-        form=options.output.value,
-        progress=not options.quiet and sys.stderr.isatty(),
+        shown=not options.quiet,
     )
-    raise typer.Exit(plan_job(wanted))
+    raise typer.Exit(_plan(wanted, options))
+
+
+def _plan(wanted: "PlanRequest", options: PlanOptions) -> int:
+    """The exit code: of a failure if no option keeps the bounds. A mistake ends the command."""
+    from bamboo.jobs.errors import InvalidRequest
+    from bamboo.jobs.planning import planned
+    from bamboo.terminal.plan_table import document, plan_csv, plan_text
+
+    try:
+        found = planned(wanted)
+    except InvalidRequest as error:
+        usage(str(error))
+    for warning in found.warnings:
+        complain(warning)
+    report = found.report
+    if options.plot is not None:
+        _draw(report, wanted.job.name, options.plot)
+    if options.output is PlanFormat.JSON:
+        print(document(report))
+    elif options.output is PlanFormat.CSV:
+        print(plan_csv(report), end="")
+    else:
+        print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if report.found.chosen is None:
+        complain(" ".join(report.told))
+        return EXIT_FAILED
+    if options.write is not None:
+        _write(options.write, wanted.job, report)
+    return EXIT_OK
+
+
+def _draw(report: "PlanReport", name: str, path: Path) -> None:
+    from bamboo.simulation.figures import SimulationError
+    from bamboo.sizing.front_plot import draw_front
+
+    found = report.found
+    points = [one for one in found.ends if one.hours < float("inf")]
+    try:
+        draw_front(points, found.front, found.chosen, name, path)
+    except SimulationError as error:
+        usage(str(error))
+
+
+def _write(path: Path, job: "JobSource", report: "PlanReport") -> None:
+    """The user's text where that can be kept, else the same fields without comments."""
+    from bamboo.jobs.planning import recommended_text
+
+    text, commented = recommended_text(job, report)
+    if not commented:
+        complain(f"{path} has no comments: they could not be kept")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        usage(f"--write: cannot write {path}: {system_reason(error)}")
+    print(f"{path} is written; bamboo validate {path} checks it", file=sys.stderr)
 
 
 def _check(ctx: typer.Context, options: PlanOptions) -> None:

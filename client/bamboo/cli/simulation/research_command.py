@@ -99,9 +99,9 @@ def _traced(workload: "Workload", recordings: list[str], options: ResearchFlags)
 
 
 def _made_up(workload: "Workload", rates: tuple[float, ...], options: ResearchFlags, *, quiet: bool) -> "list[Case]":
-    from bamboo.cli.simulation.run_progress import RunProgress
     from bamboo.simulation.figures import spread
     from bamboo.simulation.pool import ResearchRun, simulate_all
+    from bamboo.terminal.run_progress import RunProgress
 
     wanted, seeds = _wanted(workload, options, None), seeds_of(options.seeds)
     runs = [

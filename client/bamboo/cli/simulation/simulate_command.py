@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import job_of, usage
 from bamboo.cli.output_files import check_plot
 from bamboo.cli.simulation.case_options import (
     MarketOptions,
@@ -94,8 +94,8 @@ def simulate(
 
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
     """
-    from bamboo.cli.simulation.run_progress import RunProgress
-    from bamboo.cli.simulation.simulate_job import JobSimulation, budget_sentences, job_cases, job_run
+    from bamboo.jobs.errors import InvalidRequest
+    from bamboo.jobs.simulating import JobSimulation, budget_sentences, simulated
     from bamboo.simulation.figures import SimulationError, spread
     from bamboo.terminal.simulation_table import over_time_document
 
@@ -109,7 +109,7 @@ def simulate(
     _check_numbers(options)
     check_plot("--plot", options.plot)
     wanted = JobSimulation(
-        job=job,
+        job=job_of(job),
         profile=options.profile,
         traces=tuple(nodes.trace or ()),
         rates=rates,
@@ -123,27 +123,31 @@ def simulate(
         zone_price=market.zone_traffic_price,
         jobs=options.jobs,
         begin=_begin(options.begin),
+        say=(lambda line: print(line, file=sys.stderr)) if options.events else None,
+        shown=not shown.quiet,
     )
-    say = (lambda line: print(line, file=sys.stderr)) if options.events else None
-    run = job_run(wanted)
-    results = job_cases(
-        wanted, run, say, lambda runs, about: RunProgress(runs, about, shown=runs > 0 and not shown.quiet)
-    )
+    try:
+        found = simulated(wanted)
+    except InvalidRequest as error:
+        usage(str(error))
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if options.plot is not None:
         from bamboo.simulation.plots import draw
 
         try:
-            draw(results, f"{job.name} on {options.profile}", options.plot)
+            draw([(one.name, one.runs) for one in found.cases], f"{job.name} on {options.profile}", options.plot)
         except SimulationError as error:
             usage(str(error))
-    cases = [(name, spread([one.figures for one in runs])) for name, runs in results]
-    over_time = [over_time_document([one.series for one in runs]) for _, runs in results]
+    cases = [(one.name, spread([run.figures for run in one.runs])) for one in found.cases]
+    over_time = [over_time_document([run.series for run in one.runs]) for one in found.cases]
     print_cases(cases, shown.output, over_time)
-    for name, runs in results:
-        for text in sorted({one.message for one in runs if one.outcome not in ("cut", "Complete")}):
-            print(f"{name}: {sum(one.message == text for one in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
-        for text in budget_sentences(run.spec, wanted.begin, runs):
-            print(f"{name}: {text}", file=sys.stderr)
+    for one in found.cases:
+        for text in sorted({run.message for run in one.runs if run.outcome not in ("cut", "Complete")}):
+            ended = sum(run.message == text for run in one.runs)
+            print(f"{one.name}: {ended} of {len(one.runs)} ended: {text}", file=sys.stderr)
+        for text in budget_sentences(found.spec, wanted.begin, one.runs):
+            print(f"{one.name}: {text}", file=sys.stderr)
 
 
 def _begin(text: str | None) -> datetime:

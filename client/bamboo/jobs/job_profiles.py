@@ -2,23 +2,20 @@
 device that is not here."""
 
 from pathlib import Path
-from typing import Any
 
-from bamboo.local.trainer_calls.task_check import module_folders
+from bamboo.jobs.source import JobSource
 from bamboo.local.trainer_calls.task_counts import count_task
 from bamboo.profiles.analytic import analytic_profile
 from bamboo.profiles.files import AT, read_devices, read_profile
 from bamboo.profiles.layer_counts import TaskCounts
-from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ModelProfile
 
 
 class JobProfiles:
     """Reads profiles for one job, whose layers are counted once, when the first name asks for that."""
 
-    def __init__(self, spec: JobSpec, manifest: dict[str, Any], job: Path) -> None:
-        """job: the manifest's file."""
-        self._spec, self._manifest, self._job = spec, manifest, job
+    def __init__(self, job: JobSource) -> None:
+        self._job = job
         self._counts: TaskCounts | None = None
 
     def read(self, name: str) -> ModelProfile:
@@ -28,5 +25,5 @@ class JobProfiles:
         table = read_devices()
         table.named(name[len(AT) :])  # before anything is counted
         if self._counts is None:
-            self._counts = count_task(self._spec, self._manifest, module_folders(self._job))
+            self._counts = count_task(self._job.spec, self._job.document, self._job.folders)
         return analytic_profile(self._counts, table, name[len(AT) :])

@@ -1,17 +1,16 @@
-"""`bamboo plan JOB.yaml`: from its flags to a search, what it prints, and the manifest that it saves."""
+"""A search for the plan that a job should have: what was asked for, the search, and what is said of it."""
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
-from bamboo.cli.dispatch import usage
-from bamboo.cli.simulation.job_profiles import JobProfiles
-from bamboo.cli.simulation.profile_check import check_profiles
-from bamboo.cli.simulation.run_progress import RunProgress
+import yaml
+
+from bamboo.jobs.errors import InvalidRequest
+from bamboo.jobs.job_profiles import JobProfiles
+from bamboo.jobs.profile_check import check_profiles
+from bamboo.jobs.source import JobSource
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.sizing.budget_bounds import bounds_of, date_sentence, too_little
@@ -24,116 +23,97 @@ from bamboo.sizing.trials import Assessment, CandidateTrial, simulate_trials
 from bamboo.sizing.units import money_unit, time_unit
 from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
 from bamboo.sizing.zone_supply import unknown_zones
-from bamboo.terminal.plan_table import PlanReport, document, plan_csv, plan_text
+from bamboo.terminal.plan_table import PlanReport
+from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes
 from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
-from bamboo_core.complaints import complain, system_reason
 from bamboo_core.job.budget_reach import past
-from bamboo_core.job.manifest import ManifestError, parse_source
-from bamboo_core.job.pod_fields import unknown_in_template
+from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.spec import JobSpec, wanted_workers
 from bamboo_core.job.training_spec import UNKNOWN_STEPS
-from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source, source_of
-from bamboo_core.names import EXIT_FAILED
+from bamboo_core.job.yaml_file import source_of
 from bamboo_core.planning.profile import ProfileError
 from bamboo_core.prices.price_list import MachinePrice, PriceError, PriceList, of_devices, read_prices, shipped_prices
 from bamboo_core.prices.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo_core.traces.trace import NodeTraceError, unpriced
 
-__all__ = ["PlanRequest", "plan_job"]
 ZONES = ("a", "b", "c")  # of made-up nodes, if nobody names any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A search for options as the user asked for it, checked as far as the flags themselves go. `deadline` and `hours`
-    are in hours; of several values () means all.
+    """A search for options as the user asked for it. `deadline` and `hours` are in hours; of several values () means
+    all. shown: progress is, where standard error is a terminal.
     """
 
-    job: Path
-    prices: str | None
-    devices: tuple[str, ...]
-    profile: str | None
-    traces: tuple[str, ...]
-    rate: float | None
-    replace_rate: float
-    pattern: str
-    zones: tuple[str, ...]
-    notice: float | None
-    budget: float | None
-    deadline: float | None
-    nodes: int | None
-    stages: tuple[int, ...]
-    pipelines: tuple[int, ...]
-    micro_batches: tuple[int, ...]
-    standby: tuple[int, ...]
-    steps: int | None
-    hours: float
-    seeds: int
-    write: Path | None
-    plot: Path | None
-    jobs: int
-    form: str
-    progress: bool
+    job: JobSource
+    prices: str | None = None
+    devices: tuple[str, ...] = ()
+    profile: str | None = None
+    traces: tuple[str, ...] = ()
+    rate: float | None = None
+    replace_rate: float = 0.5
+    pattern: str = Pattern.HOURLY.value
+    zones: tuple[str, ...] = ()
+    notice: float | None = None
+    budget: float | None = None
+    deadline: float | None = None
+    nodes: int | None = None
+    stages: tuple[int, ...] = ()
+    pipelines: tuple[int, ...] = ()
+    micro_batches: tuple[int, ...] = ()
+    standby: tuple[int, ...] = ()
+    steps: int | None = None
+    hours: float = 24.0
+    seeds: int = 5
+    jobs: int = 1
+    shown: bool = False
 
 
-def plan_job(wanted: PlanRequest) -> int:
-    """The exit code: of a failure if no option keeps the bounds. A mistake ends the command."""
-    source, spec = _job(wanted)
-    now = datetime.now(UTC)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a search has come to. warnings: sentences about the job and its profiles."""
+
+    report: PlanReport
+    warnings: tuple[str, ...]
+
+
+def planned(wanted: PlanRequest) -> Planned:
+    """Searches. Raises InvalidRequest for whatever cannot be done as it was asked for."""
+    spec, now = wanted.job.spec, datetime.now(UTC)
     bounds = bounds_of(spec, now, wanted.budget, wanted.deadline)
-    if passed := past(spec, now):
-        complain(passed)
+    warnings = [*filter(None, [past(spec, now)])]
     try:
-        world = _world(wanted, source, spec)
+        world = _world(wanted, spec, warnings)
         limits = _limits(wanted, spec, world.market)
         like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
         found = search(world, limits, like, partial(_simulated, world, wanted), partial(choose, bounds=bounds))
+    except InvalidRequest:
+        raise
     except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
-        usage(str(error))
+        raise InvalidRequest(str(error)) from None
     except ValueError as error:
-        usage(f"{wanted.job}: {error}")
-    if wanted.plot is not None:
-        _draw(found, wanted)
+        raise InvalidRequest(f"{wanted.job.name}: {error}") from None
     told = _told(world, found, bounds, now)
     instead = comparisons(found.chosen, found.ends) if found.chosen is not None else []
     if found.chosen is not None and (dear := on_demand(world, found.calm, found.chosen)) is not None:
         instead.append(dear)
     report = PlanReport(found=found, told=told, instead=tuple(instead), bounds=bounds, world=world)
-    if wanted.form == "json":
-        print(document(report))
-    elif wanted.form == "csv":
-        print(plan_csv(report), end="")
-    else:
-        print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
-    if found.chosen is None:
-        complain(" ".join(told))
-        return EXIT_FAILED
-    if wanted.write is not None:
-        _write(wanted.write, source, spec, found.chosen.candidate)
-    return 0
+    return Planned(report=report, warnings=tuple(warnings))
 
 
-def _job(wanted: PlanRequest) -> tuple[ManifestSource, JobSpec]:
-    try:
-        source = read_manifest_source(str(wanted.job))
-        return source, parse_source(source, unknown_in_template)
-    except ManifestError as error:
-        usage(*map(str, error.problems))
-
-
-def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
+def _world(wanted: PlanRequest, spec: JobSpec, warnings: list[str]) -> World:
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
     if spec.training.steps == UNKNOWN_STEPS:
         raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
-    document = dict(source.document)
+    document = dict(wanted.job.document)
     if wanted.steps is not None:
         training = {key: value for key, value in document["spec"]["training"].items() if key != "until"}
         document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
-    prices = _prices(wanted)
-    machines = _machines(prices, wanted, JobProfiles(spec, document, wanted.job))
+    job, prices = replace(wanted.job, spec=spec, document=document), _prices(wanted)
+    machines = _machines(prices, wanted, JobProfiles(job))
     market = _market(wanted, spec, prices)
     for machine in machines.values():
         if not has_price(machine, spec, market):
@@ -142,7 +122,7 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
                 f"no price is known for {machine.name}; say it in a file for --prices ({listed_here} comes with Bamboo)"
             )
     paths = {_profile_path(one.price, wanted) or one.name: one.profile for one in machines.values()}
-    check_profiles(paths, spec, document, wanted.job)
+    warnings += check_profiles(paths, job)
     return World(
         spec=spec,
         document=document,
@@ -186,7 +166,7 @@ def _profile_path(price: MachinePrice | None, wanted: PlanRequest) -> str | None
 def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Market:
     """Nodes in the zones in which the job may be."""
     if wanted.traces:
-        with RunProgress(1, "reading", shown=wanted.progress):
+        with RunProgress(1, "reading", shown=wanted.shown):
             recording = read_nodes(wanted.traces)
         if told := unpriced(recording, all_nodes=True):
             raise NodeTraceError(told)
@@ -197,7 +177,7 @@ def _market(wanted: PlanRequest, spec: JobSpec, prices: PriceList | None) -> Mar
         return Market(recording=replace(recording, changes=tuple(changes)))
     patterns = [pattern.value for pattern in Pattern]
     if wanted.pattern not in patterns:
-        usage(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
+        raise InvalidRequest(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
     assert wanted.rate is not None
     made_in = wanted.zones or named_zones(spec) or ZONES
     _check_priced_zones(wanted, spec, prices, made_in)
@@ -232,7 +212,9 @@ def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
     batch = spec.training.global_batch_size
     for size in wanted.micro_batches:
         if batch % size:
-            usage(f"--micro-batch {size}: expected sizes of which training.globalBatchSize, {batch}, is a multiple")
+            raise InvalidRequest(
+                f"--micro-batch {size}: expected sizes of which training.globalBatchSize, {batch}, is a multiple"
+            )
     room, most = spec.spread.workers_per_node, 2 * wanted_workers(spec)
     if nodes := wanted.nodes or (summarize(market.recording).peak if market.recording is not None else 0):
         most = nodes * room
@@ -256,7 +238,7 @@ def _simulated(
     world: World, wanted: PlanRequest, about: str, trials: Sequence[CandidateTrial]
 ) -> list[Assessment | None]:
     runs = sum(len(trial.seeds) for trial in trials)
-    with RunProgress(runs, f"{about:<10}", shown=wanted.progress) as bar:
+    with RunProgress(runs, f"{about:<10}", shown=wanted.shown) as bar:
         return simulate_trials(world, trials, wanted.jobs, bar.done)
 
 
@@ -285,32 +267,18 @@ def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> t
     )
 
 
-def _draw(found: SearchResult, wanted: PlanRequest) -> None:
-    from bamboo.sizing.front_plot import draw_front
-
-    assert wanted.plot is not None
-    points = [one for one in found.ends if one.hours < float("inf")]
-    try:
-        draw_front(points, found.front, found.chosen, wanted.job.name, wanted.plot)
-    except SimulationError as error:
-        usage(str(error))
-
-
-def _write(path: Path, source: ManifestSource, spec: JobSpec, chosen: Candidate) -> None:
-    """The user's text where that can be kept, else the same fields without comments."""
-    import yaml
-
-    changes = edits(chosen, spec, source.document)
-    wanted = edited(source.document, changes)
-    text = edited_text(source.text, changes)
+def recommended_text(job: JobSource, report: PlanReport) -> tuple[str, bool]:
+    """The manifest of the recommended plan, of which there is one; and whether it has the comments of the job's own
+    text, which it cannot always keep.
+    """
+    chosen = report.found.chosen
+    assert chosen is not None
+    changes = edits(chosen.candidate, job.spec, job.document)
+    wanted = edited(job.document, changes)
+    text = edited_text(job.text, changes)
     if text is None or not _says(text, wanted):
-        text = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
-        complain(f"{path} has no comments: they could not be kept")
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        usage(f"--write: cannot write {path}: {system_reason(error)}")
-    print(f"{path} is written; bamboo validate {path} checks it", file=sys.stderr)
+        return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True), False
+    return text, True
 
 
 def _says(text: str, wanted: object) -> bool:

@@ -1,34 +1,32 @@
 """A check before a job is simulated: is the profile one of its model?"""
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from bamboo.local.trainer_calls.task_check import count_layers, module_folders
+from bamboo.jobs.source import JobSource
+from bamboo.local.trainer_calls.task_check import count_layers
 from bamboo.profiles.files import AT, read_profile, shipped_names
 from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, slowness
-from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.profile import ModelProfile, ProfileError
 
 
-def check_profiles(profiles: Mapping[str, ModelProfile], spec: JobSpec, manifest: dict[str, Any], job: Path) -> None:
-    """Checks that profiles are of the job's model. profiles: by the names that the user knows them by. What may be
-    wrong is said on standard error; the task is loaded only if a profile is not known to be of it. Raises ProfileError
-    if one has another number of layers.
+def check_profiles(profiles: Mapping[str, ModelProfile], job: JobSource) -> list[str]:
+    """What may be wrong with profiles for that job, in sentences. profiles: by the names that the user knows them by.
+
+    The task is loaded only if a profile is not known to be of it. Raises ProfileError if one has another number of
+    layers.
     """
+    spec, told = job.spec, list[str]()
     asked = any(needs_layers(profile, spec) for profile in profiles.values())
-    layers = count_layers(manifest, module_folders(job)) if asked else ""
+    layers = count_layers(job.document, job.folders) if asked else ""
     for name, profile in profiles.items():
         unknown = ""
         if needs_layers(profile, spec):
             if isinstance(layers, str):
                 unknown = layers
             elif wrong := mismatch(name, profile, spec, layers):
-                raise ProfileError(f"{job}: {wrong}")
-        for told in (doubt(name, profile, spec, unknown), _slowness(name, profile)):
-            if told:
-                print(f"warning: {told}", file=sys.stderr)
+                raise ProfileError(f"{job.name}: {wrong}")
+        told += filter(None, (doubt(name, profile, spec, unknown), _slowness(name, profile)))
+    return told
 
 
 def _slowness(name: str, profile: ModelProfile) -> str:

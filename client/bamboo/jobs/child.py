@@ -1,0 +1,64 @@
+"""The process that a Python program starts for a job, a search or a simulation: `python -m bamboo.jobs.child`.
+
+It has signals and a main thread of its own, and forks where it likes, none of which a notebook's process could bear. It
+ends with the program, however that ends: then its standard input is closed.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bamboo import stop_signals
+from bamboo.jobs.channel import Channel
+
+
+class ChildWork(Protocol):
+    """What such a process does: the first message that it gets."""
+
+    def __call__(self, channel: Channel) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Calls a function of this package and sends back what it returns or raises."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def __call__(self, channel: Channel) -> None:
+        threading.Thread(target=_end_with_program, args=(channel,), daemon=True).start()
+        try:
+            answer: Answered | Raised = Answered(self.function(*self.arguments))
+        except Exception as error:
+            answer = Raised(error)
+        channel.send(answer)
+
+
+def _end_with_program(channel: Channel) -> None:
+    for _ in channel.messages():
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    stop_signals.end_by_exception()
+    channel = Channel.of_standard_streams()
+    work: ChildWork = channel.receive()
+    work(channel)
+
+
+if __name__ == "__main__":
+    main()

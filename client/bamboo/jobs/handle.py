@@ -1,0 +1,263 @@
+"""A job that was begun, here or on a cluster: what a program asks of it. `AsyncJobHandle` is for those that await."""
+
+import importlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from bamboo.jobs import background
+from bamboo.jobs.checkpoints import StoredCheckpoint, checkpoints_at
+from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
+from bamboo.jobs.export import ExportFormat, export
+from bamboo.jobs.notebook import handle_html
+from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PRINT_SECONDS = 2.0  # at least, between two lines of progress
+
+
+class BegunJob(Protocol):
+    """A job, wherever it runs, in the loop in the background. All raise BambooError."""
+
+    @property
+    def name(self) -> str: ...
+    async def progress(self) -> JobProgress: ...
+    def events(self, *, follow: bool) -> AsyncIterator[Occurrence]: ...
+    async def wait(self, seconds: float | None) -> JobProgress: ...
+    async def preempt(self, worker: str | None, *, notice: bool) -> None: ...
+    async def scale(self, pipelines: int) -> None: ...
+    async def suspend(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def interrupted(self) -> None:
+        """Ctrl-C was pressed while this job was waited for."""
+
+    async def stop(self) -> None: ...
+    async def history(self) -> HistoryRows: ...
+    def checkpoint_place(self) -> str: ...
+    def weights_place(self) -> str: ...
+    async def close(self) -> None: ...
+
+
+class AsyncJobHandle:
+    """A job that was begun, for programs that await. All its methods raise BambooError if they cannot do it."""
+
+    def __init__(self, job: BegunJob) -> None:
+        self._job = job
+
+    @property
+    def name(self) -> str:
+        return self._job.name
+
+    async def progress(self) -> JobProgress:
+        """How far the job is now."""
+        return await background.wait(self._job.progress())
+
+    async def events(self, *, follow: bool = False) -> AsyncIterator[Occurrence]:
+        """What happened to the job, oldest first; with follow also what does until it is over."""
+        events = self._job.events(follow=follow)
+        while (event := await background.wait(_next(events))) is not None:
+            yield event
+
+    async def history(self) -> HistoryRows:
+        """The losses, evaluations and events of all steps."""
+        return await background.wait(self._job.history())
+
+    async def wait(self, timeout: float | None = None) -> JobProgress:
+        """Waits until the job is complete. timeout: seconds, after which NotInTime is raised, and the job goes on.
+
+        Raises JobFailed, JobUnrecoverable or JobInterrupted, with the reason and the traceback of the user's code.
+        """
+        return await background.wait(self._job.wait(timeout))
+
+    async def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
+        """Takes a worker away, as a cloud would, to see the job survive it. worker: None for the last one's."""
+        await background.wait(self._job.preempt(worker, notice=notice))
+
+    async def scale(self, pipelines: int) -> None:
+        """Changes how many pipelines there should be."""
+        await background.wait(self._job.scale(pipelines))
+
+    async def suspend(self) -> None:
+        """Keeps the job's state in a checkpoint, stops its workers, and waits until they are gone."""
+        await background.wait(self._job.suspend())
+
+    async def resume(self) -> None:
+        """Lets a suspended job go on."""
+        await background.wait(self._job.resume())
+
+    async def stop(self) -> None:
+        """Ends the job, and waits until it has ended; one that keeps checkpoints writes a last one."""
+        await background.wait(self._job.stop())
+
+    async def checkpoints(self) -> list[StoredCheckpoint]:
+        """The job's checkpoints, the newest first."""
+        return await background.wait(checkpoints_at(self._job.checkpoint_place()))
+
+    async def export(
+        self,
+        path: str | Path,
+        format: ExportFormat = "safetensors",
+        *,
+        step: int | None = None,
+        ema: bool = False,
+        force: bool = False,
+    ) -> Path:
+        """Writes the trained weights, or with step the checkpoint of that step, as one state dict: `bamboo export`."""
+        place = self._job.checkpoint_place() if step is not None or ema else self._job.weights_place()
+        return await background.wait(export(place, Path(path), format, step=step, ema=ema, force=force))
+
+    async def close(self) -> None:
+        """Stops a job that runs here, and removes its temporary output; a job on a cluster goes on."""
+        await background.wait(self._job.close())
+
+
+async def _next(events: AsyncIterator[Occurrence]) -> Occurrence | None:
+    return await anext(events, None)
+
+
+class JobHandle:
+    """A job that was begun. All its methods raise BambooError if they cannot do it.
+
+    As a context manager it ends a local job with its block; one on a cluster goes on.
+    """
+
+    def __init__(self, job: BegunJob) -> None:
+        self._job = job
+
+    @property
+    def aio(self) -> AsyncJobHandle:
+        """The same job, for programs that await."""
+        return AsyncJobHandle(self._job)
+
+    @property
+    def name(self) -> str:
+        return self._job.name
+
+    @property
+    def progress(self) -> JobProgress:
+        """How far the job is now."""
+        return background.call(self._job.progress())
+
+    def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
+        """What happened to the job, oldest first; with follow also what does until it is over."""
+        events = self._job.events(follow=follow)
+        while (event := background.call(_next(events))) is not None:
+            yield event
+
+    def history(self) -> HistoryRows:
+        """The losses, evaluations and events of all steps."""
+        return background.call(self._job.history())
+
+    def wait(self, timeout: float | None = None) -> JobProgress:
+        """Waits until the job is complete. timeout: seconds, after which NotInTime is raised, and the job goes on.
+
+        Raises JobFailed, JobUnrecoverable or JobInterrupted, with the reason and the traceback of the user's code.
+        Ctrl-C ends a local job, after its state is kept; of a job on a cluster it ends only the wait.
+        """
+        try:
+            return background.call(self._job.wait(timeout))
+        except KeyboardInterrupt:
+            background.call(self._job.interrupted())
+            raise
+
+    def watch(self) -> JobProgress:
+        """Waits as `wait` does, and prints meanwhile what happens and, every two seconds, how far the job is."""
+        told, shown = 0, ""
+        while True:
+            try:
+                ended, failure = self.wait(PRINT_SECONDS), None
+            except NotInTime:
+                ended, failure = None, None
+            except BambooError as error:
+                ended, failure = None, error
+            events = list(self.events())
+            for event in events[told:]:
+                print(event, flush=True)
+            told = len(events)
+            if failure is not None:
+                raise failure
+            progress = ended or self.progress
+            if str(progress) != shown:
+                shown = str(progress)
+                print(shown, flush=True)
+            if ended is not None:
+                return ended
+
+    def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
+        """Takes a worker away, as a cloud would, to see the job survive it. worker: None for the last one's."""
+        background.call(self._job.preempt(worker, notice=notice))
+
+    def scale(self, pipelines: int) -> None:
+        """Changes how many pipelines there should be."""
+        background.call(self._job.scale(pipelines))
+
+    def suspend(self) -> None:
+        """Keeps the job's state in a checkpoint, stops its workers, and waits until they are gone."""
+        background.call(self._job.suspend())
+
+    def resume(self) -> None:
+        """Lets a suspended job go on."""
+        background.call(self._job.resume())
+
+    def stop(self) -> None:
+        """Ends the job, and waits until it has ended; one that keeps checkpoints writes a last one."""
+        background.call(self._job.stop())
+
+    def checkpoints(self) -> list[StoredCheckpoint]:
+        """The job's checkpoints, the newest first."""
+        return background.call(checkpoints_at(self._job.checkpoint_place()))
+
+    def export(
+        self,
+        path: str | Path,
+        format: ExportFormat = "safetensors",
+        *,
+        step: int | None = None,
+        ema: bool = False,
+        force: bool = False,
+    ) -> Path:
+        """Writes the trained weights, or with step the checkpoint of that step, as one state dict: `bamboo export`."""
+        place = self._job.checkpoint_place() if step is not None or ema else self._job.weights_place()
+        return background.call(export(place, Path(path), format, step=step, ema=ema, force=force))
+
+    def weights(self) -> "dict[str, Tensor]":
+        """The trained weights as a state dict, by "layers.NUMBER.NAME"."""
+        return load(self._job.weights_place())
+
+    def close(self) -> None:
+        """Stops a job that runs here, and removes its temporary output; a job on a cluster goes on."""
+        background.call(self._job.close())
+
+    def __enter__(self) -> "JobHandle":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.progress}>"
+
+    def _repr_html_(self) -> str:
+        return handle_html(self.progress, self._losses())
+
+    def _losses(self) -> list[tuple[int, float | None]]:
+        try:
+            return self.history().losses()
+        except InvalidRequest:  # it keeps no history, or has none yet
+            return []
+
+
+def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> "dict[str, Tensor]":
+    """The weights in a folder that a job has written, or in a checkpoint, as a state dict on the CPU.
+
+    url: of a folder of weights or of checkpoints. step: of a checkpoint; None: the newest. averaged: what training.ema
+    keeps. Raises ModuleNotFoundError without bamboo-trainer, which reads them.
+    """
+    weights = importlib.import_module("bamboo_trainer.weights")
+    found: dict[str, Tensor] = weights.load(url, step=step, averaged=averaged)
+    return found

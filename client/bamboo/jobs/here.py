@@ -1,0 +1,104 @@
+"""A job as it runs on this machine: where its checkpoints are kept, and whether they can be."""
+
+import copy
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo.jobs.errors import InvalidRequest
+from bamboo.jobs.source import JobSource
+from bamboo_core.checkpoint.resume import choose
+from bamboo_core.checkpoint.store import CheckpointStore
+from bamboo_core.job.budget_reach import past
+from bamboo_core.job.edits import numbers_digest
+from bamboo_core.job.manifest import ManifestError, parse_manifest
+from bamboo_core.job.spec import JobSpec, RedundancyMode, whole_workers
+from bamboo_core.storage.bounded import StoreLimits
+from bamboo_core.storage.errors import StorageError
+
+_LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
+
+
+def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
+    """The job with other parts of its spec; None removes one. flag: what a mistake is blamed on. Raises
+    InvalidRequest.
+    """
+    document = copy.deepcopy(job.document)
+    document["spec"] |= parts
+    try:
+        return replace(job, spec=parse_manifest(document), document=document)
+    except ManifestError as error:
+        raise InvalidRequest("\n".join(f"{flag}: {problem}" for problem in error.problems)) from None
+
+
+def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | None) -> tuple[JobSource, list[str]]:
+    """The job to run here, and warnings. Raises InvalidRequest.
+
+    checkpoints: the folder or URL of its checkpoints, and resume: whether it goes on from them, if not as the job says.
+    A volume claim is not here: without a URL of its own such a job keeps no checkpoints on this machine.
+    """
+    spec, warnings = job.spec, list[str]()
+    if spec.suspend:
+        raise InvalidRequest("spec.suspend: the job is suspended; set it to false to run the job")
+    if spec.budget is not None and spec.budget.money is not None:
+        warnings.append("spec.budget.money has no effect here: nobody is paid for workers on this machine")
+    if told := past(spec, datetime.now(UTC)):
+        warnings.append(told)
+    claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
+    if checkpoints is None and resume is None and not claimed:
+        return job, warnings
+    part = dict(job.document["spec"].get("checkpoint") or {})
+    if checkpoints is not None:
+        part["storage"] = {"uri": checkpoints if "://" in checkpoints else Path(checkpoints).absolute().as_uri()}
+    elif claimed:
+        warnings.append("the job's volume claim is not here: no checkpoints are kept (--checkpoints)")
+        part = {}
+    if resume is not None:
+        if not part:
+            raise InvalidRequest("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
+        part["resume"] = "Latest" if resume else "Never"
+    return changed(job, "--checkpoints", checkpoint=part or None), warnings
+
+
+def store_trouble(spec: JobSpec, *, resume: bool) -> str:
+    """Why checkpoints cannot be written, as far as that can be told now; "" if they can.
+
+    That they cannot is no mistake, for the store may come back, unless nothing but them could save the job: then
+    InvalidRequest is raised. So it is with resume, of which the user does not want to begin at step 0, if nothing that
+    is there fits the job any more.
+    """
+    url = spec.checkpoint.storage.uri if spec.checkpoint is not None else None
+    if url is None:
+        return ""
+    try:
+        store = CheckpointStore(url, StoreLimits(seconds=_LOOK_SECONDS, tries=1))
+        if resume:
+            _check_resumption(store, spec)
+        store.probe()
+    except StorageError as error:
+        if not _survives_losses(spec):
+            told = f"no checkpoint can be kept, and nothing else could save this job: {error}"
+            raise InvalidRequest(told) from None
+        return f"no checkpoint can be kept, or looked for, as long as this lasts: {error}"
+    return ""
+
+
+def _check_resumption(store: CheckpointStore, spec: JobSpec) -> None:
+    """Raises StorageError: the job waits for a store that does not answer, and says why."""
+    steps = None if spec.training.until else spec.training.steps
+    choice = choose(store.list(), numbers_digest(spec), steps=steps)
+    if choice.manifest is None and choice.passed:
+        attempt, reason = choice.passed[0]
+        told = f"that of step {attempt.step} cannot be used: {reason}"
+        raise InvalidRequest(
+            f"--resume: {store.shown} has no checkpoint of this job; {told}; --no-resume begins at step 0"
+        )
+
+
+def _survives_losses(spec: JobSpec) -> bool:
+    """Is there anybody else who holds the state of a stage: a replica, or another pipeline?"""
+    redundant = spec.redundancy.mode is not RedundancyMode.NONE
+    if spec.topology.chooses_stages:
+        return spec.elastic.min_pipelines > 1 or (redundant and whole_workers(spec) > 1)
+    return (redundant and spec.topology.stages > 1) or spec.topology.pipelines > 1

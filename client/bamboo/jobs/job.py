@@ -1,0 +1,308 @@
+"""`bamboo.Job`: a job that is made, checked, planned, simulated, run and submitted by a program."""
+
+import asyncio
+import atexit
+import copy
+import os
+import re
+import warnings
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar, Unpack
+
+import yaml
+
+from bamboo.jobs import background
+from bamboo.jobs.child_process import ask
+from bamboo.jobs.entrypoint import entrypoint_of
+from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
+from bamboo.jobs.fields import JobFields, TaskFields
+from bamboo.jobs.handle import JobHandle
+from bamboo.jobs.here import on_this_machine, store_trouble
+from bamboo.jobs.local_job import LocalJob, LocalRunRequest
+from bamboo.jobs.plan import JobPlan
+from bamboo.jobs.planning import PlanRequest, planned
+from bamboo.jobs.simulating import JobSimulation, simulated
+from bamboo.jobs.simulation import SimulatedRuns
+from bamboo.jobs.source import JobSource, source_of_file, source_of_manifest
+from bamboo.local.runner import RunOptions
+from bamboo.local.trainer_calls.task_check import check_task
+from bamboo.preemption.scheduling import check as check_schedule
+from bamboo.preemption.scheduling import parse as parse_schedule
+from bamboo_core.job.budget_reach import past
+from bamboo_core.job.manifest import ManifestError
+from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.yaml_file import source_of
+from bamboo_core.names import API_VERSION, ENV_LAUNCH, KIND
+
+T = TypeVar("T")
+_FLAG: Final = re.compile(r"--([a-z][a-z-]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What was found in a valid job. warnings: what may not be meant. told: about its task, if that was loaded."""
+
+    warnings: tuple[str, ...]
+    told: tuple[str, ...]
+
+
+class Job:
+    """A BambooJob. It is checked when it is made: InvalidJob names all that is wrong with it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        task: TaskFields | Callable[..., Any] | str,
+        config: Mapping[str, Any] | None = None,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        **parts: Unpack[JobFields],
+    ) -> None:
+        """Makes a job of the parts of a manifest, which are named and look as in YAML (docs/api.md).
+
+        task: the function that builds it, "module:function", or its whole part of the manifest; config: the function's
+        argument. labels, annotations: of the object on a cluster.
+        """
+        folder: Path | None = None
+        said: dict[str, Any]
+        if callable(task):
+            entrypoint, folder = entrypoint_of(task)
+            said = {"entrypoint": entrypoint}
+        else:
+            said = {"entrypoint": task} if isinstance(task, str) else {**task}
+        if config is not None:
+            said["config"] = dict(config)
+        metadata = {"name": name, "namespace": namespace, "labels": labels, "annotations": annotations}
+        document = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {key: value for key, value in metadata.items() if value is not None},
+            "spec": {"task": said, **parts},
+        }
+        folders = (folder, Path.cwd()) if folder is not None else (Path.cwd(),)
+        read = source_of(f"job {name}", _yaml(document))
+        self._source = _source(lambda: source_of_manifest(replace(read, lines={}), folders))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Job":
+        """The job of a manifest's file. Raises InvalidJob, whose problems name file and line."""
+        return cls.from_source(_source(lambda: source_of_file(str(path))))
+
+    @classmethod
+    def from_source(cls, source: JobSource) -> "Job":
+        """The job that was already read."""
+        job = cls.__new__(cls)
+        job._source = source
+        return job
+
+    @property
+    def name(self) -> str:
+        return self._source.spec.name
+
+    @property
+    def spec(self) -> JobSpec:
+        """What it asks for, with all defaults."""
+        return self._source.spec
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The manifest, as `kubectl apply` takes it."""
+        return copy.deepcopy(self._source.document)
+
+    def to_yaml(self) -> str:
+        """The manifest as text: of a file with its comments."""
+        return self._source.text
+
+    def validate(self, *, load: bool = False) -> Validation:
+        """What may not be meant in the job; with load also whether its task can be built here, and what memory its
+        workers need. Raises InvalidJob if the task cannot be used.
+        """
+        spec = self.spec
+        found = tuple(filter(None, (*manifest_warnings(spec), past(spec, datetime.now(UTC)))))
+        if not load:
+            return Validation(found, ())
+        checked = background.call(ask(check_task, self._source.document, self._source.folders))
+        if checked.problem:
+            raise BambooError(f"{self._source.name}: {checked.problem}")
+        return Validation(found, checked.told)
+
+    def plan(
+        self,
+        *,
+        device: str | Sequence[str] = (),
+        profile: str | None = None,
+        prices: str | None = None,
+        trace: str | Path | Sequence[str | Path] = (),
+        preempt_rate: float | None = None,
+        budget: float | None = None,
+        deadline: float | None = None,
+        nodes: int | None = None,
+        steps: int | None = None,
+        hours: float = 24.0,
+        seeds: int = 5,
+        jobs: int | None = None,
+    ) -> JobPlan:
+        """Which machines, grid and protection the job should have, and what it will cost: `bamboo plan`, whose flags
+        these are. deadline, hours: in hours. Raises InvalidRequest.
+        """
+        if profile is None and prices is None and not device:
+            raise InvalidRequest("device: expected names of GPUs, such as a100; or a profile, or prices")
+        traces = _paths(trace)
+        if not traces and preempt_rate is None:
+            raise InvalidRequest("preempt_rate or trace: expected one of them")
+        wanted = PlanRequest(
+            job=self._source,
+            prices=prices,
+            devices=(device,) if isinstance(device, str) else tuple(device),
+            profile=profile,
+            traces=traces,
+            rate=preempt_rate,
+            budget=budget,
+            deadline=deadline,
+            nodes=nodes,
+            steps=steps,
+            hours=hours,
+            seeds=seeds,
+            jobs=jobs or os.cpu_count() or 1,
+        )
+        return JobPlan(self._source, _asked(ask(planned, wanted)))
+
+    def simulate(
+        self,
+        *,
+        profile: str,
+        trace: str | Path | Sequence[str | Path] = (),
+        preempt_rate: float | Sequence[float] = (),
+        seeds: int | range = 10,
+        hours: float | None = None,
+        steps: int | None = None,
+        price: float | None = None,
+        jobs: int | None = None,
+    ) -> SimulatedRuns:
+        """The job in virtual time, on recorded nodes or on made-up ones: `bamboo simulate`, whose flags these are.
+
+        Raises InvalidRequest.
+        """
+        rates = tuple(preempt_rate) if isinstance(preempt_rate, Sequence) else (preempt_rate,)
+        traces = _paths(trace)
+        if bool(traces) is bool(rates):
+            raise InvalidRequest("preempt_rate or trace: expected one of them")
+        wanted = JobSimulation(
+            job=self._source,
+            profile=profile,
+            traces=traces,
+            rates=rates,
+            seeds=seeds if isinstance(seeds, range) else range(1, seeds + 1),
+            hours=hours,
+            steps=steps,
+            price=price,
+            jobs=jobs,
+            begin=datetime.now(UTC),
+        )
+        return SimulatedRuns(_asked(ask(simulated, wanted)))
+
+    def run(
+        self,
+        *,
+        output: str | Path | None = None,
+        checkpoints: str | None = None,
+        resume: bool | None = None,
+        preempt: str | Sequence[str] = (),
+        seed: int = 0,
+        replace_after: float = 0.0,
+        trace: str | Path | None = None,
+        page: bool = True,
+    ) -> JobHandle:
+        """Begins the job on this machine, a process for each worker, and returns at once: `bamboo run`, whose flags
+        these are. It ends with this program. Raises InvalidRequest.
+        """
+        if ENV_LAUNCH in os.environ:
+            raise InvalidRequest(
+                "the module of this task runs a job when it is imported; put run() below if __name__ == '__main__':"
+            )
+        try:
+            job, told = on_this_machine(self._source, checkpoints=checkpoints, resume=resume)
+            schedule = parse_schedule([preempt] if isinstance(preempt, str) else list(preempt), seed=seed)
+            check_schedule(schedule, job.spec)
+            trouble = store_trouble(job.spec, resume=bool(resume))
+        except ValueError as error:
+            raise InvalidRequest(_as_arguments(str(error))) from None
+        options = RunOptions(
+            preempt=schedule,
+            output=None if output is None else Path(output).absolute(),
+            trace=None if trace is None else Path(trace).absolute(),
+            replace_after=replace_after,
+            folders=job.folders,
+            store_writable=not trouble,
+        )
+        for warning in (*told, *filter(None, [trouble])):
+            _warn(warning)
+        return background.call(_begun(LocalRunRequest(job=job, options=options, page=0 if page else None)))
+
+    def __repr__(self) -> str:
+        topology = self.spec.topology
+        fixed = f"{topology.pipelines} x {topology.stages}"
+        grid = "the grid is chosen" if topology.chooses_stages else fixed
+        return f"<Job {self.name}: {self.spec.task.entrypoint}, {grid}>"
+
+
+async def _begun(wanted: LocalRunRequest) -> JobHandle:
+    job = LocalJob(wanted)
+    await job.start()
+    _BEGUN.append(job)
+    return JobHandle(job)
+
+
+_BEGUN: Final[list[LocalJob]] = []
+
+
+@atexit.register
+def _close_all() -> None:
+    """Nothing outlives this program."""
+
+    async def close() -> None:
+        await asyncio.gather(*(job.close() for job in _BEGUN))
+
+    if _BEGUN:
+        background.call(close())
+
+
+def _source(read: Callable[[], JobSource]) -> JobSource:
+    try:
+        return read()
+    except ManifestError as error:
+        raise InvalidJob.from_manifest_error(error) from None
+
+
+def _asked(work: Coroutine[Any, Any, T]) -> T:
+    """What another process finds out. Mistakes name arguments where the command line has flags."""
+    try:
+        return background.call(work)
+    except InvalidRequest as error:
+        raise InvalidRequest(_as_arguments(str(error))) from None
+
+
+def _as_arguments(text: str) -> str:
+    return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
+
+
+def _paths(given: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    return (str(given),) if isinstance(given, str | Path) else tuple(map(str, given))
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    """Raises InvalidJob if a value is none of YAML's."""
+    try:
+        return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"expected numbers, texts, lists and mappings, as in YAML: {error}") from None
+
+
+def _warn(text: str) -> None:
+    warnings.warn(_as_arguments(text), stacklevel=3)

@@ -1,0 +1,52 @@
+"""What a search for a job's plan has found, as a program sees it."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from bamboo.jobs.planning import Planned, recommended_text
+from bamboo.jobs.source import JobSource, source_of_manifest
+from bamboo.terminal.plan_table import document, plan_text
+from bamboo_core.job.yaml_file import source_of
+
+if TYPE_CHECKING:
+    from bamboo.jobs.job import Job
+
+
+class JobPlan:
+    """The plans of which no other one is both faster and cheaper, and the recommended one. Printed, it is a table."""
+
+    def __init__(self, job: JobSource, planned: Planned) -> None:
+        self._job, self._report = job, planned.report
+        self.warnings = planned.warnings
+
+    @property
+    def recommended(self) -> "Job | None":
+        """The job as it should be; None if no plan keeps the bounds: `why` says what would be needed."""
+        from bamboo.jobs.job import Job
+
+        if self._report.found.chosen is None:
+            return None
+        text, _ = recommended_text(self._job, self._report)
+        return Job.from_source(source_of_manifest(source_of(f"plan of {self._job.name}", text), self._job.folders))
+
+    @property
+    def why(self) -> str:
+        """The reasons for the recommended plan, or for none, in sentences."""
+        return " ".join(self._report.told)
+
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """The plans, the fastest first; docs/planning.md says what each field is."""
+        front: list[dict[str, Any]] = self.to_dict()["front"]
+        return front
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as `bamboo plan --output json` prints it."""
+        found: dict[str, Any] = json.loads(document(self._report))
+        return found
+
+    def __str__(self) -> str:
+        return plan_text(self._report)
+
+    def __repr__(self) -> str:
+        return f"<JobPlan of {self._report.world.spec.name}: {len(self._report.found.front)} options>"

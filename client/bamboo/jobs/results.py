@@ -1,0 +1,120 @@
+"""What is known of a job while it runs and when it is over, wherever it runs. Values only."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bamboo_core.coordinator.events import Status
+from bamboo_core.history.merge import merged, newest, to_csv
+from bamboo_core.history.records import Record, StepRecord
+from bamboo_core.text import duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """Something that happened to a job: a CamelCase reason and a sentence. time: seconds since 1970."""
+
+    time: float
+    reason: str
+    message: str
+    warning: bool = False
+
+    def __str__(self) -> str:
+        return f"{'! ' if self.warning else ''}{self.reason}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """How far a job is.
+
+    state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and such, as `bamboo status` says it.
+    steps: as many as are wanted, None if only the task's data can tell. grid: workers by pipeline and stage.
+    workers: how many there are. eta_seconds, samples_per_second: None if that is not known (yet). checkpoint_step: of
+    the newest one. page: the URL of the job's page, "" if there is none.
+    """
+
+    name: str
+    state: str
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    metrics: tuple[tuple[str, float | None], ...] = ()
+    samples_per_second: float | None = None
+    eta_seconds: float | None = None
+    grid: tuple[tuple[str, ...], ...] = ()
+    workers: int = 0
+    preemptions: int = 0
+    takeovers: int = 0
+    lost_samples: int = 0
+    checkpoint_step: int | None = None
+    message: str = ""
+    page: str = ""
+
+    def __str__(self) -> str:
+        """One line: state, step, loss, speed, time left."""
+        parts = [f"{self.name}: {self.state}", f"step {self.step}/{self.steps or '?'}"]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4f}")
+        if self.samples_per_second is not None:
+            parts.append(f"{self.samples_per_second:.1f} samples/s")
+        if self.eta_seconds is not None:
+            parts.append(f"ETA {duration(self.eta_seconds)}")
+        if self.preemptions:
+            parts.append(f"preemptions {self.preemptions}, takeovers {self.takeovers}")
+        return ", ".join(parts) + (f". {self.message}" if self.message else "")
+
+
+def local_progress(name: str, status: Status, page: str) -> JobProgress:
+    """The progress of a run on this machine."""
+    return JobProgress(
+        name=name,
+        state=status.phase,
+        step=status.step,
+        steps=status.steps,
+        loss=status.loss,
+        metrics=status.metrics,
+        samples_per_second=status.samples_per_second,
+        eta_seconds=status.eta_seconds,
+        grid=tuple(tuple(owner for owner, _ in pipeline) for pipeline in status.grid),
+        workers=len(status.workers),
+        preemptions=status.preemptions,
+        takeovers=len(status.takeovers),
+        lost_samples=status.lost_samples,
+        checkpoint_step=status.checkpoint.step if status.checkpoint else None,
+        page=page,
+    )
+
+
+class HistoryRows(Sequence[dict[str, Any]]):
+    """The rows of a job's history, oldest first: committed steps, evaluations, events, and gaps, told apart by `kind`.
+
+    docs/history.md says what each holds. Steps that were done again are there once, as they were done last.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = newest(merged(records))
+        self._rows: list[dict[str, Any]] = [msgspec.to_builtins(record) for record in self._records]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._rows[at]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def losses(self) -> list[tuple[int, float | None]]:
+        """The loss of each step."""
+        return [(one.step, one.loss) for one in self._records if isinstance(one, StepRecord)]
+
+    def to_csv(self) -> str:
+        return to_csv(self._records)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a line for each row. Raises ImportError where pandas is not installed."""
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.json_normalize(self._rows)

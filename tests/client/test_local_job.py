@@ -1,0 +1,230 @@
+"""Jobs that a program runs on its machine: followed, disturbed, suspended, failed, and ended with the program."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import bamboo
+from bamboo_trainer.models import mlp
+
+WAIT_SECONDS = 120.0  # for anything on a loaded machine
+TRAINING: Any = {"steps": 40, "globalBatchSize": 16, "microBatchSize": 4}
+ENDLESS: Any = {**TRAINING, "steps": 1_000_000}
+OWN_TASK = """\
+from bamboo_trainer.models import mlp
+
+
+def build(config):
+    if config:
+        raise ValueError("my own mistake")
+    return mlp.build(config)
+"""
+SCRIPT = """\
+import bamboo
+from bamboo_trainer.models import mlp
+
+
+def build(config):
+    return mlp.build(config)
+
+
+if __name__ == "__main__":
+    training = {"steps": 1_000_000, "globalBatchSize": 16, "microBatchSize": 4}
+    handle = bamboo.Job("script", task=build, training=training, topology={"stages": 2}).run(page=False)
+    for event in handle.events(follow=True):
+        print(event.reason, flush=True)
+"""
+
+
+def job(training: Any = TRAINING, **parts: Any) -> bamboo.Job:
+    return bamboo.Job("here", task=mlp.build, training=training, topology={"stages": 2}, **parts)
+
+
+def until(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def trains(handle: bamboo.JobHandle, step: int = 3) -> None:
+    until(lambda: handle.progress.step >= step)
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module with a task in a folder of the user's."""
+    (tmp_path / "own_task_of_a_user.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_task_of_a_user  # type: ignore[import-not-found]
+
+    yield own_task_of_a_user
+    del sys.modules["own_task_of_a_user"]
+
+
+def test_a_run_with_a_loss_is_followed_to_its_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    calm, disturbed = job().run(), job(standby={"workers": 1}).run(preempt="at:20")
+    assert [one.watch().state for one in (calm, disturbed)] == ["Complete", "Complete"]
+    shown = capsys.readouterr().out
+    assert "! WorkerLost: w" in shown
+    assert "here: Complete, step 40/40, loss " in shown
+    progress = disturbed.progress
+    assert (progress.step, progress.preemptions, progress.lost_samples) == (40, 1, 0)
+    assert [event.reason for event in disturbed.events()].count("WorkerLost") == 1
+    weights, others = calm.weights(), disturbed.weights()
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights), "the same bits"
+    history = disturbed.history()
+    assert [step for step, _ in history.losses()] == list(range(1, 41))
+    assert {row["kind"] for row in history} == {"step", "event"}
+    assert history.to_csv().count("\n") > 40
+    with safe_open(disturbed.export(tmp_path / "all.safetensors"), "pt") as exported:
+        assert set(exported.keys()) == weights.keys()
+    with pytest.raises(bamboo.BambooError, match="exists"):
+        disturbed.export(tmp_path / "all.safetensors")
+    html = disturbed._repr_html_()
+    assert "Complete" in html
+    assert "<polyline" in html
+    for one in (calm, disturbed):
+        one.close()
+
+
+def test_a_task_of_the_users_own_file_fails_with_its_line(own_module: Any) -> None:
+    parts: Any = {"training": TRAINING, "topology": {"stages": 2}}
+    with bamboo.Job("own", task=own_module.build, **parts).run(page=False) as sound:
+        assert sound.wait(WAIT_SECONDS).state == "Complete"
+    broken = bamboo.Job("own", task=own_module.build, config={"x": 1}, **parts)
+    with broken.run(page=False) as handle, pytest.raises(bamboo.JobFailed) as told:
+        handle.wait(WAIT_SECONDS)
+    assert told.value.reason == "TaskFailed"
+    assert "my own mistake (" in str(told.value)
+    assert "own_task_of_a_user.py line 6, in build)" in str(told.value)
+    with pytest.raises(bamboo.BambooError, match="my own mistake"):
+        broken.validate(load=True)
+
+
+def test_a_job_is_suspended_resumed_and_stopped(tmp_path: Path) -> None:
+    handle = job(ENDLESS, checkpoint={"storage": {"uri": tmp_path.as_uri()}}).run()
+    assert handle.progress.state == "Starting"
+    with pytest.raises(bamboo.InvalidRequest, match="does not train yet"):
+        handle.preempt()
+    trains(handle)
+    assert handle.progress.page.startswith("http://127.0.0.1:")
+    with pytest.raises(bamboo.NotInTime):
+        handle.wait(0.1)
+    handle.preempt(notice=True)
+    until(lambda: handle.progress.preemptions == 1)
+    handle.suspend()
+    kept = handle.checkpoints()[0].step
+    assert (handle.progress.state, handle.progress.step >= kept) == ("Suspended", True)
+    with pytest.raises(bamboo.InvalidRequest, match=r"suspended; resume\(\)"):
+        handle.wait()
+    handle.resume()
+    trains(handle, kept + 3)
+    handle.stop()
+    with pytest.raises(bamboo.JobInterrupted):
+        handle.wait()
+    with pytest.raises(bamboo.InvalidRequest, match="does not run"):
+        handle.scale(2)
+    handle.close()
+
+
+def test_a_job_without_checkpoints_is_not_suspended() -> None:
+    with job(ENDLESS).run(page=False) as handle:
+        with pytest.raises(bamboo.InvalidRequest, match="keeps no checkpoints"):
+            handle.suspend()
+        with pytest.raises(bamboo.InvalidRequest, match="keeps no checkpoints"):
+            handle.checkpoints()
+        with pytest.raises(bamboo.InvalidRequest, match="no weights yet"):
+            handle.weights()
+
+
+def test_more_pipelines_are_asked_for_while_it_trains() -> None:
+    with job(ENDLESS, elastic={"stabilizationSeconds": 1}).run(page=False) as handle:
+        trains(handle)
+        handle.scale(2)
+        until(lambda: len(handle.progress.grid) == 2)
+        with pytest.raises(bamboo.InvalidRequest, match=r"pipelines: spec.topology.pipelines: expected an integer"):
+            handle.scale(0)
+
+
+def test_in_a_loop_of_its_own_a_program_waits_or_awaits() -> None:
+    """As a notebook's cells do."""
+
+    async def cell() -> tuple[str, list[str]]:
+        handle = job().run(page=False)  # waits, though this thread has a running loop
+        assert handle.progress.state in ("Starting", "Running")
+        reasons = [event.reason async for event in handle.aio.events(follow=True)]
+        return (await handle.aio.wait(WAIT_SECONDS)).state, reasons
+
+    state, reasons = asyncio.run(cell())
+    assert state == "Complete"
+    assert reasons[-1] == "Complete"
+    assert "task: 8 layers" in asyncio.run(_validated())
+
+
+async def _validated() -> str:
+    return job().validate(load=True).told[0]
+
+
+def test_ctrl_c_ends_the_job_and_not_the_program() -> None:
+    handle = job(ENDLESS).run(page=False)
+    trains(handle)
+
+    def press() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    assert handle.progress.state == "Interrupted"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "tmp").mkdir()
+    script = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "MARK_OF_THIS_TEST": str(tmp_path)},
+    )
+    assert script.stdout is not None
+    for line in script.stdout:
+        if line == "Started\n":
+            break
+    assert len(marked(tmp_path)) > 3
+    script.send_signal(how)
+    script.wait(WAIT_SECONDS)
+    script.stdout.close()
+    until(lambda: not marked(tmp_path))
+    if how is signal.SIGINT:
+        assert not list((tmp_path / "tmp").iterdir())
+
+
+def marked(folder: Path) -> list[int]:
+    """The processes that descend from the script."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"MARK_OF_THIS_TEST={folder}".encode() in environment:
+                found.append(int(entry.name))
+    return found

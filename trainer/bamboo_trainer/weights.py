@@ -1,0 +1,30 @@
+"""Trained weights in memory, as a plain state dict: `bamboo.load`."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bamboo_core.complaints import complain
+from bamboo_trainer.checkpoint.sources import open_source
+from bamboo_trainer.checkpoint.state_dict import by_file
+
+
+def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> dict[str, Tensor]:
+    """The parameters and buffers in a folder of weights, or in a checkpoint, on the CPU, by "layers.NUMBER.NAME".
+
+    url: what `bamboo run --output` has written (its folder weights), or where checkpoints are. step: of a checkpoint;
+    None: the newest sound one. averaged: what training.ema keeps, instead of the weights. Raises StorageError if
+    nothing is there or it is damaged, ExportError if there are no averages.
+    """
+    source, passed = open_source(str(url), step, averaged=averaged)
+    for note in passed:
+        complain(note)
+    found = {}
+    entries = source.entries()
+    for file, wanted in by_file(entries).items():
+        tensors = source.tensors(file, wanted)
+        for entry in wanted:
+            tensor = tensors[entry.tensor]
+            found[entry.name] = torch.view_as_complex(tensor) if entry.complex else tensor
+    return {entry.name: found[entry.name] for entry in entries}
