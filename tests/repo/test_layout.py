@@ -28,6 +28,7 @@ SCENARIOS = {
     },
     "client": {
         "fuzz",
+        "notebook",
         "shipped_profiles",
         "spread",
         "zone_costs",

@@ -224,7 +224,7 @@ class JobHandle:
         return background.call(export(place, Path(path), format, step=step, ema=ema, force=force))
 
     def weights(self) -> "dict[str, Tensor]":
-        """The trained weights as a state dict, by "layers.NUMBER.NAME"."""
+        """The trained weights as a state dict, named as `load` names them."""
         return load(self._job.weights_place())
 
     def close(self) -> None:
@@ -254,6 +254,9 @@ class JobHandle:
 
 def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> "dict[str, Tensor]":
     """The weights in a folder that a job has written, or in a checkpoint, as a state dict on the CPU.
+
+    Those of a module that `from_module` has split have the names of the module's own `state_dict`, all others
+    "layers.NUMBER.NAME".
 
     url: of a folder of weights or of checkpoints. step: of a checkpoint; None: the newest. averaged: what training.ema
     keeps. Raises ModuleNotFoundError without bamboo-trainer, which reads them.
