@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from bamboo.jobs.client import AsyncClient, Client
     from bamboo.jobs.errors import (
         BambooError,
         ClusterError,
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from bamboo.jobs.job import Job
 
 __all__ = [
+    "AsyncClient",
     "AsyncJobHandle",
     "BambooError",
+    "Client",
     "ClusterError",
     "InvalidJob",
     "InvalidRequest",
@@ -37,7 +40,14 @@ __all__ = [
     "NotInTime",
     "load",
 ]
-_MODULES: Final = {"Job": "job", "JobHandle": "handle", "AsyncJobHandle": "handle", "load": "handle"}
+_MODULES: Final = {
+    "AsyncClient": "client",
+    "AsyncJobHandle": "handle",
+    "Client": "client",
+    "Job": "job",
+    "JobHandle": "handle",
+    "load": "handle",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -145,19 +145,11 @@ def _reader(source: str) -> "Callable[[], list[Record]]":
 async def _of_job(session: "Session", target: "Target", show: Callable[[str], int]) -> int:
     import asyncio
 
-    from bamboo_core.kube.errors import UsageError
+    from bamboo.remote.operations import history_place
+    from bamboo_core.view.job_view import view_of
 
-    namespace, name = session.of(target)
-    body = await session.api.job(namespace, name)
-    storage = (body["spec"].get("checkpoint") or {}).get("storage") or {}
-    if url := storage.get("uri"):
-        return await asyncio.to_thread(show, f"{str(url).rstrip('/')}/history/{name}")
-    if claim := (storage.get("persistentVolumeClaim") or {}).get("claimName"):
-        raise UsageError(
-            f"the history of {name} is in the folder {name}/checkpoints/history of the claim {claim}, which this "
-            "machine cannot read; copy it from a pod that mounts the claim (docs/history.md)"
-        )
-    raise UsageError(f"{name} keeps no history: its spec.checkpoint names no storage")
+    place = history_place(view_of(await session.api.job(*session.of(target))))
+    return await asyncio.to_thread(show, place)
 
 
 def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, follow: bool, interval: float) -> int:

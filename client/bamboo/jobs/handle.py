@@ -4,7 +4,7 @@ import importlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from bamboo.jobs import background
 from bamboo.jobs.checkpoints import StoredCheckpoint, checkpoints_at
@@ -12,9 +12,6 @@ from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
 from bamboo.jobs.export import ExportFormat, export
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PRINT_SECONDS = 2.0  # at least, between two lines of progress
 
@@ -223,8 +220,8 @@ class JobHandle:
         place = self._job.checkpoint_place() if step is not None or ema else self._job.weights_place()
         return background.call(export(place, Path(path), format, step=step, ema=ema, force=force))
 
-    def weights(self) -> "dict[str, Tensor]":
-        """The trained weights as a state dict, named as `load` names them."""
+    def weights(self) -> dict[str, Any]:
+        """The trained weights as a state dict of tensors, named as `load` names them."""
         return load(self._job.weights_place())
 
     def close(self) -> None:
@@ -252,8 +249,8 @@ class JobHandle:
             return []
 
 
-def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> "dict[str, Tensor]":
-    """The weights in a folder that a job has written, or in a checkpoint, as a state dict on the CPU.
+def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> dict[str, Any]:
+    """The weights in a folder that a job has written, or in a checkpoint, as a state dict of tensors on the CPU.
 
     Those of a module that `from_module` has split have the names of the module's own `state_dict`, all others
     "layers.NUMBER.NAME".
@@ -262,5 +259,5 @@ def load(url: str | Path, *, step: int | None = None, averaged: bool = False) ->
     keeps. Raises ModuleNotFoundError without bamboo-trainer, which reads them.
     """
     weights = importlib.import_module("bamboo_trainer.weights")
-    found: dict[str, Tensor] = weights.load(url, step=step, averaged=averaged)
+    found: dict[str, Any] = weights.load(url, step=step, averaged=averaged)
     return found

@@ -16,6 +16,7 @@ import yaml
 
 from bamboo.jobs import background
 from bamboo.jobs.child_process import ask
+from bamboo.jobs.cluster_access import cluster_access
 from bamboo.jobs.entrypoint import entrypoint_of
 from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
 from bamboo.jobs.fields import JobFields, TaskFields
@@ -147,7 +148,7 @@ class Job:
         hours: float = 24.0,
         seeds: int = 5,
         jobs: int | None = None,
-    ) -> JobPlan:
+    ) -> "JobPlan[Job]":
         """Which machines, grid and protection the job should have, and what it will cost: `bamboo plan`, whose flags
         these are. deadline, hours: in hours. Raises InvalidRequest.
         """
@@ -171,7 +172,7 @@ class Job:
             seeds=seeds,
             jobs=jobs or os.cpu_count() or 1,
         )
-        return JobPlan(self._source, _asked(ask(planned, wanted)))
+        return JobPlan(self._source, _asked(ask(planned, wanted)), Job.from_source)
 
     def simulate(
         self,
@@ -244,6 +245,22 @@ class Job:
         for warning in (*told, *filter(None, [trouble])):
             _warn(warning)
         return background.call(_begun(LocalRunRequest(job=job, options=options, page=0 if page else None)))
+
+    def submit(
+        self,
+        *,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+        apply: bool = False,
+        force: bool = False,
+    ) -> JobHandle:
+        """Makes the job on a cluster, and returns at once: `bamboo submit`, whose flags these are. It goes on when this
+        program ends. Raises ClusterError.
+        """
+        cluster = background.call(cluster_access(namespace, context, kubeconfig))
+        work = cluster.submit(self.document, apply=apply, force=force, dry_run=False)
+        return JobHandle(background.call(work))
 
     def __repr__(self) -> str:
         topology = self.spec.topology

@@ -225,7 +225,7 @@ class LocalJob:
                 self._page = page
                 self._progress = replace(self._progress, page=page)
             case Status():
-                self._progress = local_progress(self.name, message, self._page)
+                self._progress = local_progress(self._wanted.job.spec, message, self._page)
             case Emit():
                 event = Occurrence(
                     time=time.time(), reason=message.reason, message=message.message, warning=message.warning

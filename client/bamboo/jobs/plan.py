@@ -1,33 +1,32 @@
 """What a search for a job's plan has found, as a program sees it."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from bamboo.jobs.planning import Planned, recommended_text
 from bamboo.jobs.source import JobSource, source_of_manifest
 from bamboo.terminal.plan_table import document, plan_text
 from bamboo_core.job.yaml_file import source_of
 
-if TYPE_CHECKING:
-    from bamboo.jobs.job import Job
+J = TypeVar("J")
 
 
-class JobPlan:
+class JobPlan(Generic[J]):
     """The plans of which no other one is both faster and cheaper, and the recommended one. Printed, it is a table."""
 
-    def __init__(self, job: JobSource, planned: Planned) -> None:
-        self._job, self._report = job, planned.report
+    def __init__(self, job: JobSource, planned: Planned, make: Callable[[JobSource], J]) -> None:
+        """make: makes the recommended job."""
+        self._job, self._report, self._make = job, planned.report, make
         self.warnings = planned.warnings
 
     @property
-    def recommended(self) -> "Job | None":
+    def recommended(self) -> J | None:
         """The job as it should be; None if no plan keeps the bounds: `why` says what would be needed."""
-        from bamboo.jobs.job import Job
-
         if self._report.found.chosen is None:
             return None
         text, _ = recommended_text(self._job, self._report)
-        return Job.from_source(source_of_manifest(source_of(f"plan of {self._job.name}", text), self._job.folders))
+        return self._make(source_of_manifest(source_of(f"plan of {self._job.name}", text), self._job.folders))
 
     @property
     def why(self) -> str:

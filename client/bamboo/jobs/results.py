@@ -1,7 +1,8 @@
 """What is known of a job while it runs and when it is over, wherever it runs. Values only."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -9,7 +10,11 @@ import msgspec
 from bamboo_core.coordinator.events import Status
 from bamboo_core.history.merge import merged, newest, to_csv
 from bamboo_core.history.records import Record, StepRecord
+from bamboo_core.job.api_object import Metadata
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.text import duration
+from bamboo_core.view.job_view import JobView
+from bamboo_core.view.run_status import run_status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,8 @@ class JobProgress:
     state: Starting, Running, Degraded, Restoring, Suspended, Complete, Failed and such, as `bamboo status` says it.
     steps: as many as are wanted, None if only the task's data can tell. grid: workers by pipeline and stage.
     workers: how many there are. eta_seconds, samples_per_second: None if that is not known (yet). checkpoint_step: of
-    the newest one. page: the URL of the job's page, "" if there is none.
+    the newest one. page: the URL of the job's page, "" if there is none. lost_samples: None on a
+    cluster, whose metrics count them.
     """
 
     name: str
@@ -47,7 +53,7 @@ class JobProgress:
     workers: int = 0
     preemptions: int = 0
     takeovers: int = 0
-    lost_samples: int = 0
+    lost_samples: int | None = None
     checkpoint_step: int | None = None
     message: str = ""
     page: str = ""
@@ -66,25 +72,36 @@ class JobProgress:
         return ", ".join(parts) + (f". {self.message}" if self.message else "")
 
 
-def local_progress(name: str, status: Status, page: str) -> JobProgress:
-    """The progress of a run on this machine."""
+def progress_of(view: JobView) -> JobProgress:
+    """The progress of a job that is seen so."""
+    status, told = view.status, view.status.ended or view.status.condition("Suspended")
+    training = status.training
     return JobProgress(
-        name=name,
-        state=status.phase,
-        step=status.step,
-        steps=status.steps,
-        loss=status.loss,
-        metrics=status.metrics,
-        samples_per_second=status.samples_per_second,
-        eta_seconds=status.eta_seconds,
-        grid=tuple(tuple(owner for owner, _ in pipeline) for pipeline in status.grid),
-        workers=len(status.workers),
+        name=view.name,
+        state=status.state,
+        step=view.step,
+        steps=view.steps or None,
+        loss=training.loss,
+        samples_per_second=training.samples_per_second,
+        eta_seconds=training.eta_seconds,
+        grid=tuple(tuple(view.short(owner) for owner in pipeline) for pipeline in view.plan),
+        workers=status.workers.ready,
         preemptions=status.preemptions,
-        takeovers=len(status.takeovers),
-        lost_samples=status.lost_samples,
-        checkpoint_step=status.checkpoint.step if status.checkpoint else None,
-        page=page,
+        takeovers=status.takeovers,
+        checkpoint_step=status.checkpoint.last_step,
+        message=told.message if told is not None and told.holds else "",
     )
+
+
+def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
+    """The progress of a run on this machine. page: its URL."""
+    view = JobView(
+        metadata=Metadata(name=spec.name, namespace=spec.namespace),
+        spec=spec,
+        status=run_status(live, datetime.now(UTC)),
+        plan=tuple(tuple(owner for owner, _ in pipeline) for pipeline in live.grid),
+    )
+    return replace(progress_of(view), metrics=live.metrics, lost_samples=live.lost_samples, page=page)
 
 
 class HistoryRows(Sequence[dict[str, Any]]):

@@ -2,12 +2,12 @@
 
 import asyncio
 import copy
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bamboo.remote import operations
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader
 from bamboo.remote.session import Session, Target, confirm
@@ -17,19 +17,10 @@ from bamboo_core.job.manifest import parse_source
 from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import read_manifest_source
-from bamboo_core.kube.errors import ApiError, RemoteError, UsageError
+from bamboo_core.kube.errors import RemoteError, UsageError
 from bamboo_core.names import EXIT_OK
 from bamboo_core.view.job_view import JobView, view_of
 
-SERVERS = (
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "managedFields",
-    "selfLink",
-    "deletionTimestamp",
-)
 GONE_INTERVAL = 0.5
 
 
@@ -77,17 +68,7 @@ async def submit(
     namespace, name = _place(session, manifest.path, document, wanted_namespace), document["metadata"]["name"]
     if manifest.unknown and await session.api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
         raise _invalid(manifest.unknown)
-    before = await _existing(session, namespace, name)
-    if before is not None and not apply:
-        raise RemoteError(
-            f"job {name} exists in namespace {namespace} ({before.status.state}); --apply merges the manifest into it,"
-            f" bamboo delete {name} removes it"
-        )
-    body = _trimmed(document, namespace)
-    try:
-        after = await session.api.apply_job(namespace, body, force=force, dry_run=dry_run)
-    except ApiError as error:
-        raise _explained(error, name) from None
+    before, after = await operations.put(session.api, namespace, document, apply=apply, force=force, dry_run=dry_run)
     session.say(f"{name} {_done(before, after)} in namespace {namespace}" + (" (dry run)" if dry_run else ""))
     if dry_run:
         return EXIT_OK
@@ -104,32 +85,10 @@ def _place(session: Session, path: str, document: dict[str, Any], wanted: str | 
     return str(named or session.namespace)
 
 
-async def _existing(session: Session, namespace: str, name: str) -> JobView | None:
-    try:
-        return view_of(await session.api.job(namespace, name))
-    except ApiError as error:
-        if error.reason != "NotFound":
-            raise
-        return None
-
-
-def _trimmed(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Without what belongs to the server, so that what `-o yaml` printed can be submitted again."""
-    metadata = {key: value for key, value in document["metadata"].items() if key not in SERVERS and value is not None}
-    body = {key: value for key, value in document.items() if key != "status"}
-    return {**body, "metadata": {**metadata, "namespace": namespace}}
-
-
-def _done(before: JobView | None, after: dict[str, Any]) -> str:
+def _done(before: JobView | None, after: JobView) -> str:
     if before is None:
         return "created"
-    return "changed" if view_of(after).metadata.generation != before.metadata.generation else "unchanged"
-
-
-def _explained(error: ApiError, name: str) -> RemoteError:
-    if error.status == 409:
-        return RemoteError(f"{name}: {error}; --force takes these fields over")
-    return error
+    return "changed" if after.metadata.generation != before.metadata.generation else "unchanged"
 
 
 def _flag(session: Session, namespace: str) -> str:
@@ -146,11 +105,11 @@ async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, time
         return EXIT_OK
     if lost := phrases.suspending(job):
         confirm(lost, yes=yes)
-    await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": True}})
+    await operations.change_spec(session.api, job, {"suspend": True})
     session.say(f"{job.name} is being suspended: its workers stop and their nodes are released")
     if wait:
         await until(session, job_reader, lambda now: now.status.holds("Suspended"), "was not suspended", timeout)
-        await _until_no_pods(session, job, timeout)
+        await operations.until_no_pods(session.api, job, timeout)
         session.say(f"{job.name} is suspended, and its workers are gone")
     return EXIT_OK
 
@@ -167,7 +126,7 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
     if not job.spec.suspend:
         session.say(f"{job.name} is not suspended")
         return EXIT_OK
-    await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": False}})
+    await operations.change_spec(session.api, job, {"suspend": False})
     from_step = None if job.spec.checkpoint is None else job.status.checkpoint.last_step
     start = f"from its checkpoint at step {from_step}" if from_step else "from step 0"
     session.say(f"{job.name} is resumed {start}")
@@ -193,34 +152,18 @@ async def delete(session: Session, names: list[Target], *, yes: bool, wait: bool
         session.say(f"{job.name} is deleted" if not wait else f"{job.name} is being deleted")
     for job in jobs if wait else []:
         await _until_gone(session, job, timeout)
-        await _until_no_pods(session, job, timeout)
+        await operations.until_no_pods(session.api, job, timeout)
         session.say(f"{job.name} and its workers are gone")
     return EXIT_OK
 
 
 async def _until_gone(session: Session, job: JobView, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while (now := await session.patiently(lambda: _existing(session, job.namespace, job.name))) is not None:
+    while (
+        now := await session.patiently(lambda: operations.existing(session.api, job.namespace, job.name))
+    ) is not None:
         if now.uid != job.uid:
             return  # another one was made
         if time.monotonic() > end:
             raise WaitTimedOut(f"{job.name} was not deleted within {seconds:.0f} s; does it have finalizers?")
-        await asyncio.sleep(GONE_INTERVAL)
-
-
-async def _until_no_pods(session: Session, job: JobView, seconds: float) -> None:
-    """Who may change jobs need not be allowed to look at pods."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            pods = await session.patiently(lambda: session.api.pods(job.namespace, job.name))
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            return
-        mine = [p for p in pods if job.uid in json.dumps(p["metadata"].get("ownerReferences") or [])]
-        if not mine:
-            return
-        if time.monotonic() > end:
-            raise WaitTimedOut(f"{phrases.count(len(mine), 'worker')} of {job.name} did not end within {seconds:.0f} s")
         await asyncio.sleep(GONE_INTERVAL)

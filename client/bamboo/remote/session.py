@@ -57,15 +57,20 @@ class Session:
             print(text, flush=True)
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Again and again while the cluster is away, for a while."""
-        end = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return await call()
-            except (ClusterUnreachable, ApiError) as error:
-                if (isinstance(error, ApiError) and not error.may_pass) or time.monotonic() > end:
-                    raise
-                await asyncio.sleep(2.0)
+        """What is asked for; again and again while the cluster is away, for a while."""
+        return await patiently(call)
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """What the call returns; it is made again and again while the cluster is away, for PATIENCE_SECONDS."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return await call()
+        except (ClusterUnreachable, ApiError) as error:
+            if (isinstance(error, ApiError) and not error.may_pass) or time.monotonic() > end:
+                raise
+            await asyncio.sleep(2.0)
 
 
 Command = Callable[[Session], Coroutine[Any, Any, int]]

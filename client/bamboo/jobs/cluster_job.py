@@ -1,0 +1,160 @@
+"""A job on a cluster, as the loop in the background sees it."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from bamboo.jobs.errors import (
+    ClusterError,
+    InvalidRequest,
+    JobError,
+    JobFailed,
+    JobInterrupted,
+    JobUnrecoverable,
+    NotInTime,
+)
+from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, progress_of
+from bamboo.remote import operations
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
+from bamboo.remote.session import patiently
+from bamboo.remote.victims import VictimChoice, victim
+from bamboo.remote.watch import INTERVAL_SECONDS, WaitTimedOut
+from bamboo_core.history.files import find
+from bamboo_core.history.records import HistoryError
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import RemoteError, UsageError
+from bamboo_core.names import EXIT_OK, EXIT_UNRECOVERABLE
+from bamboo_core.storage.errors import StorageError
+from bamboo_core.view.job_view import JobView
+
+GONE_SECONDS: Final = 600.0  # for workers to end, which may write a checkpoint first
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Raises what goes wrong on the way to the cluster, or there, as the errors of the Python API."""
+    try:
+        yield
+    except WaitTimedOut as error:
+        raise NotInTime(str(error)) from None
+    except UsageError as error:
+        raise InvalidRequest(str(error)) from None
+    except RemoteError as error:
+        raise ClusterError(str(error)) from None
+
+
+class ClusterJob:
+    """One job: another one of its name, made later, is another job. All methods are called in the loop."""
+
+    def __init__(self, api: KubeApi, job: JobView) -> None:
+        self._api, self._job = api, job
+        self._reader = JobReader(api, job.namespace, job.name)
+
+    @property
+    def name(self) -> str:
+        return self._job.name
+
+    async def progress(self) -> JobProgress:
+        return progress_of(await self._now())
+
+    async def events(self, *, follow: bool) -> AsyncIterator[Occurrence]:
+        """What the cluster still knows of it: most keep events for an hour."""
+        unseen = UnseenEvents()
+        while True:
+            with told():
+                snapshot = await patiently(lambda: self._reader.snapshot(pod_events=True))
+            for one in unseen.of(snapshot.events):
+                yield Occurrence(time=one.at.timestamp(), reason=one.reason, message=one.message, warning=one.warning)
+            if not follow or snapshot.job.status.ended:
+                return
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def wait(self, seconds: float | None) -> JobProgress:
+        """Waits until the job is complete, however often it is suspended meanwhile."""
+        job = await self._until(lambda job: job.status.ended is not None, "is not over", seconds)
+        end = job.status.ended
+        assert end is not None
+        if job.exit_code == EXIT_OK:
+            return progress_of(job)
+        kind: type[JobError] = JobUnrecoverable if job.exit_code == EXIT_UNRECOVERABLE else JobFailed
+        raise kind(job.name, end.reason, end.message)
+
+    async def interrupted(self) -> None:
+        """The job goes on."""
+
+    async def preempt(self, worker: str | None, *, notice: bool) -> None:
+        """Deletes the pod of that worker, or of one that trains, with grace or without."""
+        choice = VictimChoice(worker=worker, random=worker is None)
+        with told():
+            snapshot = await self._reader.snapshot()
+            chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
+            await self._api.delete_pod(self._job.namespace, chosen.name, chosen.uid, None if notice else 0)
+
+    async def scale(self, pipelines: int) -> None:
+        with told():
+            await operations.change_spec(self._api, self._job, {"topology": {"pipelines": pipelines}})
+
+    async def suspend(self) -> None:
+        with told():
+            await operations.change_spec(self._api, self._job, {"suspend": True})
+        job = await self._until(lambda job: job.status.holds("Suspended"), "was not suspended", GONE_SECONDS)
+        with told():
+            await operations.until_no_pods(self._api, job, GONE_SECONDS)
+
+    async def resume(self) -> None:
+        job = await self._now()
+        if job.held_back:
+            raise InvalidRequest(f"{job.name} cannot be resumed: {job.held_back}")
+        with told():
+            await operations.change_spec(self._api, self._job, {"suspend": False})
+
+    async def stop(self) -> None:
+        """Deletes it, and waits until its workers are gone."""
+        with told():
+            await self._api.delete_job(self._job.namespace, self._job.name, self._job.uid)
+            await operations.until_no_pods(self._api, self._job, GONE_SECONDS)
+
+    async def history(self) -> HistoryRows:
+        with told():
+            url = operations.history_place(self._job)
+        try:
+            return HistoryRows(await asyncio.to_thread(lambda: find(url).read_all()))
+        except (HistoryError, StorageError, ValueError) as error:
+            raise InvalidRequest(f"{self.name}: {error}") from None
+
+    def checkpoint_place(self) -> str:
+        storage = self._job.spec.checkpoint.storage if self._job.spec.checkpoint else None
+        if storage is None or not storage.uri:
+            raise InvalidRequest(f"{self.name} keeps no checkpoints at a URL that this machine could read")
+        return storage.uri
+
+    def weights_place(self) -> str:
+        """The last checkpoint has them."""
+        return self.checkpoint_place()
+
+    async def close(self) -> None:
+        """The job goes on."""
+
+    async def _now(self) -> JobView:
+        """The job as it is. Raises JobInterrupted if it was deleted."""
+        with told():
+            job = await patiently(lambda: operations.existing(self._api, self._job.namespace, self._job.name))
+        if job is None or job.uid != self._job.uid:
+            raise JobInterrupted(self.name, "Deleted", "the job was deleted")
+        self._job = job
+        return job
+
+    async def _until(self, met: Callable[[JobView], bool], what: str, seconds: float | None) -> JobView:
+        """The job as soon as it is so. Raises NotInTime."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not met(job := await self._now()):
+                    await asyncio.sleep(INTERVAL_SECONDS)
+        except TimeoutError:
+            why = phrases.why_waiting(self._job)
+            said = f"{self.name} {what} after {seconds:g} s; it is {self._job.status.state}"
+            raise NotInTime(f"{said}: {why}" if why else said) from None
+        return job
