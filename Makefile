@@ -88,6 +88,10 @@ simulate: $(STAMP) ## protocol and operator under random faults in virtual time,
 cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
 	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO)
 
+dist: $(STAMP) ## build the distributions, as wheels and sources, into build/dist
+	rm -rf build/dist
+	for folder in core client trainer operator; do $(BIN)/python -m build --no-isolation -o build/dist $$folder || exit 1; done
+
 image: ## build the images bamboo-operator and bamboo-trainer with docker, podman or buildah; IMAGE_ARGS=
 	for target in operator trainer; do \
 	    $(IMAGE_TOOL) build $(IMAGE_ARGS) --target $$target -t "bamboo-$$target:$(IMAGE_TAG)" .; \
