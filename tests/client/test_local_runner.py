@@ -1,21 +1,28 @@
 """How local workers ended, heard of before or after their links broke; and jobs whose workers end again and again."""
 
+import asyncio
 import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bamboo.local.fork_server import ForkServer
-from bamboo.local.runner import RunOptions, _LocalRun
+from bamboo.local import runner
+from bamboo.local.fork_server import exit_detail
+from bamboo.local.runner import RunOptions, run_job
+from bamboo.local.views.summary import Summary
 from bamboo.preemption.scheduling import Room, Schedule
-from bamboo.terminal.view import QuietView, TakeWorker
+from bamboo.terminal.view import QuietView, StopJob, TakeWorker, UserRequest
 from bamboo_core.control import protocol
-from bamboo_core.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo_core.coordinator.events import Event, Tick, WorkerLost
+from bamboo_core.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo_core.coordinator.events import Status
 from bamboo_core.job.manifest import parse_manifest
 from manifest_kit import bamboojob, training
 
+SECONDS = 60.0  # that a test waits for something
 NINE = {"name": "nine", "onExitCodes": [9], "action": "FailJob"}
 
 
@@ -24,47 +31,154 @@ def manifest(stages: int, **spec: Any) -> dict[str, Any]:
     return bamboojob("tiny", **{"task": task, "training": training(10, 4, 2), "topology": {"stages": stages}, **spec})
 
 
-class Run(_LocalRun):
-    """One without processes, whose workers are known by what they say."""
+class Run(QuietView):
+    """A run without processes: its fork server, its control server, and its view.
 
-    def __init__(
-        self, folder: Path, document: dict[str, Any], *, replace_after: float = 0.0, preempt: Schedule | None = None
-    ) -> None:
-        options = RunOptions(replace_after=replace_after, preempt=preempt or Schedule())
-        super().__init__(parse_manifest(document), document, options, QuietView(), folder)
-        self.told: list[WorkerLost] = []
+    Workers do what they are told as soon as they have joined; `ends` says how they end, and `dies`, if they end when
+    they are killed. The clock stands still.
+    """
 
-    def trains(self) -> "Run":
-        workers = [f"w{n}" for n in range(self._spec.topology.stages)]
-        self._pool.start = lambda worker, *_, **__: None  # type: ignore[method-assign]
-        for worker in workers:
-            self._handle(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)))
-            self.hear(worker, protocol.WorkerReady())
-        self.hear("w0", protocol.Profile(costs=(1.0,) * 4))
-        plan = self._state.plan
-        assert plan is not None
-        for worker in workers:
-            self.hear(worker, protocol.PlanApplied(epoch=plan.epoch))
-        for cell in plan.cells():
-            for replica in plan.at(cell).replicas:
-                self.hear(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
-        return self
+    def __init__(self) -> None:
+        self.now, self.ticks, self.dies = 1000.0, 0, True
+        self.started: list[str] = []
+        self.alive: tuple[str, ...] = ()
+        self.signals: list[tuple[str, int]] = []
+        self.shown: Status | None = None
+        self.exited: Callable[[str, int | None], None] = lambda worker, code: None
+        self.tell: Callable[[ChannelEvent], None] = lambda event: None
+        self.request: Callable[[UserRequest], None] = lambda request: None
+
+    # the fork server
+
+    def fork_server(self, exited: Callable[[str, int | None], None], log: Path, **settings: Any) -> Any:
+        self.exited = exited
+        return self._named(
+            open=_nothing, close=_nothing, start=self._start, signal=self._signal, crashed_at=_no_text, tail=_no_text
+        )
+
+    def _named(self, **parts: Any) -> Any:
+        return type("Stand", (), {**{k: staticmethod(v) for k, v in parts.items()}, "alive": property(self._alive)})()
+
+    def _alive(self, _: object) -> tuple[str, ...]:
+        return self.alive
+
+    def _start(self, worker: str, gate: Sequence[int] = (), **arguments: str | None) -> None:
+        self.started.append(worker)
+        self.alive = (*self.alive, worker)
+
+    def _signal(self, worker: str, number: int) -> None:
+        self.signals.append((worker, number))
+        if number == signal.SIGKILL and self.dies:
+            self.ends(worker, -number)
+
+    def ends(self, worker: str, code: int | None) -> None:
+        if worker in self.alive:
+            self.alive = tuple(one for one in self.alive if one != worker)
+            self.exited(worker, code)
+
+    # the control server
+
+    def control_server(self, tell: Callable[[ChannelEvent], None], authenticate: object, heartbeat: float) -> Any:
+        self.tell = tell
+
+        async def start() -> str:
+            return "ws://nowhere"
+
+        return SimpleNamespace(start=start, stop=_nothing, send=self._obey)
+
+    def _obey(self, worker: str, message: protocol.Message) -> None:
+        match message:
+            case protocol.ProfileRequest():
+                self.hear(worker, protocol.Profile(costs=(1.0,) * 4))
+            case protocol.SendPlan(plan=plan):
+                self.hear(worker, protocol.PlanApplied(epoch=plan.epoch))
+                for cell in plan.cells():
+                    if plan.at(cell).owner == worker:
+                        for replica in plan.at(cell).replicas:
+                            self.hear(worker, protocol.ReplicaSynced(cell=cell, replica=replica))
+            case protocol.Stop():
+                self.ends(worker, 0)
 
     def hear(self, worker: str, message: protocol.Message) -> None:
-        self._handle(Received(worker, message))
+        self.tell(Received(worker, message))
 
-    def miss(self, worker: str) -> None:
+    def joins(self, worker: str, *, ready: bool = True) -> None:
+        self.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)))
+        if ready:
+            self.hear(worker, protocol.WorkerReady())
+
+    # the view
+
+    def start(self, request: Callable[[UserRequest], None]) -> None:
+        self.request = request
+
+    def status(self, status: Status) -> None:
+        self.ticks, self.shown = self.ticks + 1, status
+
+    # what happens
+
+    async def trains(self) -> None:
+        await self.until(lambda: len(self.started) > 1)
+        for worker in self.started:
+            self.joins(worker)
+        await self.until(lambda: self.shown is not None and self.shown.phase == "Running" and self._protected())
+
+    def _protected(self) -> bool:
+        return self.shown is not None and all(protected for row in self.shown.grid for _, protected in row)
+
+    async def misses(self, worker: str) -> None:
         self.hear("w0", protocol.PeerDown(peer=worker))
-        self._handle(ChannelClosed(worker))
-        assert worker in self._workers._removed
+        self.tell(ChannelClosed(worker))
+        await self.until(lambda: (worker, signal.SIGTERM) in self.signals)
 
-    def ends(self, worker: str, code: int | None) -> "Run":
-        self._exited(worker, code)
-        event: Event = self._events.get_nowait()
-        assert isinstance(event, WorkerLost)
-        self.told.append(event)
-        self._handle(event)
-        return self
+    async def some_ticks(self) -> None:
+        seen = self.ticks
+        await self.until(lambda: self.ticks > seen + 3)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+
+async def _nothing(*_: object) -> None: ...
+
+
+def _no_text(*_: object) -> str:
+    return ""
+
+
+Running = tuple[Run, "asyncio.Task[Summary]"]
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], **options: Any
+) -> AsyncIterator[Running]:
+    """The run, and the task that ends with it. It is stopped in the end."""
+    run = Run()
+    monkeypatch.setattr(runner, "ForkServer", run.fork_server)
+    monkeypatch.setattr(runner, "ControlServer", run.control_server)
+    monkeypatch.setattr(runner, "AwakeClock", lambda: lambda: run.now)
+    monkeypatch.setattr(runner, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(runner, "DRAIN_SECONDS", 0.1)
+    task = asyncio.create_task(run_job(parse_manifest(document), document, RunOptions(output=folder, **options), run))
+    try:
+        yield run, task
+    finally:
+        if not task.done():
+            run.request(StopJob())
+        await task
+
+
+async def result_of(run: Run, task: "asyncio.Task[Summary]", *, over: bool) -> Summary:
+    """The summary of a job that ends, or of one that goes on and is stopped."""
+    if not over:
+        await run.some_ticks()
+        assert not task.done()
+        run.request(StopJob())
+    async with asyncio.timeout(SECONDS):
+        return await task
 
 
 @pytest.mark.parametrize("missed_first", [True, False])
@@ -75,68 +189,60 @@ class Run(_LocalRun):
         (-signal.SIGSEGV, {"backoffLimit": 0}, "BackoffLimitExceeded"),
         (-signal.SIGKILL, {"backoffLimit": 0}, "BackoffLimitExceeded"),
         (0, {"backoffLimit": 0}, "BackoffLimitExceeded"),
-        (9, {"backoffLimit": 1}, None),
+        (9, {"backoffLimit": 1}, "Interrupted"),
     ],
 )
 async def test_a_worker_that_ended_by_itself_is_judged_whichever_is_heard_first(
-    tmp_path: Path, missed_first: bool, code: int, policy: dict[str, Any], reason: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missed_first: bool,
+    code: int,
+    policy: dict[str, Any],
+    reason: str,
 ) -> None:
-    run = Run(tmp_path, manifest(4, failurePolicy=policy)).trains()
-    if missed_first:
-        run.miss("w1")
-    run.ends("w1", code)
-    assert (run._finish.reason if run._finish else None) == reason
-    assert run._state.ends.restarts == (reason != "FailurePolicy")
-    assert run._workers.crashes == ([] if code == 0 else [run.told[0].worker + " " + run.told[0].detail])
+    async with running(tmp_path, monkeypatch, manifest(4, failurePolicy=policy)) as (run, task):
+        await run.trains()
+        if missed_first:
+            await run.misses("w1")
+        run.ends("w1", code)
+        summary = await result_of(run, task, over=reason != "Interrupted")
+    assert summary.reason == reason
+    assert run.shown is not None
+    assert run.shown.restarts == (reason != "FailurePolicy")
+    assert summary.crashes == (() if code == 0 else (f"w1 {exit_detail(code)}",))
 
 
-async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(tmp_path: Path) -> None:
+async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Because it was missed and did not go, or to see what happens."""
-    run = Run(tmp_path, manifest(4, failurePolicy={"backoffLimit": 0})).trains()
-    run.miss("w1")
-    run._workers.kill("w1")
-    run.ends("w1", -signal.SIGKILL)
-    run._request(TakeWorker("w3", notice=False))
-    run.ends("w3", -signal.SIGKILL)
-    assert [(lost.exit_code, lost.removed) for lost in run.told] == [(None, True), (None, False)]
-    assert (run._finish, run._state.ends.restarts, run._workers.crashes) == (None, 0, [])
-    assert {worker: end.disrupted for worker, end in run._state.ends.since_commit.items()} == {"w1": False, "w3": True}
+    monkeypatch.setattr("bamboo.local.workers.GRACE_SECONDS", 0.01)
+    async with running(tmp_path, monkeypatch, manifest(4, failurePolicy={"backoffLimit": 0})) as (run, task):
+        await run.trains()
+        await run.misses("w1")
+        await run.until(lambda: "w1" not in run.alive)
+        run.request(TakeWorker("w3", notice=False))
+        assert "w3" not in run.alive
+        summary = await result_of(run, task, over=False)
+    assert run.shown is not None
+    assert (summary.reason, run.shown.restarts, summary.crashes) == ("Interrupted", 0, ())
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 @pytest.mark.parametrize("trains", [False, True])
 async def test_whoever_is_lost_is_replaced_after_that_time_also_before_the_job_trains(
-    tmp_path: Path, seconds: float, trains: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, trains: bool
 ) -> None:
-    run = Run(tmp_path, manifest(2), replace_after=seconds)
-    started: list[str] = []
-    run._pool.start = lambda worker, *_, **__: started.append(worker)  # type: ignore[method-assign]
-    run._handle(Tick())
-    assert started == ["w0", "w1"], "the first ones need not wait"
-    if trains:
-        run.trains()
-        run._pool.start = lambda worker, *_, **__: started.append(worker)  # type: ignore[method-assign]
-    else:
-        run._handle(WorkerJoined(protocol.Hello(worker="w0", host="h", port=1)))
-    run.ends("w0", -signal.SIGKILL)
-    run._handle(Tick())
-    assert ("w2" in started) is (seconds == 0)
-    assert len(run._timers) == (seconds > 0)
-    for timer in run._timers:
-        timer.cancel()
-
-
-async def test_workers_are_started_as_there_are_nodes_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms = (Room(at=0.0, nodes=1, notice=False), Room(at=10.0, nodes=2, notice=False))
-    run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms))
-    started: list[str] = []
-    monkeypatch.setattr(ForkServer, "start", lambda pool, worker, *_, **__: started.append(worker))
-    monkeypatch.setattr(ForkServer, "alive", property(lambda pool: started))
-    run._handle(Tick())
-    assert started == ["w0"]
-    run._recorded_since = run._now() - 11.0
-    run._handle(Tick())
-    assert started == ["w0", "w1"]
+    async with running(tmp_path, monkeypatch, manifest(2), replace_after=seconds) as (run, _):
+        await run.until(lambda: run.started)
+        assert run.started == ["w0", "w1"], "the first ones need not wait"
+        if trains:
+            await run.trains()
+        else:
+            run.joins("w0", ready=False)
+        run.ends("w0", -signal.SIGKILL)
+        await run.some_ticks()
+        assert ("w2" in run.started) is (seconds == 0)
 
 
 async def test_nodes_come_while_a_job_cannot_begin_for_want_of_them(
@@ -144,38 +250,34 @@ async def test_nodes_come_while_a_job_cannot_begin_for_want_of_them(
 ) -> None:
     """And not while those workers start for which there are nodes, which may take a while."""
     rooms = (Room(at=0.0, nodes=1, notice=False), Room(at=10.0, nodes=2, notice=False))
-    run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms))
-    started: list[str] = []
-    monkeypatch.setattr(ForkServer, "start", lambda pool, worker, *_, **__: started.append(worker))
-    monkeypatch.setattr(ForkServer, "alive", property(lambda pool: started))
-    clock = run._now()
-    run._now = lambda: clock  # type: ignore[assignment]
-    run._handle(Tick())
-    clock += 60.0
-    run._handle(Tick())
-    assert started == ["w0"], "it has yet to start"
-    run._handle(WorkerJoined(protocol.Hello(worker="w0", host="h", port=1)))
-    run.hear("w0", protocol.WorkerReady())
-    clock += 9.0
-    run._handle(Tick())
-    assert started == ["w0"]
-    clock += 2.0
-    run._handle(Tick())
-    assert started == ["w0", "w1"]
+    async with running(tmp_path, monkeypatch, manifest(2), preempt=Schedule(rooms=rooms)) as (run, _):
+        await run.some_ticks()
+        run.now += 60.0
+        await run.some_ticks()
+        assert run.started == ["w0"], "it has yet to start"
+        run.joins("w0")
+        await run.some_ticks()
+        run.now += 9.0
+        await run.some_ticks()
+        assert run.started == ["w0"]
+        run.now += 2.0
+        await run.some_ticks()
+        assert run.started == ["w0", "w1"]
 
 
 async def test_a_job_ends_with_a_recording_that_leaves_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = (Room(at=0.0, nodes=2, notice=False), Room(at=10.0, nodes=0, notice=False))
-    run = Run(tmp_path, manifest(2), preempt=Schedule(rooms=rooms)).trains()
-    alive = ["w1"]
-    monkeypatch.setattr(ForkServer, "alive", property(lambda pool: alive))
-    run._recorded_since = run._now() - 11.0
-    run._handle(Tick())
-    assert run._finish is None, "a worker that has had its notice is still there"
-    alive.clear()
-    run._handle(Tick())
-    assert run._finish is not None
-    assert (run._finish.reason, run._finish.message) == (
+    async with running(tmp_path, monkeypatch, manifest(2), preempt=Schedule(rooms=rooms)) as (run, task):
+        await run.trains()
+        run.dies = False
+        run.now += 11.0
+        await run.some_ticks()
+        assert {worker for worker, number in run.signals if number == signal.SIGKILL} == {"w0", "w1"}
+        assert not task.done(), "they are still there"
+        for worker in run.alive:
+            run.ends(worker, -signal.SIGKILL)
+        summary = await result_of(run, task, over=True)
+    assert (summary.reason, summary.message) == (
         "RecordingOver",
         "the recording of nodes is over, and none is left at its end; 0 of 10 steps are done",
     )
