@@ -13,12 +13,17 @@ from bamboo.cli.commands import app
 from bamboo.local.trace_summary import (
     TimeUse,
     TraceError,
+    parse_trace,
     read_trace,
     show,
+    summarize_trace,
     to_json,
     to_text,
 )
-from trace_kit import summary
+
+
+def summary(events: list[dict[str, Any]]):
+    return summarize_trace(parse_trace(json.dumps(events).encode(), "trace"))
 
 
 def named(pid: int, worker: str) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import pytest
 
 from bamboo_core.storage.bounded import MOST_HANGING, BoundedCalls, StoreLimits
 from bamboo_core.storage.errors import StoreUnavailable
-from checkpoint_kit import FaultyFileSystem, faulty_store, save
-from store_fault_kit import states
+from checkpoint_kit import FaultyFileSystem, faulty_store, save, states
 
 
 def test_a_store_that_hangs_is_left_after_a_while():

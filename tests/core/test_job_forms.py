@@ -3,8 +3,7 @@
 from typing import Any
 
 from bamboo_core.job.manifest import parse_manifest
-from manifest_case_kit import changed
-from manifest_kit import minimal, problems
+from manifest_kit import changed, minimal, problems
 
 
 def test_zero_of_a_resource_is_kept() -> None:

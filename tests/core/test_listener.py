@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import logging
+import os
 import resource
 import socket
 import ssl
@@ -17,14 +18,62 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
+from bamboo_core.control.channel_events import ChannelEvent, Received
+from bamboo_core.control.protocol import Stop
+from bamboo_core.control.server import Channels
+from bamboo_core.kube.kubeconfig import Access, ClusterServer, User
 from bamboo_core.serving.descriptors import DescriptorShares, raise_limit
 from bamboo_core.serving.listener import BoundedListener, ConnectionBounds
-from bamboo_operator.auth.worker_gateway import workers_path
+from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
+from bamboo_operator.auth.serving_certificate import ServingCertificate
+from bamboo_operator.auth.worker_gateway import WorkerGateway, workers_path
+from bamboo_operator.http.server import WebServer
+from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.client import ApiClient, connect
 from certificates import issue, trusting
-from flooded_operator import JOB, OWN
-from folders import SUPPORT
+from folders import TASK_PATH
 from http_kit import serving
+
+JOB = ("team", "job")
+OWN = 64  # descriptors that this process needs itself
+
+
+async def _operate(server: str, folder: Path) -> None:
+    shares = DescriptorShares.of(raise_limit(), OWN)
+    access = Access(context="test", server=ClusterServer(url=server), user=User())
+    api = ApiClient(connect(access, ApiCallCounts(), 4))
+    gateway, web = (
+        WorkerGateway(),
+        WebServer(lambda: None, lambda: None, CollectorRegistry(), ConnectionBounds(unauthenticated=shares.visitors)),
+    )
+
+    def heard(event: ChannelEvent) -> None:
+        if isinstance(event, Received):
+            channels.send(event.worker, Stop(reason="Heard"))
+
+    channels = Channels(heard, pod_authenticator(JOB, TokenReviewer(api), lambda worker: f"uid-of-{worker}"))
+    gateway.open(JOB, channels)
+    certificate = ServingCertificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
+    bounds = ConnectionBounds(unauthenticated=shares.unauthenticated, known=shares.workers)
+    print(
+        await gateway.start("127.0.0.1", 0, certificate.context(), bounds), await web.start("127.0.0.1", 0), flush=True
+    )
+    while True:  # until it is killed
+        await api.uid_of("/api/v1/namespaces/team/pods/any")
+        await asyncio.sleep(0.02)
+
+
+def flooded_operator(server: str, folder: str) -> None:
+    """The operator's two ports and its calls to the API server, in a process with few file descriptors.
+
+    server: the API server's URL. folder: with the certificate. Prints the two ports. A worker that is heard gets an
+    answer; a call to the API server that fails ends the process.
+    """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW // 2, FEW))
+    asyncio.run(_operate(server, Path(folder)))
+
 
 PATIENCE = 60.0
 
@@ -216,9 +265,9 @@ async def api_server() -> AsyncIterator[tuple[ApiServer, str]]:
 
 @contextlib.contextmanager
 def operator(server: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    script = SUPPORT / "flooded_operator.py"
-    command = [sys.executable, str(script), str(FEW), server, str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    program = "import sys, test_listener; test_listener.flooded_operator(*sys.argv[1:])"
+    command = [sys.executable, "-c", program, server, str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": TASK_PATH})
     try:
         yield process
     finally:

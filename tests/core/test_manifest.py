@@ -12,8 +12,7 @@ from bamboo_core.job import training_spec as t
 from bamboo_core.job.edits import apply_edit, refused_fields
 from bamboo_core.job.forms import RESOURCE_NAMES
 from bamboo_core.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
-from manifest_case_kit import ABSENT, changed
-from manifest_kit import MINIMAL, WHOLE, minimal, problems
+from manifest_kit import ABSENT, MINIMAL, WHOLE, changed, minimal, problems
 
 UNTIL = [
     ({"steps": 7}, 7),

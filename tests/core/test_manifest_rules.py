@@ -5,8 +5,7 @@ from decimal import Decimal
 import pytest
 
 from bamboo_core.job.manifest import parse_manifest
-from manifest_case_kit import changed
-from manifest_kit import problems
+from manifest_kit import changed, problems
 
 
 def test_pipelines_may_not_exceed_the_elastic_maximum() -> None:

@@ -5,7 +5,7 @@ import msgspec
 from bamboo_core.job.spec import RedundancySpec
 from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.plan import plan_problems
-from layer_split_kit import peer, training
+from replica_kit import peer, training
 
 
 def test_problems_of_a_plan_are_named() -> None:

@@ -1,7 +1,8 @@
 """Layers split anew for the sake of speed: whether it pays is measured, remembered, and not tried without end."""
 
-from rebalancing_kit import HALVES, THIRDS
 from slow_world import Slowed, trained
+
+HALVES, THIRDS = ((0, 4), (4, 8)), ((0, 3), (3, 8))
 
 
 def test_a_split_that_does_not_pay_is_taken_back_and_not_tried_again() -> None:

@@ -14,7 +14,7 @@ from bamboo_core.planning.grid import initial_plan
 from bamboo_core.planning.heirs import heirs_may_differ
 from bamboo_core.planning.plan import Peer, Plan
 from bamboo_core.planning.ring import replicas_in, ring, rows
-from layer_split_kit import peer, training
+from replica_kit import peer, training
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=12))

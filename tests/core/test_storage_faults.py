@@ -12,8 +12,7 @@ from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.retention import removable
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.storage.errors import StorageError, StoreUnavailable
-from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save
-from store_fault_kit import states
+from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save, states
 
 FOREVER = 1e12  # a time at which everything that was interrupted is dead
 

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from bamboo_core.planning.splits.tried_splits import MOST_TRIED, TriedSplit, are_alike, comparable, remembering
-from rebalancing_kit import HALVES, THIRDS
+
+HALVES, THIRDS = ((0, 4), (4, 8)), ((0, 3), (3, 8))
 
 
 def test_what_was_measured_counts_while_all_is_about_as_it_was() -> None:

@@ -143,3 +143,7 @@ class FaultyFileSystem(MemoryFileSystem):
 
 def faulty_store(filesystem: FaultyFileSystem, limits: StoreLimits = IMPATIENT) -> CheckpointStore:
     return CheckpointStore("memory://run", limits=limits, files=ObjectFiles(filesystem, "/run"))
+
+
+def states(store):
+    return [(one.attempt.step, one.state.value) for one in store.list()]

@@ -7,5 +7,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 TESTS: Final = ROOT / "tests"
 SUPPORT: Final = TESTS / "support"
-# For PYTHONPATH of workers that a test starts: tasks, and programs in place of a worker's own, lie in these.
-TASK_PATH: Final = os.pathsep.join(str(TESTS / folder) for folder in ("support", "trainer", "core", "client"))
+# For PYTHONPATH of workers that a test starts: tasks, and programs in place of a worker's own, and what they import.
+TASK_PATH: Final = os.pathsep.join(
+    str(TESTS / folder) for folder in ("support", "simulation", "trainer", "core", "client")
+)

@@ -1,5 +1,6 @@
 """Manifests for tests: a builder, and two that the tests of the parser start from, the smallest and the whole one."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -88,3 +89,21 @@ def problems(document: Any) -> list[str]:
         parse_manifest(document)
     assert str(caught.value) == "\n".join(map(str, caught.value.problems))
     return [str(problem) for problem in caught.value.problems]
+
+
+ABSENT = object()
+
+
+def changed(changes: dict[str, Any]) -> dict[str, Any]:
+    """The minimal manifest with values set at dotted paths."""
+    document = minimal()
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        at = document
+        for name in parents:
+            at = at.setdefault(name, {})
+        if value is ABSENT:
+            del at[last]
+        else:
+            at[last] = deepcopy(value)
+    return document

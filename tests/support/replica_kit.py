@@ -51,3 +51,11 @@ def adjacent_heirs_differ(plan: Plan, after: Plan) -> bool:
     """Do two stages next to each other that were lost at once have two new owners?"""
     lost = [c for c in plan.cells() if after.at(c).owner != plan.at(c).owner]
     return any(len({after.at(c).owner for c in run}) > 1 for run in lost_runs(plan, lost))
+
+
+def peer(name: str, zone: str = "") -> Peer:
+    return Peer(worker=name, host="h", port=1, zone=zone)
+
+
+def training(microbatches: int) -> TrainingSpec:
+    return TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1)

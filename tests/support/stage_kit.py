@@ -151,3 +151,8 @@ def check_rounds_as_plain_pytorch(task: Task, split: Any, rounding: TrainingConf
     torch.testing.assert_close(state_of(parts), state, rtol=0, atol=0)
     wide, _ = reference.train(task, exact, 4)
     assert wide != losses, "nothing was rounded"
+
+
+def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
+    """The bytes of the storages of these tensors, by their addresses."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}

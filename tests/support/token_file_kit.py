@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bamboo_trainer.data import open_sources
 from bamboo_trainer.data.__main__ import main
-from bamboo_trainer.data.token_file import TokenFile
+from bamboo_trainer.data.token_file import TokenFile, TokenWriter, new_file
 
 
 def opened(path: Path) -> TokenFile:
@@ -14,3 +14,11 @@ def opened(path: Path) -> TokenFile:
 
 def tokenized(*arguments: object, code: int = 0) -> None:
     assert main(["tokenize", *map(str, arguments)]) == code
+
+
+def written(path: Path, documents: list[list[int]], vocabulary: int = 256) -> Path:
+    with new_file(path) as file, TokenWriter(file, vocabulary) as writer:
+        for document in documents:
+            writer.add(document)
+            writer.end_document()
+    return path

@@ -162,3 +162,17 @@ class Net:
         for end in (a, b):
             end.peers({"a": ("127.0.0.1", a.port), "b": ("127.0.0.1", b.port)})
         return a, a_in, b, b_in
+
+
+def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
+    """The other side closes without a word; it may do so while it is still being told the last ones."""
+    sock.settimeout(8)
+    try:
+        if last:
+            sock.sendall(last)
+            sock.shutdown(socket.SHUT_WR)
+        return sock.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import threading
 import time
@@ -16,11 +17,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-import watched_worker
 from bamboo_core.coordinator.events import Interrupted, Outcome
 from bamboo_trainer.worker import cloud_watch
+from bamboo_trainer.worker.agent import WorkerSettings
 from bamboo_trainer.worker.cloud_notices import Cloud, CloudNotice, Wanted
 from bamboo_trainer.worker.cloud_watch import Aws, Azure, Http, PollIntervals, Watcher
+from bamboo_trainer.worker.launch.process import main as run_worker
 from cloud_kit import (
     ACTION,
     MAINTENANCE,
@@ -35,6 +37,16 @@ from cloud_kit import (
 from folders import TASK_PATH
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes
+
+ENVIRONMENT = "BAMBOO_TEST_METADATA"
+
+
+def watched_worker(**arguments: str) -> int:
+    """A worker that watches an endpoint of its own: the address in the environment, and its name as the path."""
+    url = f"{os.environ[ENVIRONMENT]}/{arguments['worker']}"
+    arguments.pop("trace", None)
+    return run_worker(**arguments, settings=WorkerSettings(metadata=Wanted(cloud=Cloud.GCP, url=url)))
+
 
 LONG = 60.0  # seconds that no test waits to the end of
 
@@ -300,7 +312,7 @@ async def test_a_worker_with_both_kinds_of_notice_leaves_in_order(
     """The node's notice comes first, and then the SIGTERM that follows it: the second one must not cut the first."""
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
     async with GcpEndpoint() as gcp:
-        monkeypatch.setenv(watched_worker.ENVIRONMENT, gcp.url)
+        monkeypatch.setenv(ENVIRONMENT, gcp.url)
         chosen: list[str] = []
         tasks: list[asyncio.Task[None]] = []
 
@@ -314,7 +326,7 @@ async def test_a_worker_with_both_kinds_of_notice_leaves_in_order(
             if job.acted and chosen[0] in job.exits and not job.finish:
                 job.queue.put_nowait(Interrupted())
 
-        job = await Processes(job_manifest(), tmp_path, main="watched_worker:main", decide=decide).run()
+        job = await Processes(job_manifest(), tmp_path, main="test_cloud_watch:watched_worker", decide=decide).run()
         await asyncio.gather(*tasks)
     noticed = [e.message for e in job.emitted if e.reason == "NoticeReceived"]
     assert noticed == [f"{chosen[0]} will be taken away in 30 s"]

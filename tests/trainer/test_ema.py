@@ -18,8 +18,7 @@ from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.task import Task
-from ema_kit import averages
-from export_kit import quiet, write
+from export_kit import averages, quiet, write
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
 from training_job import Fault, Job

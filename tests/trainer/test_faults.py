@@ -5,8 +5,8 @@ import json
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ import pytest
 import borrowed_worker
 from bamboo_core.checkpoint.layout import part_name
 from bamboo_core.coordinator.events import Outcome
+from bamboo_trainer.data import Prefetched
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.models import gpt
+from bamboo_trainer.task import Task
+from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.nixl.agent import prove
 from folders import TASK_PATH
@@ -25,6 +30,18 @@ pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
 TRANSPORT = os.environ.get("BAMBOO_TRANSPORT", "TCP")  # of the jobs that are disturbed
 SECONDS = 180.0  # for jobs with many workers
+
+
+def prefetched_gpt(config: Mapping[str, Any]) -> Task:
+    """The small GPT, with data that several processes read ahead."""
+    task = gpt.build(config)
+    return replace(task, dataset=Prefetched(task.dataset, readers=2, ahead=5))
+
+
+def all_large_gpt(config: Mapping[str, Any]) -> Task:
+    """The small GPT, all of whose frames with tensors travel as large ones do."""
+    wire.STRIPED_FROM = 1  # type: ignore[misc]
+    return load_task("bamboo_trainer.models.gpt:build", config)
 
 
 def manifest(
@@ -45,7 +62,7 @@ def manifest(
         standby={"workers": standby},
     )
     if transport != "TCP":
-        document["spec"]["task"]["entrypoint"] = "all_large:build"
+        document["spec"]["task"]["entrypoint"] = "test_faults:all_large_gpt"
     return document
 
 
@@ -157,7 +174,7 @@ def test_a_worker_with_reader_processes_is_killed(
     references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = manifest()
-    document["spec"]["task"]["entrypoint"] = "prefetched_gpt:build"
+    document["spec"]["task"]["entrypoint"] = "test_faults:prefetched_gpt"
     job = run_with_faults(document, tmp_path, monkeypatch, ("Forward", 0, 0, 5, 3, signal.SIGKILL))
     assert_same(job, references[4, 1, False])
 

@@ -17,9 +17,8 @@ from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import check_metrics, task_metrics
 from bamboo_trainer.training import TrainingConfig
-from from_module_kit import small
+from from_module_kit import layers_of, run, small, whole
 from manifest_kit import bamboojob, training
-from split_module_kit import layers_of, run, whole
 from training_job import Fault, Job, check_same_bits
 
 MODELS = ("chain", "dictionaries", "sizes", "encoded", "normed")

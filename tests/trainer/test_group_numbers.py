@@ -6,8 +6,7 @@ import torch
 from bamboo_trainer.checkpoint.layer_file import decode
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.tasks.task_errors import TaskError
-from counting_optimizers import Averaging, Listing, OfWhole
-from split_state_kit import LAYERS, SPLITS, files_of
+from split_state_kit import LAYERS, SPLITS, Averaging, Listing, OfWhole, files_of
 from stage_kit import CONFIG, chain, one_step, small_task
 
 

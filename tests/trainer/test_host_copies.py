@@ -6,22 +6,57 @@ On devices that are emulated, in virtual time; what a GPU does with streams and 
 """
 
 from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 
 import pytest
 import torch
 from test_engine import manifest
+from torch import Tensor
 
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.frames.frame import Address, FrameKind
-from bamboo_trainer.memory.host_copies import AtOnce, pinned_size
+from bamboo_trainer.memory.host_copies import AtOnce, Copy, Parts, pinned_size
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from emulated_device import LateCopies
 from queued_device import QueuedJob, Speed
 from recording_transport import RecordingTransport
 from replica_kit import planned
 from training_job import Job
+
+
+class LateCopy:
+    """Taken when it is started, as in the order of a GPU's stream, and hidden until it is ready."""
+
+    def __init__(self, tensors: Iterable[Tensor], questions: int) -> None:
+        self.questions, self.waited = questions, False
+        self._parts = tuple(tensor.detach().clone() for tensor in tensors)
+
+    def ready(self) -> bool:
+        self.questions -= 1
+        return self.questions < 0
+
+    def wait(self) -> Parts:
+        self.waited = self.questions >= 0
+        return self._parts
+
+
+class LateCopies(AtOnce):
+    """questions: for each copy in turn. most: copies that were under way at once."""
+
+    def __init__(self, questions: Sequence[int]) -> None:
+        super().__init__()
+        self._questions = cycle(questions)
+        self.started: list[LateCopy] = []
+        self.most = 0
+
+    def start(self, tensors: Iterable[Tensor], *, bulk: bool = False) -> Copy:
+        self.started.append(LateCopy(tensors, next(self._questions)))
+        under_way = [copy for copy in self.started[-16:] if copy.questions >= 0 and not copy.waited]
+        self.most = max(self.most, len(under_way))
+        return self.started[-1]
+
 
 PLAN = planned(3, 1, 1, "a")
 OWNER = PLAN.at(Cell(0, 0)).owner

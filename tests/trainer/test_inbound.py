@@ -13,8 +13,7 @@ from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.frames.tensors import MAX_BODY
 from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from refusal_kit import refused
-from transport_kit import SECRET, Net, dial, make_frame
+from transport_kit import SECRET, Net, dial, make_frame, refused
 
 pytest_plugins = ["transport_pair_fixtures"]
 

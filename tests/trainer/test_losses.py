@@ -12,8 +12,7 @@ from bamboo_trainer.task import Parts, Weighted, add_loss
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG as SMALL
 from stage_kit import chain, small_task
-from weighted_kit import added, one_step
-from weighted_tasks import largest
+from weighted_tasks import added, largest, one_step
 
 
 def measured(total: Any, weight: Any) -> Callable[[Parts, Parts], Any]:

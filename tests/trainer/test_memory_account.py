@@ -24,8 +24,7 @@ from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task
 from manifest_kit import bamboojob, training
-from memory_account_kit import storages
-from stage_kit import CONFIG, begin, small_gpt, small_task
+from stage_kit import CONFIG, begin, small_gpt, small_task, storages
 from training_job import Fault, Job
 from world import World
 

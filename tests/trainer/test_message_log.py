@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
 from bamboo_trainer.routing.message_log import MessageLog
-from memory_account_kit import storages
+from stage_kit import storages
 
 TENSORS = [torch.zeros(n) for n in (1, 8, 64)]
 

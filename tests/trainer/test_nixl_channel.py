@@ -21,8 +21,7 @@ from bamboo_trainer.transport.bodies import TransportUnavailable
 from bamboo_trainer.transport.nixl import protocol
 from bamboo_trainer.transport.nixl.agent import Landing, NixlAgent, prove
 from bamboo_trainer.transport.tcp import TcpTransport
-from refusal_kit import refused
-from transport_kit import SECONDS, SECRET, Net, dial, eventually, make_frame, our_threads
+from transport_kit import SECONDS, SECRET, Net, dial, eventually, make_frame, our_threads, refused
 
 try:
     prove()

@@ -11,7 +11,7 @@ from bamboo_core.control.digests import add_digests
 from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.user_code import build_layer
-from ema_kit import averages
+from export_kit import averages
 from stage_kit import CONFIG, accumulate, chain, one_step, small_task
 
 AVERAGED = replace(CONFIG, ema=0.9)

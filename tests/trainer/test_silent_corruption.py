@@ -2,21 +2,89 @@
 
 import asyncio
 import json
+import os
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-import flipping_worker
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.coordinator.job_status import status
+from bamboo_core.planning.plan import Cell
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.values import StageValues
+from bamboo_trainer.worker.launch import process
 from flipped_job import Flip, FlippedJob, Place
 from folders import TASK_PATH
 from processes import Processes
 from training_job import Job
+
+ENVIRONMENT = "BAMBOO_TEST_FLIP"  # {"mark": file, "place": [name, pipeline, stage, step, microbatch]}
+
+
+def flip(tensor: Tensor) -> None:
+    """The lowest bit of the exponent of its first number, which is then twice or half of what it was."""
+    with torch.no_grad():
+        tensor.view(torch.int32).view(-1)[0] ^= 1 << 23
+
+
+class Flipping:
+    """Strikes in what the stage computes next: in what a forward returns, or in the parameters after a step."""
+
+    def __init__(self) -> None:
+        document = json.loads(os.environ[ENVIRONMENT])
+        self.mark, self.place = Path(document["mark"]), tuple(document["place"])
+        self.armed = False
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self.armed = (name, cell.pipeline, cell.stage, step, microbatch) == self.place
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self.armed = False
+
+    def event(self, name: str, **facts: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def strikes(self) -> bool:
+        """Now, for the first time?"""
+        if not self.armed:
+            return False
+        try:
+            self.mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def flipping_worker(worker_id: str = "", **arguments: str) -> int:
+    """A worker in which a bit flips at a chosen place, once per job, without any error."""
+    name, flipping = arguments.pop("worker", worker_id), Flipping()
+    complete, apply = Stage.complete, StageValues.apply
+
+    def wrong_complete(stage: Stage, *given: Any) -> Any:
+        outputs = complete(stage, *given)
+        if outputs and flipping.strikes():
+            flip(outputs[0])
+        return outputs
+
+    def wrong_apply(values: StageValues, *given: Any, **named: Any) -> None:
+        apply(values, *given, **named)
+        if flipping.strikes():
+            flip(next(tensor.detach() for _, tensor in values.parameters.named()))
+
+    Stage.complete, StageValues.apply = wrong_complete, wrong_apply  # type: ignore[method-assign]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return process.main(worker=name, observer=flipping, **arguments)
+
 
 STEPS, FLIPPED = 8, 5
 OWNER, SHADOW = "w1", "w0"  # of stage 1
@@ -238,14 +306,14 @@ def test_a_bit_that_flips_in_a_real_worker_is_undone(
     """stage: that of the worker that is wrong."""
     document, mark, owners = manifest("Replace"), tmp_path / "flipped", dict[int, str]()
     document["spec"]["checkpoint"]["storage"]["uri"] = f"file://{tmp_path}/store"
-    monkeypatch.setenv(flipping_worker.ENVIRONMENT, json.dumps({"mark": str(mark), "place": place}))
+    monkeypatch.setenv(ENVIRONMENT, json.dumps({"mark": str(mark), "place": place}))
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
 
     def note(job: Processes) -> None:
         if job.state.plan and not job.state.verification.found:
             owners.update({s: job.owner(0, s) for s in range(3)})
 
-    processes = Processes(document, tmp_path, main="flipping_worker:main", decide=note)
+    processes = Processes(document, tmp_path, main="test_silent_corruption:flipping_worker", decide=note)
     job = asyncio.run(processes.run(seconds=180.0))
     assert mark.exists()
     assert job.finish is not None

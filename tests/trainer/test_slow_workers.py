@@ -1,16 +1,51 @@
 """A real worker process that is slow: it is replaced or gets fewer layers while the job trains, with the same bits."""
 
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
+from bamboo_trainer.models import mlp
+from bamboo_trainer.task import Task
 from folders import TASK_PATH
 from manifest_kit import bamboojob, training
 from processes import Processes, run
 from training_job import Job
+
+MARK = "mark"  # an entry of task.config: the file, with a process id
+SECONDS, SLOWER = 0.01, 4  # of a layer's forward
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    rest = dict(config)
+    mark = Path(rest.pop(MARK))
+    task = mlp.build(rest)
+    return replace(task, layers=tuple(_sluggish(factory, mark) for factory in task.layers))
+
+
+def _sluggish(factory: Callable[[], nn.Module], mark: Path) -> Callable[[], nn.Module]:
+    def made() -> nn.Module:
+        layer = factory()
+        layer.register_forward_pre_hook(lambda *_: _sleep(mark))
+        return layer
+
+    return made
+
+
+def _sleep(mark: Path) -> None:
+    try:
+        named = mark.read_text()
+    except FileNotFoundError:
+        return
+    time.sleep(SECONDS * (SLOWER if named == str(os.getpid()) else 1))
+
 
 CONFIG = {"width": 16, "blocks": 4, "samples": 64}
 STEPS = 250
@@ -57,7 +92,7 @@ def test_a_slow_process_gets_fewer_layers_or_is_replaced_and_the_bits_are_the_sa
     """Whole-model workers have no layers to give to others: one more is asked for, which takes the slow one's place."""
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
     slowing = Slowing(tmp_path / "mark")
-    task = {"entrypoint": "sluggish:build", "config": {**CONFIG, "mark": str(slowing.mark)}}
+    task = {"entrypoint": "test_slow_workers:build", "config": {**CONFIG, "mark": str(slowing.mark)}}
     job = run(manifest(task, stages, standby), tmp_path, slowing, seconds=800.0)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted

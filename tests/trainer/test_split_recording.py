@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from bamboo_trainer.from_module import from_module
-from from_module_kit import TwoArguments, model_of, small
-from split_module_kit import layers_of, run, whole
+from from_module_kit import TwoArguments, layers_of, model_of, run, small, whole
 
 
 def under_autocast(model: Any, x: Tensor) -> Tensor:

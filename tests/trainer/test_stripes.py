@@ -14,8 +14,7 @@ from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import stripes, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
 from bamboo_trainer.transport.stripes import CHUNK, END, LEAVES, RECORD
-from refusal_kit import refused
-from transport_kit import Net, dial, eventually, greet, make_frame, same
+from transport_kit import Net, dial, eventually, greet, make_frame, refused, same
 
 pytest_plugins = ["transport_pair_fixtures"]
 

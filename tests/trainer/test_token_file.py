@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from token_file_kit import opened, tokenized
-from token_kit import written
+from token_file_kit import opened, tokenized, written
 
 
 def read_through(path: Path) -> None:

@@ -7,8 +7,7 @@ import torch
 
 from bamboo_trainer.data import Documents, Tokens, dataset_from, open_sources
 from bamboo_trainer.data.tokenizing import ByteEncoder, Texts, tokenize
-from token_file_kit import opened
-from token_kit import written
+from token_file_kit import opened, written
 
 
 def test_sequences_lie_one_after_the_other_and_stay_inside_a_file(tmp_path):

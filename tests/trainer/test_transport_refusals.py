@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived
-from refusal_kit import refused
-from transport_kit import Net, dial, eventually, make_frame, our_threads
+from transport_kit import Net, dial, eventually, make_frame, our_threads, refused
 
 pytest_plugins = ["transport_pair_fixtures"]
 

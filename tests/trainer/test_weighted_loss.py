@@ -19,8 +19,7 @@ from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
 from stage_kit import chain, state_of
 from training_job import Fault, Job
-from weighted_kit import one_step
-from weighted_tasks import accuracy, build, largest, loss_sum, valid
+from weighted_tasks import accuracy, build, largest, loss_sum, one_step, valid
 
 STEPS, MICROBATCHES = 4, 4
 
