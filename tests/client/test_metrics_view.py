@@ -8,32 +8,15 @@ import pytest
 
 from bamboo.local.views.metrics_view import MetricsError, MetricsView, fill
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.coordinator.events import SlowWorker, Takeover, WorkerState
+from bamboo_core.coordinator.events import SlowWorker, WorkerState
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.metrics import job_catalog
 from bamboo_core.metrics.exposition import Exporter, MetricsPage
 from job_metrics_kit import exposed, kept, values
 from metrics_kit import check_page
-from operator_kit import job, said
+from operator_kit import job, said, takeover
 
-TAKEOVERS = tuple(
-    Takeover(
-        epoch=2,
-        victim="w1",
-        worker="w0",
-        pipeline=0,
-        stage=1,
-        step=7,
-        notice=notice,
-        decide_ms=1.0,
-        reform_ms=20.0,
-        recompute_ms=79.0,
-        forwards=2,
-        backwards=3,
-        reused=1,
-    )
-    for notice in (True, False, False)
-)
+TAKEOVERS = tuple(takeover(notice=notice, reused=1) for notice in (True, False, False))
 
 
 JOB = ("default", "tiny")

@@ -22,7 +22,7 @@ from bamboo_core.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
 from http_kit import serving
 from manifest_kit import training
-from operator_kit import checkpoints, job, said
+from operator_kit import checkpoints, job, said, takeover
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 
@@ -46,20 +46,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     """A job with everything that a page can show. told: so many events."""
     record = JobHistory()
     record.follow(0, StepFigures(None), ())
-    taken = Takeover(
-        epoch=2,
-        victim="tiny-w1",
-        worker="tiny-w0",
-        pipeline=0,
-        stage=1,
-        step=2,
-        notice=False,
-        decide_ms=1.0,
-        reform_ms=20.0,
-        recompute_ms=79.0,
-        forwards=2,
-        backwards=3,
-    )
+    taken = takeover(step=2)
     for step in range(1, 6):
         record.follow(step, StepFigures(6.0 - step, 0.5 * step, 1e-3), (taken,) if step > 2 else ())
     for _ in range(told):
@@ -118,20 +105,7 @@ def disturbed(losses: int) -> d.Document:
     record.follow(0, StepFigures(None), ())
     taken: tuple[Takeover, ...] = ()
     for step in range(1, losses + 1):
-        lost = Takeover(
-            epoch=step,
-            victim=f"tiny-w{step}",
-            worker="tiny-w0",
-            pipeline=0,
-            stage=1,
-            step=step,
-            notice=False,
-            decide_ms=1.0,
-            reform_ms=20.0,
-            recompute_ms=79.0,
-            forwards=2,
-            backwards=3,
-        )
+        lost = takeover(epoch=step, victim=f"tiny-w{step}", step=step)
         taken = (*taken, lost)
         record.add_event(Emit("WorkerLost", f"tiny-w{step} is lost: was killed by SIGKILL", True))
         record.follow(step, StepFigures(6.0 / step, 0.5, 1e-3), taken)

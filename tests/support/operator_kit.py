@@ -9,7 +9,7 @@ from kubernetes_validate import utils
 from referencing import Registry, Resource
 
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
-from bamboo_core.coordinator.events import CheckpointSummary, Status, WorkerState
+from bamboo_core.coordinator.events import CheckpointSummary, Status, Takeover, WorkerState
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
 from bamboo_core.job.spec import JobSpec
@@ -102,6 +102,25 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
         "wanted": 2,
     }
     return Status(grid=grid, workers=workers, **{**usual, **values})
+
+
+def takeover(**facts: Any) -> Takeover:
+    """A takeover of 100 ms without notice, of stage 1 of the job "tiny"."""
+    usual: dict[str, Any] = {
+        "epoch": 2,
+        "victim": "tiny-w1",
+        "worker": "tiny-w0",
+        "pipeline": 0,
+        "stage": 1,
+        "step": 7,
+        "notice": False,
+        "decide_ms": 1.0,
+        "reform_ms": 20.0,
+        "recompute_ms": 79.0,
+        "forwards": 2,
+        "backwards": 3,
+    }
+    return Takeover(**{**usual, **facts})
 
 
 def checkpoints(

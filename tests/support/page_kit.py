@@ -4,25 +4,10 @@ from typing import Any
 
 import msgspec
 
-from bamboo_core.coordinator.events import Takeover
 from bamboo_core.page.document import Document, encode
-from operator_kit import at
+from operator_kit import at, takeover
 
-TAKEOVER = Takeover(
-    epoch=2,
-    victim="tiny-w1",
-    worker="tiny-w0",
-    pipeline=0,
-    stage=1,
-    step=7,
-    notice=False,
-    decide_ms=1.0,
-    reform_ms=20.0,
-    recompute_ms=79.0,
-    forwards=2,
-    backwards=3,
-    reused=4,
-)
+TAKEOVER = takeover(reused=4)
 
 
 class Time:

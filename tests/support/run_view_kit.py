@@ -6,22 +6,10 @@ from rich.console import Console
 
 from bamboo.terminal.picture import Footer, render
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.coordinator.events import Emit, SlowWorker, Status, Takeover, WorkerState
+from bamboo_core.coordinator.events import Emit, SlowWorker, Status, WorkerState
+from operator_kit import takeover
 
-TAKEOVER = Takeover(
-    epoch=2,
-    victim="w1",
-    worker="w0",
-    pipeline=0,
-    stage=1,
-    step=7,
-    notice=False,
-    decide_ms=1.0,
-    reform_ms=20.0,
-    recompute_ms=79.0,
-    forwards=2,
-    backwards=3,
-)
+TAKEOVER = takeover(victim="w1", worker="w0")
 
 
 STATUS = Status(
