@@ -6,7 +6,7 @@ Everything is deterministic: a job is a function of its manifest and its faults.
 import hashlib
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ from bamboo_core.checkpoint.layout import part_name
 from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.digests import add_digests
 from bamboo_core.control.platform import Platform
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.coordinator import coordinator
@@ -414,10 +415,24 @@ class Job:
         return tuple(digest for cell, digest in self.state.ending.finished if cell.pipeline == 0)
 
 
-def check_same_bits(calm: Job, killed: Job) -> None:
-    """Both complete, one of them by a takeover, with the same weights."""
-    for done in (calm, killed):
-        assert done.finish is not None
-        assert done.finish.outcome is Outcome.COMPLETE, done.emitted
-    assert killed.state.moves.takeovers
-    assert killed.digests == calm.digests
+def run_each(manifest: Callable[[int, int], dict[str, Any]], *ways: tuple[Any, ...]) -> list[Job]:
+    """Jobs that have ended. ways: stages, pipelines and the faults on the way of each one."""
+    return [Job(manifest(stages, pipelines), tuple(faults)).run() for stages, pipelines, *faults in ways]
+
+
+def check_same_bits(first: Job, *others: Job) -> None:
+    """All complete, after the faults that were planned, with the same losses and weights on whatever grid."""
+    for job in (first, *others):
+        assert job.finish is not None
+        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+        assert not job.faults, "it did not strike"
+        assert job.state.progress.losses == first.state.progress.losses
+        assert add_digests(job.digests) == add_digests(first.digests)
+
+
+def one_of_each_kind(executed: Iterable[Fault]) -> set[Fault]:
+    """For each instruction one of its places, now an early and now a late one."""
+    by_kind: dict[str, list[Fault]] = {}
+    for fault in dict.fromkeys(executed):
+        by_kind.setdefault(fault.name, []).append(fault)
+    return {faults[number * 5 % len(faults)] for number, faults in enumerate(by_kind.values())}

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo_core.control.digests import add_digests
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.frames.frame import Frame, FrameKind
 from bamboo_trainer.loading import load_task
@@ -15,7 +14,7 @@ from bamboo_trainer.tasks.mixed_precision import passed_on
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from stage_kit import SPLITS, at, check_rounds_as_plain_pytorch, small_gpt
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits, run_each
 
 HALVED = replace(at("bf16", boundary_precision="bf16"), max_gradient_norm=None)
 
@@ -46,12 +45,8 @@ def test_a_job_has_the_same_bits_on_any_grid_and_after_losses() -> None:
         Fault("OptimizerStep", Cell(0, 1), 2),
         Fault("Forward", Cell(1, 0), 3, 2),
     ]
-    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (4, 1), (2, 2))]
-    jobs += [Job(manifest(3, 1, schedule="ZBH1")).run()]
-    jobs += [Job(manifest(2, 2), (fault,)).run() for fault in faults]
-    assert not any(job.faults for job in jobs)
-    assert len({add_digests(job.digests) for job in jobs}) == 1
-    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+    jobs = run_each(manifest, (1, 1), (4, 1), (2, 2), *((2, 2, fault) for fault in faults))
+    check_same_bits(*jobs, Job(manifest(3, 1, schedule="ZBH1")).run())
 
 
 def test_half_as_much_is_sent_between_stages_and_foretold(monkeypatch: pytest.MonkeyPatch) -> None:

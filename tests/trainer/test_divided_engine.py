@@ -9,12 +9,11 @@ import pytest
 from test_engine import STEPS, manifest, owned_weights
 
 from bamboo_core.control import protocol
-from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell, Plan
 from bamboo_core.planning.splits.devices import devices_of, expanded
 from branching_job import BranchingJob, each_way
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits
 
 
 def divided(stages: int, pipelines: int = 1, **more: Any) -> dict[str, Any]:
@@ -29,18 +28,11 @@ def with_one_device(stages: int, pipelines: int, steps: int = STEPS, tied: bool 
     return Job(divided(stages, pipelines, steps=steps, tied=tied)).run()
 
 
-def check_same(job: Job, calm: Job) -> None:
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.progress.losses == calm.state.progress.losses
-    assert add_digests(job.digests) == add_digests(calm.digests)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("stages", "pipelines", "devices"), [(1, 1, 2), (2, 1, 3), (3, 1, 2), (2, 2, 2), (1, 2, 3)])
 def test_the_number_of_devices_does_not_change_the_bits(stages: int, pipelines: int, devices: int, tied: bool) -> None:
     job, calm = Job(divided(stages, pipelines, tied=tied), per_worker=devices).run(), with_one_device(1, 1, tied=tied)
-    check_same(job, calm)
+    check_same_bits(job, calm)
     weights = owned_weights(calm)
     assert all(tensor.equal(weights[name]) for name, tensor in owned_weights(job).items())
     plan = job.state.current_plan
@@ -75,7 +67,7 @@ def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int
     calm = with_one_device(stages, pipelines)
 
     def judge(job: Job) -> list[tuple[int, int, int]]:
-        check_same(job, calm)
+        check_same_bits(job, calm)
         return [(t.pipeline, t.stage, t.forwards) for t in job.state.moves.takeovers]
 
     document = divided(stages, pipelines, mode=mode)
@@ -101,7 +93,7 @@ def test_workers_are_lost_leave_and_come() -> None:
 
     document = divided(2, 1, steps=30, standby=1, elastic=(1, 2), mode="EagerForward")
     job = Job(document, decide=decide, per_worker=2, capacity=5).run()
-    check_same(job, with_one_device(2, 1, steps=30))
+    check_same_bits(job, with_one_device(2, 1, steps=30))
     reasons = [e.reason for e in job.emitted]
     assert {"Takeover", "Healed", "PlannedTakeover"} <= set(reasons), reasons
     assert 2 in protected
@@ -138,7 +130,7 @@ def test_checkpoints_are_the_same_files() -> None:
     document = divided(2, steps=4)
     document["spec"]["checkpoint"] = {"storage": {"uri": "memory://here"}, "everySteps": 2}
     one, two = Job(document).run(), Job(document, per_worker=2).run()
-    check_same(two, one)
+    check_same_bits(two, one)
     assert [c.step for c in two.store.committed] == [c.step for c in one.store.committed]
     last = max(one.store.committed), max(two.store.committed)
     files = [

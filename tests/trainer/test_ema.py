@@ -21,7 +21,7 @@ from bamboo_trainer.task import Task
 from export_kit import averages, quiet, write
 from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits, run_each
 
 AVERAGED = replace(CONFIG, ema=0.9)
 
@@ -42,13 +42,9 @@ def document(stages: int, pipelines: int, decay: float = 0.9) -> dict[str, Any]:
 
 def test_no_grid_and_no_loss_of_a_worker_changes_the_averages() -> None:
     """Digests cover them."""
-    alone = Job(document(1, 1)).run()
-    for other in (
-        Job(document(3, 1), (Fault("Backward", Cell(0, 1), 2),)).run(),
-        Job(document(2, 2), (Fault("OptimizerStep", Cell(1, 1), 2),)).run(),
-    ):
-        assert other.state.moves.takeovers
-        assert add_digests(other.digests) == add_digests(alone.digests)
+    lost = (3, 1, Fault("Backward", Cell(0, 1), 2)), (2, 2, Fault("OptimizerStep", Cell(1, 1), 2))
+    alone, *others = run_each(document, (1, 1), *lost)
+    check_same_bits(alone, *others)
     assert add_digests(Job(document(1, 1, decay=0.5)).run().digests) != add_digests(alone.digests)
 
 

@@ -81,7 +81,6 @@ def test_a_worker_is_lost_and_the_bits_stay(name: str, stages: int, pipelines: i
     fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
     killed = job(name, stages, pipelines, fault)
     check_same_bits(calm, killed)
-    assert killed.state.progress.losses == calm.state.progress.losses
     task = plain_models.build({"model": name})
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, _ = train(task, config, 3)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bamboo_core.control.digests import add_digests
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
@@ -18,7 +17,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, state_of
-from training_job import Fault, Job
+from training_job import Fault, check_same_bits, run_each
 
 WIDTH = 4
 
@@ -87,20 +86,16 @@ def test_numbers_are_those_of_plain_pytorch_on_any_split() -> None:
 
 
 def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
-    def job(stages: int, pipelines: int, *faults: Fault) -> Job:
-        document = bamboojob(
+    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
+        return bamboojob(
             task={"entrypoint": "test_frozen_layers:build"},
             training=training(3, 8, 2),
             topology={"stages": stages, "pipelines": pipelines},
             redundancy={"mode": "EagerBackward"},
         )
-        return Job(document, faults).run()
 
-    alone = job(1, 1)
-    for other in (job(5, 1, Fault("Backward", Cell(0, 1), 1)), job(3, 2, Fault("Forward", Cell(1, 2), 1, 2))):
-        assert other.state.moves.takeovers
-        assert other.state.progress.losses == alone.state.progress.losses
-        assert add_digests(other.digests) == add_digests(alone.digests)
+    lost = (5, 1, Fault("Backward", Cell(0, 1), 1)), (3, 2, Fault("Forward", Cell(1, 2), 1, 2))
+    check_same_bits(*run_each(manifest, (1, 1), *lost))
 
 
 def test_a_backward_that_is_not_run_costs_nothing() -> None:

@@ -3,6 +3,7 @@
 import signal
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from test_sharded_optimizer import ended_with
 
-from bamboo_core.control.digests import add_digests
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
 from bamboo_trainer.frames.frame import Address, Frame, FrameKind
@@ -19,7 +19,7 @@ from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from processes import run_with_faults
 from stage_kit import CONFIG, SPLITS, check_rounds_as_plain_pytorch, small_gpt
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits, run_each
 
 HALVED = replace(CONFIG, gradient_precision="bf16", max_gradient_norm=None)
 
@@ -49,11 +49,8 @@ def test_a_job_has_the_same_bits_on_any_grid_and_after_losses() -> None:
         Fault("OptimizerStep", Cell(0, 1), 2),
         Fault("ReplicaUpdate", Cell(0, 0), 2),
     ]
-    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (4, 1), (2, 2), (1, 3), (2, 4))]
-    jobs += [Job(manifest(2, 2), (fault,)).run() for fault in faults]
-    assert not any(job.faults for job in jobs)
-    assert len({add_digests(job.digests) for job in jobs}) == 1
-    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+    grids = ((1, 1), (4, 1), (2, 2), (1, 3), (2, 4))
+    check_same_bits(*run_each(manifest, *grids, *((2, 2, fault) for fault in faults)))
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +94,7 @@ def test_a_process_that_is_killed_leaves_the_bits(
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_it_goes_with_any_precision(precision: str) -> None:
     scaled = {"lossScale": {"initialPower": 8}} if precision == "fp16" else {}
-    jobs = [Job(manifest(*grid, precision=precision, **scaled)).run() for grid in ((1, 1), (2, 2))]
-    assert len({add_digests(job.digests) for job in jobs}) == 1
-    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+    check_same_bits(*run_each(partial(manifest, precision=precision, **scaled), (1, 1), (2, 2)))
 
 
 def test_shards_of_the_optimizer_follow_from_rounded_gradients() -> None:

@@ -21,7 +21,7 @@ from bamboo_trainer.training import TrainingConfig
 from folders import ROOT
 from manifest_kit import TEXT, bamboojob, training
 from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits, run_each
 
 EXAMPLES = ROOT / "examples"
 PATTERNS = ("*qkv", "projection", "head")
@@ -94,20 +94,16 @@ def test_what_cannot_be_is_told(options: dict[str, Any], message: str) -> None:
 
 
 def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
-    def job(stages: int, pipelines: int, *faults: Fault) -> Job:
-        document = bamboojob(
+    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
+        return bamboojob(
             task={"entrypoint": "test_lora:build"},
             training=training(4, 8, 2, maxGradientNorm=1.0),
             topology={"stages": stages, "pipelines": pipelines},
             redundancy={"mode": "LazyForward"},
         )
-        return Job(document, faults).run()
 
-    alone = job(1, 1)
-    for other in (job(4, 1, Fault("Backward", Cell(0, 0), 2)), job(2, 2, Fault("Forward", Cell(1, 1), 2, 2))):
-        assert other.state.moves.takeovers
-        assert other.state.progress.losses == alone.state.progress.losses
-        assert add_digests(other.digests) == add_digests(alone.digests)
+    lost = (4, 1, Fault("Backward", Cell(0, 0), 2)), (2, 2, Fault("Forward", Cell(1, 1), 2, 2))
+    check_same_bits(*run_each(manifest, (1, 1), *lost))
 
 
 def test_the_example_trains_adapters_of_a_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from bamboo_trainer.stage.stage import Stage, build_stage
 from manifest_kit import bamboojob, training
 from precision_kit import build
 from stage_kit import ROUNDED, SPLITS, chain, one_step, small_gpt, state_of
-from training_job import Fault, Job
+from training_job import Fault, check_same_bits, run_each
 
 UNCLIPPED = replace(ROUNDED, max_gradient_norm=None)
 
@@ -54,11 +54,7 @@ def test_a_job_has_the_same_bits_on_any_grid_and_after_losses(fused: bool) -> No
         Fault("OptimizerStep", Cell(0, 1), 2),
         Fault("Forward", Cell(1, 0), 3, 2),
     ]
-    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (4, 1), (2, 2))]
-    jobs += [Job(manifest(2, 2), (fault,)).run() for fault in faults]
-    assert not any(job.faults for job in jobs)
-    assert len({add_digests(job.digests) for job in jobs}) == 1
-    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)
+    check_same_bits(*run_each(manifest, (1, 1), (4, 1), (2, 2), *((2, 2, fault) for fault in faults)))
 
 
 def test_the_state_is_half_as_large_and_moves_to_other_splits_in_checkpoints() -> None:

@@ -18,7 +18,7 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, accumulate, chain, one_step, small_task, state_of
-from training_job import Fault, Job
+from training_job import Fault, check_same_bits, run_each
 
 STEPS = 20
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -182,22 +182,13 @@ def build(config: dict[str, Any]) -> Task:
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_no_grid_and_no_loss_of_a_worker_changes_the_bits(kind: str) -> None:
-    def job(stages: int, pipelines: int, *faults: Fault) -> Job:
-        document = bamboojob(
+    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
+        return bamboojob(
             task={"entrypoint": "test_schedules:build", "config": {"kind": kind}},
             training=training(5, 8, 2, maxGradientNorm=1.0),
             topology={"stages": stages, "pipelines": pipelines},
             redundancy={"mode": "LazyForward"},
         )
-        return Job(document, faults).run()
 
-    alone = job(1, 1)
-    assert alone.finish is not None
-    assert alone.finish.reason == "Complete"
-    for other in (
-        job(3, 1),
-        job(3, 1, Fault("Backward", Cell(0, 2), 3)),
-        job(2, 2, Fault("Forward", Cell(1, 0), 3, 2)),
-    ):
-        assert other.state.progress.losses == alone.state.progress.losses
-        assert add_digests(other.digests) == add_digests(alone.digests)
+    lost = (3, 1, Fault("Backward", Cell(0, 2), 3)), (2, 2, Fault("Forward", Cell(1, 0), 3, 2))
+    check_same_bits(*run_each(manifest, (1, 1), (3, 1), *lost))

@@ -23,7 +23,7 @@ from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
 from processes import run_with_faults
 from stage_kit import chain, one_step, state_of
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits, one_of_each_kind
 
 WIDTH = 4
 KINDS = (0, 0, 1, 0, 2, 0, 0, 3, 0, 1, 0, 0)  # of the samples; most experts have nothing to do in most microbatches
@@ -221,19 +221,9 @@ def test_a_kill_at_an_instruction_of_any_kind_leaves_the_unused_alone(
     stages: int, pipelines: int, optimizer: str, mode: str
 ) -> None:
     reference = undisturbed(stages, pipelines, optimizer, mode)
-    executed = [f for f in dict.fromkeys(reference.executed) if f.step == 3 and f.after]
-    by_kind: dict[str, list[Fault]] = {}
-    for fault in executed:
-        by_kind.setdefault(fault.name, []).append(fault)
-    assert len(by_kind) >= 6
-    chosen = {faults[number * 5 % len(faults)] for number, faults in enumerate(by_kind.values())}
-
-    def judge(job: Job) -> None:
-        assert job.finish is not None
-        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-        assert job.state.progress.losses == reference.state.progress.losses
-        assert job.digests == reference.digests
-
+    chosen = one_of_each_kind(fault for fault in reference.executed if fault.step == 3 and fault.after)
+    assert len(chosen) >= 6
+    judge = functools.partial(check_same_bits, reference)
     killed = kill_at_each(manifest(stages, pipelines, optimizer, mode), chosen.__contains__, judge)
     assert killed.keys() == chosen
 

@@ -18,7 +18,7 @@ from bamboo_trainer.training import TrainingConfig
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
 from stage_kit import chain, state_of
-from training_job import Fault, Job
+from training_job import Job, one_of_each_kind
 from weighted_tasks import accuracy, build, largest, loss_sum, one_step, valid
 
 STEPS, MICROBATCHES = 4, 4
@@ -139,11 +139,7 @@ def test_the_grid_changes_neither_bits_nor_losses_nor_metrics(stages: int, pipel
 def test_nor_does_a_kill_at_an_instruction_of_any_kind(stages: int, pipelines: int, mode: str, step: int) -> None:
     undisturbed()
     document = manifest(stages, pipelines, mode)
-    by_kind: dict[str, list[Fault]] = {}
-    for fault in dict.fromkeys(Job(document).run().executed):
-        if fault.step == step:
-            by_kind.setdefault(fault.name, []).append(fault)
-    chosen = {faults[number * 5 % len(faults)] for number, faults in enumerate(by_kind.values())}
+    chosen = one_of_each_kind(fault for fault in Job(document).run().executed if fault.step == step)
     assert kill_at_each(document, chosen.__contains__, assert_same).keys() == chosen
 
 

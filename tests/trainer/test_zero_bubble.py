@@ -12,7 +12,7 @@ from bamboo_core.planning.plan import Cell
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, run
-from training_job import Fault, Job
+from training_job import Fault, Job, check_same_bits
 
 
 def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: Any) -> dict[str, Any]:
@@ -35,8 +35,7 @@ def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: 
 )
 def test_bits_are_those_of_1f1b(stages: int, pipelines: int, changes: dict[str, Any]) -> None:
     split, whole = (Job(manifest(stages, pipelines, schedule=s, **dict(changes))).run() for s in ("ZBH1", "1F1B"))
-    assert split.state.progress.losses == whole.state.progress.losses
-    assert split.digests == whole.digests
+    check_same_bits(whole, split)
     ran = {fault.name for fault in split.executed}
     assert {"Backward", "BackwardInput", "BackwardWeight"} <= ran  # the first stage postpones nothing
 
@@ -49,10 +48,7 @@ def test_a_kill_at_every_part_of_a_backward_leaves_the_bits(pipelines: int, mode
     document = manifest(3, pipelines, mode=mode)
 
     def judge(job: Job) -> int:
-        assert job.finish is not None
-        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-        assert job.state.progress.losses == expected.state.progress.losses
-        assert add_digests(job.digests) == add_digests(expected.digests)
+        check_same_bits(expected, job)
         return sum(t.reused for t in job.state.moves.takeovers)
 
     parts = ("BackwardInput", "BackwardWeight")
@@ -99,11 +95,7 @@ def test_the_schedule_may_change_at_any_step_and_changes_no_bit(pipelines: int, 
     lost = Fault("BackwardInput", Cell(0, 1), 10, 1)
     job = Job(manifest(3, pipelines, schedule="1F1B", **more), (lost,), decide=decide).run()
     expected = Job(manifest(3, 1, schedule="1F1B", **more)).run()
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
-    assert not job.faults
-    assert job.state.progress.losses == expected.state.progress.losses
-    assert add_digests(job.digests) == add_digests(expected.digests)
+    check_same_bits(expected, job)
     assert sum(e.reason == "ScheduleChanged" for e in job.emitted) == 3
     ran = {step: {f.name for f in job.executed if f.step == step and f.cell == Cell(0, 2)} for step in range(12)}
     postponed = [step for step, names in ran.items() if "BackwardWeight" in names]
