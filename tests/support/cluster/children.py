@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 ENTER = Path(__file__).with_name("enter.sh")
 CHECKOUT = Path(__file__).parents[3]
@@ -24,11 +25,23 @@ class Mount:
     read_only: bool = False
 
 
+class Process(Protocol):
+    """As asyncio has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+
 @dataclass(slots=True)
 class Child:
     """The first process of a group of its own."""
 
-    process: asyncio.subprocess.Process
+    process: Process
     log: Path
 
     @property
@@ -64,15 +77,7 @@ async def start(
     command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
     if mounts:
         assert scratch is not None
-        scratch.mkdir(parents=True, exist_ok=True)
-        root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-        triples = [
-            text
-            for m in (*mounts, *_uncovered(mounts))
-            for text in (str(m.source), m.target, "ro" if m.read_only else "rw")
-        ]
-        unshare = ["unshare", *root, "--mount", "--propagation", "private"]
-        command = [*unshare, "sh", str(ENTER), str(scratch), folder, *triples, "--", *command]
+        command = [*entering(folder, mounts, scratch), *command]
         folder = "/"
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
@@ -85,6 +90,19 @@ async def start(
             start_new_session=True,
         )
     return Child(process, log)
+
+
+def entering(folder: str, mounts: Sequence[Mount], scratch: Path) -> list[str]:
+    """The command before one that is to run in that folder, with these mounts. scratch: an empty folder."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    triples = [
+        text
+        for m in (*mounts, *_uncovered(mounts))
+        for text in (str(m.source), m.target, "ro" if m.read_only else "rw")
+    ]
+    unshare = ["unshare", *root, "--mount", "--propagation", "private"]
+    return [*unshare, "sh", str(ENTER), str(scratch), folder, *triples, "--"]
 
 
 def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from cluster import children
 from cluster.api import Json
 from cluster.environment import Read, command, environment
 from cluster.nodes import Image
+from cluster.preloaded import Preloaded
 
+Begin = Callable[..., Awaitable[children.Child]]
 DEFAULT_MESSAGE_PATH = "/dev/termination-log"
 
 
@@ -61,16 +63,16 @@ class Start:
             raise StartError(f"no such folder: {container['workingDir']}")
         return cls(container=container, argv=argv, env=env, mounts=mounts, folder=folder)
 
-    async def process(self, log: Path) -> children.Child:
+    async def process(self, log: Path, preloaded: Preloaded) -> children.Child:
         path = self.container.get("terminationMessagePath", DEFAULT_MESSAGE_PATH)
         if path != DEFAULT_MESSAGE_PATH:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._message_file.write_text("")
             self.mounts.append(children.Mount(source=self._message_file, target=path))
-        return await self._start(self.argv, log)
+        return await self._start(preloaded.start, self.argv, log)
 
     async def execute(self, argv: Sequence[str]) -> int:
-        child = await self._start(argv, Path(os.devnull))
+        child = await self._start(children.start, argv, Path(os.devnull))
         try:
             return await child.wait()
         finally:
@@ -87,9 +89,9 @@ class Start:
     def _message_file(self) -> Path:
         return self.folder / "message"
 
-    async def _start(self, argv: Sequence[str], log: Path) -> children.Child:
+    async def _start(self, begin: Begin, argv: Sequence[str], log: Path) -> children.Child:
         self._started += 1
         log.parent.mkdir(parents=True, exist_ok=True)
         folder = self.container.get("workingDir", "/tmp")
         scratch = self.folder / f"scratch-{self._started}"
-        return await children.start(argv, log, env=self.env, folder=folder, mounts=self.mounts, scratch=scratch)
+        return await begin(argv, log, env=self.env, folder=folder, mounts=self.mounts, scratch=scratch)

@@ -12,6 +12,7 @@ from cluster.api import STRATEGIC, Api, Json
 from cluster.node import Mode, Node
 from cluster.nodes import Image
 from cluster.pod_runner import Place, PodRunner
+from cluster.preloaded import Preloaded
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class Kubelet:
 
     def __init__(self, api: Api, folder: Path, images: Mapping[str, Image | None], env: Mapping[str, str]) -> None:
         self.api, self.folder, self.images, self.env = api, folder, dict(images), dict(env)
+        self.preloaded = Preloaded(folder / "preloaded.log")
         self.nodes: dict[str, Node] = {}
         self.runners: dict[str, PodRunner] = {}
         self._lives: dict[str, asyncio.Task[None]] = {}
@@ -55,6 +57,7 @@ class Kubelet:
         for task in (*self._lives.values(), *self._beats.values(), *self._helpers):
             task.cancel()
         await asyncio.gather(*self._lives.values(), *self._beats.values(), *self._helpers, return_exceptions=True)
+        self.preloaded.close()
 
     def log(self, namespace: str, pod: str, container: str | None = None) -> Path | None:
         """The log of the newest pod of this name; of its first container that has one, if none is named."""
@@ -162,6 +165,7 @@ class Kubelet:
             contact=node.contact,
             env=self.env,
             image=self._image,
+            preloaded=self.preloaded,
         )
         logs = self.folder / "logs" / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
         runner = PodRunner(self.api, pod, place, self.folder / "pods" / meta["uid"], logs)

@@ -16,6 +16,7 @@ from cluster.container import Start, StartError
 from cluster.downward import Unknown
 from cluster.nodes import Image
 from cluster.pod_status import Record
+from cluster.preloaded import Preloaded
 from cluster.volumes import Volumes, reader
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Place:
     contact: asyncio.Event  # set while the node reaches the API server
     env: Mapping[str, str]
     image: Callable[[str], Image | None]
+    preloaded: Preloaded
 
 
 class PodRunner:
@@ -231,7 +233,7 @@ class PodRunner:
             record.end(128, "StartError", str(problem))
             self._changed.set()
             return 128
-        child = await start.process(self.logs / f"{container['name']}.log")
+        child = await start.process(self.logs / f"{container['name']}.log", self.place.preloaded)
         self.children[container["name"]] = child
         if self._stopping.is_set():
             child.signal(signal.SIGTERM)

@@ -1,0 +1,115 @@
+"""The process that a preloaded program is forked from; `preloaded.py` starts it and says what to fork.
+
+A script, run with the socket to who started it as standard input. Each message there is a container to be started,
+with two files: its log, and a pipe that gets two lines: the number of its process, and later its exit code.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bamboo_trainer.worker.launch.imports import lasting_imports
+from bamboo_trainer.worker.launch.launcher import MODULES
+
+PR_SET_PDEATHSIG = 1
+MESSAGE_BYTES = 1 << 18
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Until the other end of the socket is closed."""
+    with lasting_imports():
+        for module in (*MODULES, "bamboo_trainer.worker.metrics"):
+            importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the supervisors' ends
+    control = socket.socket(fileno=os.dup(0))
+    while True:
+        text, files, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+        if not text:
+            return
+        log, told = files
+        if os.fork() == 0:
+            control.close()
+            supervise(json.loads(text), log, told)
+        for file in files:
+            os.close(file)
+
+
+def supervise(start: dict[str, Any], log: int, told: int) -> NoReturn:
+    """The parent of one container's first process: tells its number and its end."""
+    end_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if (child := os.fork()) == 0:
+        os.close(told)
+        run(start, log)
+    os.write(told, f"{child}\n".encode())
+    _, status = os.waitpid(child, 0)
+    os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def run(start: dict[str, Any], log: int) -> NoReturn:
+    """Becomes what `python -m MODULE` would be there."""
+    try:
+        os.setsid()
+        end_with_parent()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, file in enumerate((nothing, log, log)):
+            os.dup2(file, number)
+        os.closerange(3, max(nothing, log) + 1)
+        os.environ.clear()
+        os.environ.update(start["env"])
+        if start["enter"]:
+            enter(start["enter"])
+        else:
+            os.chdir(start["folder"])
+        sys.argv = [start["module"]]
+        sys.path[:0] = [os.getcwd(), *filter(None, start["env"].get("PYTHONPATH", "").split(os.pathsep))]
+        runpy.run_module(start["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def enter(command: Sequence[str]) -> None:
+    """Takes over the mounts, the root and the folder that the command gives to what it runs."""
+    with subprocess.Popen([*command, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as there:
+        assert there.stdin is not None
+        assert there.stdout is not None
+        there.stdin.write(b"\n")
+        there.stdin.flush()
+        if not there.stdout.read(1):
+            sys.exit(there.wait())  # it has said why
+        place = Path("/proc", str(there.pid))
+        mounts, root, folder = (os.open(place / name, os.O_RDONLY) for name in ("ns/mnt", "root", "cwd"))
+        if LIBC.setns(mounts, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.fchdir(root)
+        os.chroot(".")
+        os.fchdir(folder)
+        for file in (mounts, root, folder):
+            os.close(file)
+
+
+def end_with_parent() -> None:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()
