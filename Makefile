@@ -9,7 +9,7 @@ PYTHON ?= python3.11
 PIP_ARGS ?=
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
-TESTS_AT_ONCE ?= 2
+TESTS_AT_ONCE ?= 3
 N ?= 50
 DO ?= up
 
@@ -61,7 +61,6 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)) ## train on this machine, lose
 	$(BIN)/bamboo run examples/quickstart.yaml --preempt at:15:2 --preempt at:35:1:notice --verify
 
 test: style ## lint, then the tests that are neither slow nor soak; types are looked at beside them
-	$(BIN)/python -m compileall -q core client trainer operator tests  # else some hundred processes do it, where Python writes none
 	$(MAKE) --no-print-directory -j 2 types tests
 
 lint: style types ## ruff, the import contracts and mypy
@@ -75,6 +74,8 @@ types: $(STAMP)
 	$(BIN)/mypy
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
 
+# Some hundred processes, and pytest for its asserts, would compile everything anew if nobody kept the bytecode.
+tests: export PYTHONDONTWRITEBYTECODE =
 tests: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 

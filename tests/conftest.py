@@ -3,8 +3,8 @@
 Property tests try the same examples whenever the same tests run on the same code, and new ones with
 --hypothesis-profile=random, as `make soak` does.
 
-With pytest-xdist (`make test` runs two processes) a file's tests stay in one process, for they share what is costly to
-make; so do all tests with the cluster, which mostly wait for it while the other process computes.
+With pytest-xdist (`make test` runs three processes) a file's tests stay in one process, for they share what is costly
+to make; so does each half of the tests with a cluster, which mostly wait for it while the third process computes.
 """
 
 import gc
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 torch.set_num_threads(1)
+gc.disable()  # until all is collected: what is imported meanwhile stays
 for name, same in (("bamboo", True), ("random", False)):
     settings.register_profile(name, derandomize=same, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bamboo")
@@ -26,6 +27,7 @@ settings.load_profile("bamboo")
 ROOT = Path(__file__).parent.parent
 # What takes longest comes first, so that no process is left with a long file at the end.
 FIRST = (
+    "operator on a cluster",
     "cluster",
     "test_engine",
     "test_faults",
@@ -52,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Python's garbage collector never looks again through what all tests need, and that is a lot."""
     _keep_what_is_here()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -84,4 +87,7 @@ def group(nodeid: str) -> str:
 
 @cache
 def _group_of(file: str) -> str:
-    return "cluster" if "cluster_kit" in (ROOT / file).read_text() else Path(file).stem
+    name = Path(file).stem
+    if "cluster_kit" not in (ROOT / file).read_text():
+        return name
+    return "operator on a cluster" if name.startswith("test_operator") else "cluster"

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -35,7 +36,8 @@ class Host:
     def __init__(self, folder: Path, config: Json, plane: ControlPlane) -> None:
         self.folder, self.config, self.plane = folder, config, plane
         self.usual = {spec["name"]: NodeSpec.of(spec) for spec in config["nodes"]}
-        self.subnet, self.log_port = random.randrange(1, 250), free_ports(1)[0]
+        self.subnet, self._claim = own_subnet()
+        self.log_port = free_ports(1)[0]
         self.api: Api
         self.kubelet: Kubelet
         self.version: str
@@ -75,6 +77,7 @@ class Host:
         for work in (self.kubelet.run(), storage.provision(self.api, volumes), storage.reclaim(self.api, volumes)):
             self._tasks.append(asyncio.create_task(work))
         stack.callback(lambda: [task.cancel() for task in self._tasks])
+        stack.enter_context(self._claim)
 
     async def complain(self) -> None:
         """Logs trouble as soon as there is any."""
@@ -151,6 +154,19 @@ class Host:
             answer = {"error": repr(error)}
         writer.write(json.dumps(answer).encode() + b"\n")
         writer.close()
+
+
+def own_subnet() -> tuple[int, socket.socket]:
+    """A number from 1 to 249 that no other test cluster on this machine has while the socket is open."""
+    for number in random.sample(range(1, 250), 249):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0bamboo-cluster-{number}")
+        except OSError:
+            claim.close()
+            continue
+        return number, claim
+    raise RuntimeError("this machine has 249 test clusters, and no addresses for another one")
 
 
 async def serve(folder: Path) -> None:
