@@ -90,40 +90,44 @@ def test_variables_that_change_how_libraries_compute_are_told() -> None:
     assert set(settings(set_)) - set(plain) == {f"{name}={value}" for name, value in set_.items()}
 
 
-SAY = (
-    "import msgspec, torch; torch.set_num_threads({threads}); {more}; "
-    "from bamboo_trainer.worker.platform import this_platform; "
-    "print(msgspec.json.encode(this_platform('w')).decode())"
-)
+SAY = """
+import os, msgspec, torch
+from bamboo_trainer.worker.platform import this_platform
+torch.set_num_threads(1)
+for more in {more}:
+    if os.fork() == 0:
+        exec(more)
+        print(msgspec.json.encode(this_platform("w")).decode(), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
 
 
-def platform_of(environment: Mapping[str, str], threads: int = 1, more: str = "pass") -> Platform:
-    """What a process that is started so says of itself."""
-    code = SAY.format(threads=threads, more=more)
+def platforms_of(environment: Mapping[str, str], *more: str) -> list[Platform]:
+    """What processes say of themselves that have this environment, torch, and then each some more code of their own."""
     said = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", SAY.format(more=more)],
         env={**os.environ, "BAMBOO_DEVICE": "cpu", **environment},
         check=True,
         capture_output=True,
         timeout=120,
     )
-    return msgspec.json.decode(said.stdout, type=Platform)
+    return [msgspec.json.decode(line, type=Platform) for line in said.stdout.splitlines()]
 
 
 def test_processes_that_would_compute_in_another_way_are_told_apart() -> None:
     """Real ones: with kernels for other instructions, more threads, other settings, and without a compiler."""
-    common = platform_of({})
-    lesser = "default" if common.capability != "DEFAULT" else "avx2"
-    for other, why in (
-        (
-            platform_of({"ATEN_CPU_CAPABILITY": lesser}),
-            f"processor for {lesser.upper()} instead of {common.capability}",
-        ),
-        (platform_of({}, threads=2), "number of torch's threads 2 instead of 1"),
-        (platform_of({}, more="torch.use_deterministic_algorithms(True)"), "settings with deterministic algorithms"),
-        (platform_of({}, more="torch.set_float32_matmul_precision('high')"), "settings with fp32 products high"),
-        (platform_of({"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}), "settings with ONEDNN_DEFAULT_FPMATH_MODE=BF16"),
-        (platform_of({"CXX": "no-such-compiler"}), "compiler an unknown one instead of"),
-    ):
+    others = {
+        "torch.set_num_threads(2)": "number of torch's threads 2 instead of 1",
+        "torch.use_deterministic_algorithms(True)": "settings with deterministic algorithms",
+        "torch.set_float32_matmul_precision('high')": "settings with fp32 products high",
+        "os.environ['ONEDNN_DEFAULT_FPMATH_MODE'] = 'BF16'": "settings with ONEDNN_DEFAULT_FPMATH_MODE=BF16",
+        "os.environ['CXX'] = 'no-such-compiler'": "compiler an unknown one instead of",
+    }
+    common, *found = platforms_of({}, "pass", *others)
+    for other, why in zip(found, others.values(), strict=True):
         assert why in conflicts(other, common, mixed=False)
-    assert not conflicts(platform_of({"PYTHONHASHSEED": "7"}), common, mixed=False)
+    lesser = "default" if common.capability != "DEFAULT" else "avx2"
+    (other,) = platforms_of({"ATEN_CPU_CAPABILITY": lesser, "PYTHONHASHSEED": "7"}, "pass")
+    why = f"torch's kernels on the processor for {lesser.upper()} instead of {common.capability}"
+    assert why == conflicts(other, common, mixed=False), "nothing else, for the seed of hashes changes no bit"
