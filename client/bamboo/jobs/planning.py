@@ -1,6 +1,5 @@
 """A search for the plan that a job should have: what was asked for, the search, and what is said of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +18,7 @@ from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, r
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
-from bamboo.sizing.trials import Assessment, CandidateTrial, simulate_trials
+from bamboo.sizing.trials import Trials
 from bamboo.sizing.units import money_unit, time_unit
 from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
 from bamboo.sizing.zone_supply import unknown_zones
@@ -88,7 +87,8 @@ def planned(wanted: PlanRequest) -> Planned:
         world = _world(wanted, spec, warnings)
         limits = _limits(wanted, spec, world.market)
         like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
-        found = search(world, limits, like, partial(_simulated, world, wanted), partial(choose, bounds=bounds))
+        trials = Trials(world=world, jobs=wanted.jobs, progress=partial(RunProgress, shown=wanted.shown))
+        found = search(world, limits, like, trials.assess, partial(choose, bounds=bounds))
     except InvalidRequest:
         raise
     except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
@@ -232,14 +232,6 @@ def _like(limits: Limits, job: Candidate) -> Candidate:
     if limits.standby and job.standby not in limits.standby:
         return replace(job, standby=limits.standby[0])
     return job
-
-
-def _simulated(
-    world: World, wanted: PlanRequest, about: str, trials: Sequence[CandidateTrial]
-) -> list[Assessment | None]:
-    runs = sum(len(trial.seeds) for trial in trials)
-    with RunProgress(runs, f"{about:<10}", shown=wanted.shown) as bar:
-        return simulate_trials(world, trials, wanted.jobs, bar.done)
 
 
 def _told(world: World, found: SearchResult, bounds: Bounds, now: datetime) -> tuple[str, ...]:
