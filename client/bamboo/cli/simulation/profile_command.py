@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import job_of, usage
 from bamboo.cli.output_files import Written, check_output_file
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED
@@ -92,14 +92,10 @@ def profile_job(
     Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
     Example: bamboo profile job.yaml --device a100 --output a100.json
     """
-    from bamboo.local.trainer_calls.task_check import module_folders
     from bamboo.local.trainer_calls.task_counts import count_task
     from bamboo.local.trainer_calls.task_profile import MachineOverrides, measure_task, surrounded
     from bamboo.profiles.analytic import analytic_profile
     from bamboo.profiles.files import read_devices
-    from bamboo_core.job.manifest import ManifestError, parse_source
-    from bamboo_core.job.pod_fields import unknown_in_template
-    from bamboo_core.job.yaml_file import read_manifest_source
     from bamboo_core.planning.profile import ProfileError, to_json
 
     rates = ("flow", "machine", "storage_write", "storage_read")
@@ -114,20 +110,16 @@ def profile_job(
     if devices is not None and device is None:
         usage("--devices: expected --device, which says the GPU in it")
     check_output_file("--output", output)
-    try:
-        source = read_manifest_source(str(job))
-        spec = parse_source(source, unknown_in_template)
-    except ManifestError as error:
-        usage(*map(str, error.problems))
+    source = job_of(job)
     around = MachineOverrides(**{n: v * MEGABYTE if n in rates and v is not None else v for n, v in given.items()})
     try:
         if device is not None:
             table = read_devices(devices)
             table.named(device)  # before anything is counted
-            counts = count_task(spec, source.document, module_folders(job))
+            counts = count_task(source.spec, source.document, source.folders)
             found = surrounded(analytic_profile(counts, table, device), around)
         else:
-            found = measure_task(spec, source.document, module_folders(job), repeats, around, seconds)
+            found = measure_task(source.spec, source.document, source.folders, repeats, around, seconds)
     except ProfileError as error:
         complain(error, str(job))
         raise typer.Exit(EXIT_FAILED) from None
