@@ -1,0 +1,35 @@
+"""The journeys of docs/where.md: as they are recorded now, short, and through no room twice."""
+
+import shutil
+
+import pytest
+
+import pretended_gpu
+from generate_journeys import PAGE, page, recorded
+from journey import Recorded
+
+MOST_HOPS = 25
+# Rooms that a journey enters again, other than from the network. This may only become less.
+AGAIN = {"`bamboo plan`": ["bamboo/sizing"]}  # which hands what it simulates to processes, that call it back
+no_compiler = pytest.mark.skipif(shutil.which(pretended_gpu.COMPILER) is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def journeys() -> list[Recorded]:
+    return recorded()
+
+
+@no_compiler
+def test_the_page_has_the_journeys_as_they_are(journeys: list[Recorded]) -> None:
+    text = PAGE.read_text()
+    assert page(text, journeys) == text, "make docs writes them anew"
+
+
+@no_compiler
+def test_no_journey_is_long(journeys: list[Recorded]) -> None:
+    assert {one.title: len(one.hops) for one in journeys if len(one.hops) > MOST_HOPS} == {}
+
+
+@no_compiler
+def test_no_journey_enters_a_room_twice_but_from_the_network(journeys: list[Recorded]) -> None:
+    assert {one.title: one.twice for one in journeys if one.twice} == AGAIN
