@@ -73,7 +73,7 @@ PASSED_ON = {
     "problem.reason": "StartupProblem",
     "problems[0].reason": "StartupProblem",
     "finish.reason": "Finish",
-    "c.get('reason') or 'Unknown'": "a condition as it was written",
+    "c.reason or 'Unknown'": "a condition as it was written",
     "_exit_source(pod, code)": "ANSWERS",
     "failure_reason(error)": "ANSWERS",
     "f'Azure{first.event_type}'": "metadata.AZURE_SECONDS: the same as in cloud_marks",

@@ -215,8 +215,8 @@ def _training(run: BambooJobStatus, previous: BambooJobStatus, facts: StatusFact
     """Progress, and whether the job will be done by its date, which is not known of one that is suspended."""
     before, now = previous.training, run.training
     done_by = before.done_by if now == NOTHING else now.done_by
-    progress = _progress(now, replace(before, done_by=None))
-    return progress if progress == NOTHING or facts.suspended else replace(progress, done_by=done_by)
+    training = _progress(now, replace(before, done_by=None))
+    return training if training == NOTHING or facts.suspended else replace(training, done_by=done_by)
 
 
 def _progress(now: TrainingProgress, before: TrainingProgress) -> TrainingProgress:
