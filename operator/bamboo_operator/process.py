@@ -116,7 +116,7 @@ class _Operator:
         logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
         bounds = ConnectionBounds(unauthenticated=self._shares.visitors)
         self._web = WebServer(self._problem, self._not_ready, self._series, bounds)
-        job_pages.JobPages(self._view, page_reviewer).add_to(self._web.app)
+        job_pages.JobPages(self._known, page_reviewer).add_to(self._web.app)
 
     def _client(self, connections: int) -> ApiClient:
         self._connections.append(connect(self._access, self._calls, connections))
@@ -151,8 +151,8 @@ class _Operator:
             return None
         return (self._lease.waiting if self._lease else None) or self._job_kind.waiting or "starting or ending"
 
-    def _view(self, job: JobKey) -> OperatedJob | None:
-        return self._jobs.view(job) if self._jobs else None
+    def _known(self, job: JobKey) -> OperatedJob | None:
+        return self._jobs.known(job) if self._jobs else None
 
     # the lease
 

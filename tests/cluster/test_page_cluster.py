@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bamboo_core.names import PAGE_AUDIENCE, TOKEN_AUDIENCE
-from bamboo_operator.http.page_document import RESTARTED
+from bamboo_core.page.builder import RESTARTED
 from cluster.handle import Cluster
 from operator_jobs import small
 from operator_process import Job, Operator

@@ -7,7 +7,9 @@ import pytest
 
 from bamboo.remote.job_view import phrases
 from bamboo_core.job.status import BambooJobStatus, TrainingProgress, WorkerCounts
-from bamboo_core.view.job_view import view_of
+from bamboo_core.view.job_view import view_of, view_of_run
+from operator_kit import NOW, said
+from operator_kit import job as job_spec
 from remote_kit import SPEC, condition, job
 
 
@@ -71,3 +73,16 @@ def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
     source = "".join(p.read_text() for p in Path(bamboo_core.__file__).parent.rglob("*.py"))
     told = re.findall(r'(?:Outcome\.UNRECOVERABLE|\blost\(turn|_begin_to_look\(turn), "(\w+)"', source)
     assert set(told) == set(UNRECOVERABLE)
+
+
+def test_a_run_of_this_process_has_the_view_of_a_job_on_a_cluster() -> None:
+    """What is asked of a view is answered alike: who runs what, how far it is."""
+    spec, live = job_spec(), said(grid=((("w0", True), ("w0", True)),), epoch=2)
+    local = view_of_run(spec, live, NOW)
+    status = {"epoch": 2, "training": {"step": 3, "steps": 10}, "plan": '{"pipelines": [["w0", "w0"]]}'}
+    remote = view_of({"metadata": {"name": "tiny"}, "status": status})
+    for found in (local, remote):
+        assert (found.name, found.step, found.steps, found.status.epoch) == ("tiny", 3, 10, 2)
+        assert (found.plan, found.doubled, found.cells("w0")) == ((("w0", "w0"),), {"w0"}, ((0, 0), (0, 1)))
+    assert (local.live, remote.live) == (live, None)
+    assert (view_of_run(spec, None, NOW).steps, view_of_run(spec, None, NOW).plan) == (10, ())

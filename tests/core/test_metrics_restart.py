@@ -31,10 +31,10 @@ from bamboo_operator.kube.objects import JobIdentity
 from bamboo_operator.pods.job_pods import JobPods
 from bamboo_operator.prices.source import PriceSource
 from bamboo_operator.status.document import job_status
-from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.writer import StatusWriter
 from job_metrics_kit import exposed
-from operator_kit import NOW, at, job, pod, said
+from operator_kit import NOW, at, job, pod, said, viewed
 from prometheus_kit import promtool
 
 PER_HOUR, MINUTES, RESTART = 60, 60, 40
@@ -142,10 +142,8 @@ class Operated:
     def _page(self) -> str:
         page = MetricsPage(Exporter.OPERATOR)
         facts = self._writer.facts
-        view = JobView(
-            namespace="default", name="tiny", spec=facts.spec, facts=facts, written=self.written, status=self._said
-        )
-        job_page(page, view, self._meter)
+        view = viewed(facts.spec or job(**SPEC), self.written, self._said)
+        job_page(page, OperatedJob(view=view, facts=facts), self._meter)
         return exposed(page)
 
     def _commit(self) -> None:

@@ -24,7 +24,7 @@ from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from job_metrics_kit import values
-from operator_kit import NOW, job, said
+from operator_kit import NOW, job, said, viewed
 from world import World
 
 BARE = ((("w0", False), ("w1", True)),)
@@ -74,7 +74,7 @@ def test_everybody_gives_the_same_answer(
     assert (told.holds, told.reason, told.message) == (holds, reason, found.message)
     local, remote = MetricsPage(Exporter.RUN), MetricsPage(Exporter.OPERATOR)
     fill(local, ("default", "tiny"), status, asked)
-    look = OperatedJob(namespace="default", name="tiny", facts=facts, status=status, written=made)
+    look = OperatedJob(view=viewed(asked, made, status), facts=facts)
     job_page(remote, look, JobMeter(OperatorCounts()))
     for page in (local, remote):
         assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}

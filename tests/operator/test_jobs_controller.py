@@ -46,7 +46,7 @@ def test_a_job_goes_with_its_namespace() -> None:
     async def check() -> None:
         async with managed(server) as jobs:
             jobs.job_event("ADDED", body("lonely"))
-            await until(lambda: not jobs.running() and jobs.view(KEY) is None)
+            await until(lambda: not jobs.running() and jobs.known(KEY) is None)
 
     asyncio.run(check())
 
@@ -124,14 +124,14 @@ async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operat
         ((reason, message),) = server.events
         assert reason == "InvalidSpec"
         assert message.startswith("spec.topology.stages")
-        before = jobs.view(KEY)
+        before = jobs.known(KEY)
         assert before is not None
     async with managed(server) as jobs:
-        jobs.job_event("ADDED", {**wrong, "status": written(before.written)})
-        await until(lambda: bool((view := jobs.view(KEY)) and view.facts.problems))
+        jobs.job_event("ADDED", {**wrong, "status": written(before.view.status)})
+        await until(lambda: bool((known := jobs.known(KEY)) and known.facts.problems))
         again = body("u1", topology={"stages": "many"})
         again["metadata"]["generation"] = 2
-        jobs.job_event("MODIFIED", {**again, "status": written(before.written)})
+        jobs.job_event("MODIFIED", {**again, "status": written(before.view.status)})
         await until(lambda: len(server.events) > 1)
     assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
     assert server.events[1] != server.events[0], "what was told before is not told again"

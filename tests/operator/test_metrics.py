@@ -14,7 +14,6 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.http.metrics import job_page
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.facts import StatusFacts
-from bamboo_operator.status.operated_job import OperatedJob
 from job_metrics_kit import POOLS, exposed, kept, look, values
 from metrics_kit import check_page
 from operator_kit import NOW, job, said
@@ -74,7 +73,7 @@ def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
 def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
     page = MetricsPage(Exporter.OPERATOR)
     facts = StatusFacts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))
-    found = OperatedJob(namespace="default", name="bad", facts=facts)
+    found = look(facts=facts, status=None)
     assert job_page(page, found, JobMeter(OperatorCounts())) == "Invalid"
     assert values(page, job_catalog.JOB_DESIRED_WORKERS) == {(): 0}
     check_page(Exporter.OPERATOR, exposed(page), complete=False)

@@ -24,7 +24,7 @@ from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.savings import CostComparison
 from job_metrics_kit import values
-from operator_kit import NOW, job, said
+from operator_kit import NOW, job, said, viewed
 
 SPOT = {"name": "spot", "pricePerHour": "1.00"}
 SURE = {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3.50", "afterSeconds": 300}
@@ -100,17 +100,17 @@ class Amounts:
     at_end: float | None
 
 
-def on_the_page(view: OperatedJob) -> Amounts:
-    found = page_document(view, NOW.timestamp()).cost
+def on_the_page(known: OperatedJob) -> Amounts:
+    found = page_document(known, NOW.timestamp()).cost
     if found is None:
         return Amounts(None, None, None, None)
     saved = None if found.on_demand is None or found.spent is None else found.on_demand - found.spent
     return Amounts(found.total, found.per_hour, saved, found.at_end)
 
 
-def in_metrics(view: OperatedJob) -> Amounts:
+def in_metrics(known: OperatedJob) -> Amounts:
     page = MetricsPage(Exporter.OPERATOR)
-    job_page(page, view, JobMeter(OperatorCounts()))
+    job_page(page, known, JobMeter(OperatorCounts()))
     catalog = job_catalog.JOB_COST_SO_FAR, job_catalog.JOB_COST_PER_HOUR, job_catalog.JOB_SAVED
     total, per_hour, saved = (values(page, metric).get(()) for metric in catalog)
     return Amounts(total, per_hour, saved, None)
@@ -162,17 +162,11 @@ def test_all_views_tell_the_same(
     if suspend:
         nothing = None if expected.per_hour is None else 0.0
         expected = replace(expected, per_hour=nothing, at_end=None)
-    view = OperatedJob(
-        namespace="team",
-        name="tiny",
-        facts=facts,
-        written=status,
-        status=said(eta_seconds=7200.0),
-        record=JobHistory(lambda: NOW.timestamp()),
-    )
-    assert on_the_page(view) == expected
+    view = viewed(spec, status, said(eta_seconds=7200.0))
+    known = OperatedJob(view=view, facts=facts, record=JobHistory(lambda: NOW.timestamp()))
+    assert on_the_page(known) == expected
     assert on_the_command_line(line) == expected
-    assert in_metrics(view) == replace(expected, at_end=None)
+    assert in_metrics(known) == replace(expected, at_end=None)
     unpriced = [pool["name"] for pool in pools if "pricePerHour" not in pool]
     assert ("of which no price is given" in line) == bool(unpriced)
 
@@ -184,6 +178,6 @@ def test_a_comparison_that_has_ended_stays_in_all_views() -> None:
         now=NOW, generation=1, spec=job(nodePools=[SPOT]), pods={"spot": 3}, cost=Decimal(8), comparison=before
     )
     status = job_status(said(), BambooJobStatus(), facts)
-    view = OperatedJob(namespace="team", name="tiny", facts=facts, written=status, status=said())
+    known = OperatedJob(view=viewed(job(nodePools=[SPOT]), status, said()), facts=facts)
     line = phrases.cost(view_of({"metadata": {}, "spec": {"nodePools": [SPOT]}, "status": written(status)}))
-    assert {found.saved for found in (on_the_page(view), in_metrics(view), on_the_command_line(line))} == {15.0}
+    assert {found.saved for found in (on_the_page(known), in_metrics(known), on_the_command_line(line))} == {15.0}

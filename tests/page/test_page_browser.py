@@ -7,13 +7,15 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 from msgspec import structs
 
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
+from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, Status, Takeover, WorkerState
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.page import document as d
 from bamboo_core.page.builder import document, ended
 from bamboo_core.page.history import JobHistory, StepFigures, steady_clock
@@ -22,7 +24,7 @@ from bamboo_core.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
 from http_kit import serving
 from manifest_kit import training
-from operator_kit import checkpoints, job, said, takeover
+from operator_kit import checkpoints, job, said, takeover, viewed
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 
@@ -40,6 +42,12 @@ spec:
 
 
 DRAWN = "!document.getElementById('main').hidden"
+
+
+def drawn(about: d.PageJob, spec: JobSpec, live: Status, record: JobHistory, **more: Any) -> d.Document:
+    """The document of a job whose coordinator says that, about such a job."""
+    found = document(viewed(spec, live=live), record, place="cluster", began=None, **more)
+    return structs.replace(found, job=about)
 
 
 def page(*, over: bool = False, told: int = 1) -> d.Document:
@@ -95,7 +103,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
     state = ended(Outcome.COMPLETE, "all steps are done") if over else None
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}))
-    return document(about, spec, status, record, now=now, cost=cost, ended=state)
+    return drawn(about, spec, status, record, now=now, cost=cost, ended=state)
 
 
 def disturbed(losses: int) -> d.Document:
@@ -114,7 +122,7 @@ def disturbed(losses: int) -> d.Document:
     status = said(grid=grid, workers=workers, step=losses, takeovers=taken, preemptions=losses)
     about = d.PageJob(name="tiny", namespace="team", place="cluster", mode="EagerForward", began=0.0, since=0.0)
     state = ended(Outcome.INTERRUPTED, "stopped by the user")
-    return document(about, job(training=training(1000, 8, 2)), status, record, now=record.now(), ended=state)
+    return drawn(about, job(training=training(1000, 8, 2)), status, record, now=record.now(), ended=state)
 
 
 @asynccontextmanager
@@ -339,7 +347,7 @@ async def test_every_kind_of_bytes_has_a_colour_in_its_table_and_colours_nothing
     memory, traffic = (kind(**dict.fromkeys(kind.__struct_fields__, 1 << 20)) for kind in (Memory, Traffic))
     status = said(memory=(("tiny-w0", memory),), traffic=(("tiny-w0", traffic),))
     about = d.PageJob(name="tiny", namespace="team", place="cluster", mode="EagerForward")
-    async with served([document(about, job(), status, JobHistory(), now=1.0)]) as url, browser() as tab:
+    async with served([drawn(about, job(), status, JobHistory(), now=1.0)]) as url, browser() as tab:
         await tab.goto(f"{url}#token=secret")
         await tab.until(DRAWN)
         for table, kind in (("memory", Memory), ("traffic", Traffic)):

@@ -6,15 +6,21 @@ from typing import Any
 import pytest
 
 from bamboo_core.control.memory import Memory, Traffic
-from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, WorkerState
+from bamboo_core.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, Status, WorkerState
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.page import document as d
 from bamboo_core.page.builder import Labels, document, ended, grid, state
 from bamboo_core.page.history import JobHistory, StepFigures
+from bamboo_core.view.job_view import view_of_run
 from manifest_kit import training
 from operator_kit import NOW, checkpoints, job, said
 from page_kit import TAKEOVER, Time, received
 
-JOB = d.PageJob(name="tiny", namespace="default", place="local")
+
+def built(spec: JobSpec, live: Status, record: JobHistory | None = None, **more: Any) -> d.Document:
+    """The page of a local run."""
+    view = view_of_run(spec, live, NOW)
+    return document(view, record or JobHistory(Time()), place="local", began=None, now=WHEN, **more)
 
 
 WHEN = NOW.timestamp()
@@ -103,7 +109,7 @@ def test_the_document_has_the_job_its_curves_and_its_events() -> None:
         most_memory=("tiny-w1", Memory(log=9)),
         traffic=(("tiny-w0", Traffic(sync=3, gradient=4)),),
     )
-    found = received(document(JOB, job(), status, record, now=WHEN))
+    found = received(built(job(), status, record))
     assert found["version"] == d.VERSION
     assert [[(c["label"], c["state"], c["protected"], c["cells"]) for c in row] for row in found["grid"]] == [
         [("w0", "training", False, 2), ("w9", "lost", True, 1)],
@@ -141,7 +147,7 @@ def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
         every_steps=4,
         writing=writing,
     )
-    found = received(document(JOB, job(), said(checkpoint=kept), JobHistory(Time()), now=WHEN))["checkpoint"]
+    found = received(built(job(checkpoint={"storage": {"uri": "s3://bucket/x"}}), said(checkpoint=kept)))["checkpoint"]
     assert found == {
         "place": "s3://bucket/x",
         "everySteps": 4,
@@ -155,13 +161,13 @@ def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
         "repeatedSeconds": 6.0,
         "repeatedCost": None,
     }
-    assert received(document(JOB, job(), said(), JobHistory(Time()), now=WHEN))["checkpoint"] is None
+    assert received(built(job(), said()))["checkpoint"] is None
 
 
 def test_the_newest_evaluation_and_the_best_are_in_the_document() -> None:
     spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2, "metric": "accuracy", "goal": "Max"}))
     told = said(evaluations=((2, {"accuracy": 0.5}), (4, {"accuracy": 0.25, "loss": math.nan})), best_evaluation=2)
-    found = received(document(JOB, spec, told, JobHistory(Time()), now=WHEN))["evaluation"]
+    found = received(built(spec, told))["evaluation"]
     assert found == {
         "step": 4,
         "metric": "accuracy",
@@ -169,21 +175,19 @@ def test_the_newest_evaluation_and_the_best_are_in_the_document() -> None:
         "bestStep": 2,
         "bestMetrics": {"accuracy": 0.5},
     }
-    assert received(document(JOB, spec, said(), JobHistory(Time()), now=WHEN))["evaluation"] is None
-    assert received(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["evaluation"] is None
+    assert received(built(spec, said()))["evaluation"] is None
+    assert received(built(job(), told))["evaluation"] is None
 
 
 def test_an_early_stop_is_in_the_document_beside_the_steps_that_were_wanted() -> None:
     told = said(step=6, stopped_early="2 evaluations without a better loss")
-    found = received(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["progress"]
+    found = received(built(job(), told))["progress"]
     assert (found["step"], found["steps"]) == (6, 10)
     assert found["stoppedEarly"] == "2 evaluations without a better loss"
 
 
 def test_who_ran_what_at_the_end_trains_no_more() -> None:
-    found = document(
-        JOB, job(), said(phase="Over"), JobHistory(Time()), now=WHEN, ended=ended(Outcome.COMPLETE, "done")
-    )
+    found = built(job(), said(phase="Over"), ended=ended(Outcome.COMPLETE, "done"))
     assert {(c.state, c.protected) for row in found.grid for c in row} == {("ended", None)}
     assert found.others == ()
 

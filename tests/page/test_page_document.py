@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
+from bamboo_core.coordinator.events import Status
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
 from bamboo_core.page import document as d
+from bamboo_core.page.builder import NOT_SEEN, OWNERS_ONLY, RESTARTED
 from bamboo_core.page.history import JobHistory
-from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED
+from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE
 from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from bamboo_operator.status.savings import CostComparison
 from manifest_kit import training
-from operator_kit import NOW, at, checkpoints, job, pool, said
+from operator_kit import NOW, at, checkpoints, job, pool, said, viewed
 from page_kit import Time, written
 
 WHEN = NOW.timestamp()
@@ -61,10 +64,18 @@ def test_an_evaluation_is_remembered_by_the_status() -> None:
     assert looked(look(spec=job(), written=status), WHEN).evaluation is None
 
 
-def look(**more: Any) -> OperatedJob:
-    spec = more.pop("spec", None) or job(nodePools=POOLS)
-    facts = more.pop("facts", None) or StatusFacts(now=NOW, generation=1, spec=spec)
-    return OperatedJob(namespace="team", name="tiny", facts=facts, written=read_status(more.pop("written", {})), **more)
+def look(
+    *,
+    spec: JobSpec | None = None,
+    facts: StatusFacts | None = None,
+    written: Any = None,
+    status: Status | None = None,
+    record: JobHistory | None = None,
+) -> OperatedJob:
+    """written: the job's status as the API has it; status: its coordinator's."""
+    spec = spec or job(nodePools=POOLS)
+    facts = facts or StatusFacts(now=NOW, generation=1, spec=spec)
+    return OperatedJob(view=viewed(spec, read_status(written), status), facts=facts, record=record)
 
 
 def seen(since: float = -59.0, **more: Any) -> OperatedJob:
@@ -93,6 +104,12 @@ def test_a_job_that_has_only_just_been_seen() -> None:
     found = looked(look(spec=job()), WHEN)
     assert (found.state.name, found.grid, found.unknown, found.cost) == ("Pending", (), (), None)
     assert (found.progress.step, found.progress.steps, found.job.began) == (None, 10, None)
+
+
+def test_a_job_whose_coordinator_has_only_just_begun() -> None:
+    """Until its first status is written it has no conditions that could say more."""
+    found = looked(look(status=said(phase="Pending"), record=JobHistory(Time(WHEN))), WHEN)
+    assert (found.state.name, found.state.sentence) == ("Pending", "Waiting for enough workers to start.")
 
 
 def test_a_job_that_is_over_shows_from_its_status() -> None:
@@ -161,7 +178,7 @@ def test_the_cost_and_the_same_on_demand() -> None:
     assert left == 3.5
     assert found.at_end == pytest.approx(2.5 + 3.0 * left / 3600)
     assert found.on_demand_at_end == pytest.approx(2.5 + 7.5 + 10.5 * left / 3600)
-    suspended = looked(replace(seen(spec=spec, facts=facts), status=None), WHEN).cost
+    suspended = looked(look(written=written(), spec=spec, facts=facts), WHEN).cost
     assert suspended is not None
     assert (suspended.total, suspended.at_end, suspended.on_demand_at_end) == (2.5, None, None)
     assert (found.spent, found.on_demand, found.on_demand_pool) == (3.0, 10.5, "fallback")

@@ -20,7 +20,8 @@ from page_kit import Time
 async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
     clock = Time()
     view = PageView(job(nodePools=[{"name": "a", "pricePerHour": "1.0"}]), clock=clock)
-    assert (view.document().state.name, view.document().progress.steps) == ("Starting", 10)
+    starting = view.document()
+    assert (starting.state.name, starting.progress.steps, starting.job.place) == ("Starting", 10, "local")
     view.start(lambda wish: None)
     view.status(said(step=0, loss=None, losses=()))
     view.status(said(step=1, loss=4.0))

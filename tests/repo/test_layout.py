@@ -28,7 +28,6 @@ SCENARIOS = {
     },
     "client": {
         "fuzz",
-        "notebook",
         "shipped_profiles",
         "spread",
         "zone_costs",

@@ -196,9 +196,9 @@ class Dearer(Away):
         changes.
         """
         assert self.controller is not None
-        view = self.controller.view(JOB)
-        assert view is not None
-        return float(view.facts.total_cost)
+        known = self.controller.known(JOB)
+        assert known is not None
+        return float(known.facts.total_cost)
 
     def _prices(self, spot: float) -> None:
         told = {"format": "bamboo-prices", "version": 1, "source": "", "machines": {"m": {"spot": spot}}}
@@ -335,9 +335,9 @@ class Lost(Away):
 def job_conditions(simulation: OperatorSimulation) -> list[Object]:
     """The job's conditions as its status would be written now."""
     assert simulation.controller is not None
-    view = simulation.controller.view(JOB)
-    assert view is not None
-    found: list[Object] = written(job_status(view.status, view.written, view.facts))["conditions"]
+    known = simulation.controller.known(JOB)
+    assert known is not None
+    found: list[Object] = written(job_status(known.view.live, known.view.status, known.facts))["conditions"]
     return found
 
 

@@ -10,12 +10,13 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from bamboo_core.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo_core.coordinator.events import CheckpointSummary
+from bamboo_core.coordinator.events import CheckpointSummary, Status
+from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.status import read_status
 from bamboo_core.metrics.exposition import Metric, MetricKind, MetricsPage
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
-from operator_kit import NOW, job, said
+from operator_kit import NOW, job, said, viewed
 
 POOLS = [
     {"name": "spot", "capacity": "Spot", "pricePerHour": "0.50"},
@@ -45,10 +46,15 @@ def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
     return {tuple(sample.labels[label] for label in own): sample.value for sample in samples}
 
 
-def look(written: object = None, **more: object) -> OperatedJob:
-    """written: the job's status as the API has it."""
-    spec = job(nodePools=POOLS)
-    facts = StatusFacts(
+LIVE = said()
+
+
+def look(
+    written: object = None, facts: StatusFacts | None = None, status: Status | None = LIVE, spec: JobSpec | None = None
+) -> OperatedJob:
+    """written: the job's status as the API has it; status: its coordinator's."""
+    spec = spec or job(nodePools=POOLS)
+    facts = facts or StatusFacts(
         now=NOW,
         generation=1,
         spec=spec,
@@ -57,8 +63,7 @@ def look(written: object = None, **more: object) -> OperatedJob:
         cost=Decimal("0.25"),
         repeated_cost=Decimal("0.05"),
     )
-    known = {"namespace": "default", "name": "tiny", "facts": facts, "status": said(), **more}
-    return OperatedJob(written=read_status(written), **known)  # type: ignore[arg-type]
+    return OperatedJob(view=viewed(facts.spec or spec, read_status(written), status), facts=facts)
 
 
 def kept() -> CheckpointSummary:

@@ -10,9 +10,12 @@ from referencing import Registry, Resource
 
 from bamboo_core.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
 from bamboo_core.coordinator.events import CheckpointSummary, Status, Takeover, WorkerState
+from bamboo_core.job.api_object import Metadata
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.status import BambooJobStatus
+from bamboo_core.view.job_view import JobView
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
 from manifest_kit import bamboojob, minimal
 
@@ -121,6 +124,12 @@ def takeover(**facts: Any) -> Takeover:
         "backwards": 3,
     }
     return Takeover(**{**usual, **facts})
+
+
+def viewed(spec: JobSpec, status: BambooJobStatus | None = None, live: Status | None = None) -> JobView:
+    """The view of a job on a cluster."""
+    metadata = Metadata(name=spec.name, namespace=spec.namespace)
+    return JobView(metadata=metadata, spec=spec, status=status or BambooJobStatus(), live=live)
 
 
 def checkpoints(

@@ -13,7 +13,7 @@ from bamboo_operator.http.job_pages import JobPages
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.operated_job import OperatedJob
 from http_kit import serving
-from operator_kit import NOW, job
+from operator_kit import NOW, job, viewed
 
 TEAM = ("team", "tiny")
 
@@ -59,12 +59,8 @@ class Reviewer:
 @asynccontextmanager
 async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     """A session and the address of the operator's web port; there is one job, team/tiny."""
-    known = OperatedJob(
-        namespace="team",
-        name="tiny",
-        facts=StatusFacts(now=NOW, generation=1, spec=job()),
-        written=BambooJobStatus(state="Suspended"),
-    )
+    view = viewed(job(), BambooJobStatus(state="Suspended"))
+    known = OperatedJob(view=view, facts=StatusFacts(now=NOW, generation=1, spec=job()))
     app = web.Application()
     JobPages(lambda key: known if key == TEAM else None, reviewer).add_to(app)
     async with serving(app) as url, aiohttp.ClientSession() as session:

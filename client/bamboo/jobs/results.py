@@ -10,11 +10,9 @@ import msgspec
 from bamboo_core.coordinator.events import Status
 from bamboo_core.history.merge import merged, newest, to_csv
 from bamboo_core.history.records import Record, StepRecord
-from bamboo_core.job.api_object import Metadata
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.text import duration
-from bamboo_core.view.job_view import JobView
-from bamboo_core.view.run_status import run_status
+from bamboo_core.view.job_view import JobView, view_of_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +93,7 @@ def progress_of(view: JobView) -> JobProgress:
 
 def local_progress(spec: JobSpec, live: Status, page: str) -> JobProgress:
     """The progress of a run on this machine. page: its URL."""
-    view = JobView(
-        metadata=Metadata(name=spec.name, namespace=spec.namespace),
-        spec=spec,
-        status=run_status(live, datetime.now(UTC)),
-        plan=tuple(tuple(owner for owner, _ in pipeline) for pipeline in live.grid),
-    )
+    view = view_of_run(spec, live, datetime.now(UTC))
     return replace(progress_of(view), metrics=live.metrics, lost_samples=live.lost_samples, page=page)
 
 

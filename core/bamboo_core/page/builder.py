@@ -3,21 +3,42 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TypedDict
+
+from msgspec.structs import replace
 
 from bamboo_core.control.memory import BytesByKind
 from bamboo_core.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo_core.coordinator.events import Takeover as TakenOver
 from bamboo_core.coordinator.protection import OFF, counts_nodes, protection
-from bamboo_core.job.spec import JobSpec
+from bamboo_core.job.spec import USUAL_STEPS, JobSpec
+from bamboo_core.job.status import BambooJobStatus, TrainingProgress
 from bamboo_core.page import document as d
 from bamboo_core.page.history import JobHistory, Point, TimelineMark
 from bamboo_core.planning.plan import WorkerId
+from bamboo_core.view.job_view import JobView
 
 OVER = "Over"  # the phase of a status
 ENDED = "ended"  # ran a stage when the job ended
 MOST_SLOW = 3  # workers in a sentence
 LOST = "lost"  # runs a stage in the plan, and is not there any more
+LATE_SECONDS = 2.0  # a start so much before the record is not the one that the record saw
+TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad", "Degraded": "warn"}
+CONDITIONS = {
+    "Invalid": "Accepted",
+    "Saving": "Running",
+    "Pending": "WorkersReady",
+}  # that explain a state, else its own
+RESTARTED = (
+    "The operator has been restarted since the job began: curves, timeline and events from before are not known here;"
+    " the counts are from the BambooJob's status."
+)
+NOT_SEEN = (
+    "The job was not run by this operator process: curves, timeline, memory and events are not known here; the rest is"
+    " from the BambooJob's status."
+)
+OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers are doing is not known at the moment."
 SENTENCES = {
     "Pending": "Waiting for enough workers to start.",
     "Recovering": "The coordinator was restarted and waits for the workers to come back.",
@@ -28,40 +49,100 @@ SENTENCES = {
 
 
 def document(
-    job: d.PageJob,
-    spec: JobSpec,
-    status: Status,
-    record: JobHistory,
+    view: JobView,
+    record: JobHistory | None,
     *,
+    place: str,
+    began: float | None,
     now: float,
     ended: d.PageState | None = None,
     cost: d.PageCost | None = None,
 ) -> d.Document:
-    """The page of a job whose coordinator is at hand. ended: how, if it has."""
-    names = Labels(spec.name)
-    return d.Document(
+    """The page of a job. record: None if its shell has not seen it run. began: when the job did. ended: how, if its
+    shell knows it.
+
+    What a coordinator says counts first; its status outlasts coordinators, and adds up what they count.
+    """
+    written, names = view.status, Labels(view.name)
+    since = record.since if record else None
+    mode = view.spec.redundancy.mode.value
+    job = d.PageJob(name=view.name, namespace=view.namespace, place=place, mode=mode, began=began, since=since)
+    shown = ended or _state_now(view, names)
+    if view.live is not None and record is not None:
+        found = _from_coordinator(view, view.live, record, job, shown, now)
+    else:
+        found = _from_status(view, record, job, shown, now)
+    unknown = list(found.unknown)
+    if record is None and written.training != TrainingProgress():
+        unknown.append(NOT_SEEN)
+    elif began is not None and since is not None and began < since - LATE_SECONDS:
+        unknown.append(RESTARTED)
+    return replace(
+        found,
+        counts=_counts(written, found.counts),
+        evaluation=found.evaluation or _evaluation_in_status(view),
+        checkpoint=_checkpoint_in_status(view, found.checkpoint),
+        cost=cost,
+        conditions=conditions(written),
+        unknown=tuple(unknown),
+    )
+
+
+def _state_now(view: JobView, names: "Labels") -> d.PageState:
+    """What the coordinator says while the job runs, or while there are no conditions; else what these say."""
+    told, live = state_in_status(view.status), view.live
+    if live is None or told.over or (view.status.conditions and live.phase not in ("Running", "Recovering")):
+        return told
+    return state(live, view.spec, names)
+
+
+def _from_coordinator(
+    view: JobView, live: Status, record: JobHistory, job: d.PageJob, shown: d.PageState, now: float
+) -> d.Document:
+    names = Labels(view.name)
+    found = d.Document(
         now=now,
         job=job,
-        state=ended or state(status, spec, names),
-        progress=progress(status, spec, ended),
+        state=shown,
+        progress=progress(live, view.spec, shown),
         counts=d.PageCounts(
-            preemptions=status.preemptions,
-            takeovers=len(status.takeovers),
-            notices=status.notices,
-            restarts=status.restarts,
+            preemptions=live.preemptions,
+            takeovers=len(live.takeovers),
+            notices=live.notices,
+            restarts=live.restarts,
         ),
-        epoch=status.epoch or None,
-        grid=grid(status, names),
-        others=others(status, names) if status.phase != OVER else (),
-        unprotected=status.unprotected,
-        memory=tuple(account(worker, memory, names) for worker, memory in status.memory),
-        most_memory=account(*status.most_memory, names) if status.most_memory else None,
-        traffic=tuple(account(worker, sent, names) for worker, sent in status.traffic),
-        evaluation=evaluation(status, spec),
-        checkpoint=checkpoint(status.checkpoint, now) if status.checkpoint else None,
-        cost=cost,
+        epoch=live.epoch or None,
+        grid=grid(live, names),
+        others=others(live, names) if live.phase != OVER else (),
+        unprotected=live.unprotected,
+        memory=tuple(account(worker, memory, names) for worker, memory in live.memory),
+        most_memory=account(*live.most_memory, names) if live.most_memory else None,
+        traffic=tuple(account(worker, sent, names) for worker, sent in live.traffic),
+        evaluation=evaluation(live, view.spec),
+        checkpoint=checkpoint(live.checkpoint, now) if live.checkpoint else None,
         **history_fields(record, names),
     )
+    if live.phase == "Recovering" and not found.grid:  # after a restart, until the workers are back
+        return _remembered(view, found)
+    return found
+
+
+def _from_status(
+    view: JobView, record: JobHistory | None, job: d.PageJob, shown: d.PageState, now: float
+) -> d.Document:
+    """A job without a coordinator: invalid, suspended, over, or only just seen."""
+    written, names, training = view.status, Labels(view.name), view.spec.training
+    found = d.Document(
+        now=now,
+        job=job,
+        state=shown,
+        progress=d.PageProgress(samples=training.global_batch_size, steps=training.known_steps),
+        counts=d.PageCounts(preemptions=written.preemptions, takeovers=written.takeovers),
+        epoch=written.epoch or None,
+    )
+    if record is not None:
+        return _remembered(view, replace(found, **history_fields(record, names)))
+    return _remembered(view, replace(found, marks=_last_takeover(written, names)))
 
 
 class Labels:
@@ -294,3 +375,101 @@ def rows(names: Sequence[Sequence[WorkerId]], labels: Labels) -> tuple[tuple[d.P
         )
         for row in names
     )
+
+
+def state_in_status(written: BambooJobStatus) -> d.PageState:
+    """The job's state as the status says it; a job without one has only just been seen."""
+    name = written.state
+    found = written.condition(CONDITIONS.get(name, name))
+    sentence = found.message if found else ""
+    over = name in ("Complete", "Failed")
+    return d.PageState(name=name, tone=TONES.get(name, "idle"), sentence=sentence, over=over)
+
+
+def conditions(written: BambooJobStatus) -> tuple[d.PageCondition, ...]:
+    return tuple(
+        d.PageCondition(
+            type=c.type, status=c.status, reason=c.reason, message=c.message, at=unix(c.last_transition_time)
+        )
+        for c in written.conditions
+    )
+
+
+def _remembered(view: JobView, found: d.Document) -> d.Document:
+    """The document with progress and owners as the status has them."""
+    training, progress, over = view.status.training, found.progress, state_in_status(view.status).over
+    owners = () if over else rows(view.plan, Labels(view.name))
+    known = d.PageProgress(
+        step=progress.step if training.step is None else training.step,
+        steps=progress.steps if training.steps is None else training.steps,
+        stopped_early=training.stopped_early or "",
+        grid_choice=training.grid_choice or "",
+        done_by=training.done_by or "",
+        loss=progress.loss if training.loss is None else training.loss,
+        samples=progress.samples,
+        samples_per_second=None if over else training.samples_per_second,
+        eta_seconds=None if over else training.eta_seconds,
+    )
+    return replace(found, progress=known, grid=owners, unknown=(OWNERS_ONLY,) if owners else ())
+
+
+def _counts(written: BambooJobStatus, counts: d.PageCounts) -> d.PageCounts:
+    """The coordinator counts from its own start; the status has counted on, and neither falls."""
+    return d.PageCounts(
+        preemptions=max(counts.preemptions, written.preemptions),
+        takeovers=max(counts.takeovers, written.takeovers),
+        restarts=max(counts.restarts or 0, written.restarts),
+        notices=counts.notices if counts.preemptions >= written.preemptions else None,
+    )
+
+
+def _evaluation_in_status(view: JobView) -> d.PageEvaluation | None:
+    """The newest evaluation as the status remembers it, of a job whose coordinator is new or gone."""
+    known, wanted = view.status.training.evaluation, view.spec.training.evaluation
+    if known is None or wanted is None:
+        return None
+    return d.PageEvaluation(
+        step=known.step,
+        metric=wanted.metric,
+        metrics=known.metrics,
+        best_step=known.best_step,
+        best_metrics=known.best_metrics,
+    )
+
+
+def _checkpoint_in_status(view: JobView, live: d.PageCheckpoint | None) -> d.PageCheckpoint | None:
+    """The checkpoints of a job; None if it keeps none. live: as the coordinator has it."""
+    written, known = view.status, live
+    if known is None and view.spec.checkpoint is not None:
+        every = view.spec.checkpoint.every_steps or USUAL_STEPS
+        known = d.PageCheckpoint(place=view.checkpoint_place, every_steps=every)
+    if known is None:
+        return None
+    if known.at is None:
+        newest = written.checkpoint
+        step = known.step if newest.last_step is None else newest.last_step
+        known = replace(known, step=step, at=unix(newest.last_time))
+    return replace(
+        known,
+        restores=max(known.restores, written.restores),
+        repeated=max(known.repeated, written.repeated_steps),
+        repeated_seconds=known.repeated_seconds if known.repeated >= written.repeated_steps else None,
+    )
+
+
+def _last_takeover(written: BambooJobStatus, names: Labels) -> tuple[d.PageMark, ...]:
+    last = written.last_takeover
+    if last is None or last.time is None:
+        return ()
+    phases = d.TakeoverPhases(
+        victim=names(last.victim),
+        worker=names(last.worker),
+        pipeline=last.pipeline,
+        stage=last.stage,
+        pause=1000 * last.pause_seconds,
+    )
+    return (d.PageMark(at=last.time.timestamp(), kind="takeover", message="", takeover=phases),)
+
+
+def unix(time: datetime | None) -> float | None:
+    return None if time is None else time.timestamp()

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
+from bamboo_core.coordinator.events import Status
 from bamboo_core.coordinator.protection import OFF
 from bamboo_core.job.api_object import Metadata, read_leniently
 from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.spec import JobSpec, StorageSpec, storage_place
 from bamboo_core.job.status import BambooJobStatus, read_status
 from bamboo_core.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
+from bamboo_core.view.run_status import run_status
 
 CellIndex = tuple[int, int]  # pipeline and stage
 
@@ -21,14 +25,16 @@ UNRECOVERABLE = (
 )  # reasons of jobs that nothing could save
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobView:
-    """What is known of a job. plan: the owners by pipeline and stage; none if it is not known (yet)."""
+    """What is known of a job. live: what its coordinator says now, where it is at hand; it says more than the status,
+    and more exactly.
+    """
 
     metadata: Metadata
     spec: JobSpec
     status: BambooJobStatus
-    plan: tuple[tuple[str, ...], ...]
+    live: Status | None = None
 
     @property
     def namespace(self) -> str:
@@ -102,6 +108,11 @@ class JobView:
             return True
         return not any(sign in degraded.message for sign in ("has no second copy", "; and "))
 
+    @cached_property
+    def plan(self) -> tuple[tuple[str, ...], ...]:
+        """The owners by pipeline and stage; none if it is not known (yet)."""
+        return self.status.owners
+
     def short(self, worker: str) -> str:
         """A worker's name without the job's, where it has that: w3 for quickstart-w3."""
         return worker.removeprefix(f"{self.name}-")
@@ -118,10 +129,12 @@ class JobView:
 
 def view_of(body: Mapping[str, Any]) -> JobView:
     """The view of a BambooJob as the API server has it. What of it this version cannot read counts as absent."""
-    status = read_status(body.get("status"))
-    return JobView(
-        metadata=read_leniently(Metadata, body.get("metadata")),
-        spec=read_spec(body),
-        status=status,
-        plan=status.owners,
-    )
+    metadata = read_leniently(Metadata, body.get("metadata"))
+    return JobView(metadata=metadata, spec=read_spec(body), status=read_status(body.get("status")))
+
+
+def view_of_run(spec: JobSpec, live: Status | None, now: datetime) -> JobView:
+    """The view of a job without a BambooJob, that is run in this process. live: None while it starts."""
+    metadata = Metadata(name=spec.name, namespace=spec.namespace)
+    status = run_status(live, now) if live is not None else BambooJobStatus()
+    return JobView(metadata=metadata, spec=spec, status=status, live=live)

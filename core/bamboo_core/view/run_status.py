@@ -1,5 +1,6 @@
 """What a coordinator says of its job, as the status of a BambooJob says it. Pure; the time comes in."""
 
+import json
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -37,7 +38,14 @@ def run_status(live: Status, now: datetime) -> BambooJobStatus:
         training=training_progress(live, now),
         checkpoint=_checkpoint(live, now),
         digests=live.digests or None,
+        plan=_plan(live),
     )
+
+
+def _plan(live: Status) -> str | None:
+    """The owners of stages, without what another coordinator would have to know."""
+    owners = [[owner for owner, _ in row] for row in live.grid]
+    return json.dumps({"epoch": live.epoch, "pipelines": owners}, separators=(",", ":")) if owners else None
 
 
 def _last_takeover(live: Status) -> TakeoverStatus | None:

@@ -14,10 +14,10 @@ from bamboo_operator.status.operated_job import OperatedJob
 
 
 class JobPages:
-    """The pages of all jobs. view: what is known of a job; None for one that is not there."""
+    """The pages of all jobs. known: what is known of a job; None for one that is not there."""
 
-    def __init__(self, view: Callable[[JobKey], OperatedJob | None], reviews: ReviewApi) -> None:
-        self._view = view
+    def __init__(self, known: Callable[[JobKey], OperatedJob | None], reviews: ReviewApi) -> None:
+        self._known = known
         self._access = PageAccess(reviews)
         self._now = steady_clock()
 
@@ -38,10 +38,10 @@ class JobPages:
             if refused.status == 401:
                 headers["WWW_Authenticate"] = "Bearer"
             return refusal(refused.status, refused.sentence, **headers)
-        view = self._view(job)
-        if view is None:
+        known = self._known(job)
+        if known is None:
             return refusal(404, f"There is no BambooJob {job[1]} in namespace {job[0]} that this operator runs.")
-        return answer(page_document(view, self._now()))
+        return answer(page_document(known, self._now()))
 
 
 def _job(request: web.Request) -> JobKey:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
+from bamboo_core.coordinator.events import CheckpointSummary
 from bamboo_core.job.status import BambooJobStatus, CheckpointStatus
 from bamboo_core.metrics import job_catalog, job_metrics, operator_catalog
 from bamboo_core.metrics.exposition import Metric, MetricsPage
@@ -42,7 +43,7 @@ class MetricSources:
         reconcilers = self.reconcilers()
         for job in reconcilers:
             try:
-                states[job_page(page, job.view(), job.meter)] += 1
+                states[job_page(page, job.known(), job.meter)] += 1
             except Exception:  # one job's numbers must not cost all others theirs
                 logger.exception("%s/%s: no metrics", *job.key)
         _operator(page, self)
@@ -56,10 +57,10 @@ class MetricSources:
             page.add(operator_catalog.OPERATOR_JOBS, count, state)
 
 
-def job_page(page: MetricsPage, view: OperatedJob, meter: JobMeter) -> str:
+def job_page(page: MetricsPage, known: OperatedJob, meter: JobMeter) -> str:
     """Adds a job's; returns its state."""
-    job, status = (view.namespace, view.name), view.status
-    status_now = job_status(status, view.written, view.facts)
+    job, status = _key(known), known.view.live
+    status_now = job_status(status, known.view.status, known.facts)
     state = status_now.state
     for name in job_catalog.STATES:
         page.add(job_catalog.JOB_STATE, name == state, *job, name)
@@ -69,34 +70,37 @@ def job_page(page: MetricsPage, view: OperatedJob, meter: JobMeter) -> str:
             job_metrics.protected(page, job, holds=condition.holds, reason=condition.reason)
     _workers(page, job, status_now)
     _rollout(page, job, status_now)
-    _pods(page, job, view, idle=state in IDLE_STATES)
+    _pods(page, job, known, idle=state in IDLE_STATES)
     page.add(job_catalog.JOB_LAST_COMMIT, meter.committed, *job)
     for source, count in dict(meter.signals).items():
         page.add(job_catalog.JOB_SIGNALS, count, *job, source)
     page.add(job_catalog.JOB_USEFUL, meter.useful, *job)
     page.add(job_catalog.JOB_PAID, meter.paid, *job)
     page.add(job_catalog.JOB_SAMPLES, meter.samples, *job)
-    if status is not None and view.spec is not None:
+    if status is not None:
         job_metrics.progress(page, job, status)
-        job_metrics.grid(page, job, None if state in IDLE_STATES else status, view.spec)
+        job_metrics.grid(page, job, None if state in IDLE_STATES else status, known.view.spec)
         job_metrics.slow(page, job, None if state in IDLE_STATES else status)
         job_metrics.history(page, job, status)
-        _checkpoint(page, view, status_now.checkpoint)
-    _cost(page, view, status_now)
+        _checkpoint(page, job, status.checkpoint, status_now.checkpoint)
+    _cost(page, known, status_now)
     return state
 
 
-def _checkpoint(page: MetricsPage, view: OperatedJob, newest: CheckpointStatus) -> None:
+def _key(known: OperatedJob) -> JobKey:
+    return (known.view.namespace, known.view.name)
+
+
+def _checkpoint(page: MetricsPage, job: JobKey, known: CheckpointSummary | None, newest: CheckpointStatus) -> None:
     """Adds the metrics of a job's checkpoints to the page. newest: as in the BambooJob's status, which outlasts
     coordinators.
     """
-    known = view.status.checkpoint if view.status else None
     if known is None:
         return
     at = newest.last_time
     age = known.age if known.age is not None else max(0.0, time.time() - at.timestamp()) if at else None
     step = known.first if newest.last_step is None else newest.last_step
-    job_metrics.checkpoint(page, (view.namespace, view.name), step=step, every_steps=known.every_steps, age=age)
+    job_metrics.checkpoint(page, job, step=step, every_steps=known.every_steps, age=age)
 
 
 def _workers(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> None:
@@ -114,8 +118,8 @@ def _rollout(page: MetricsPage, job: JobKey, status_now: BambooJobStatus) -> Non
         page.add(job_catalog.JOB_ROLLOUT_STATE, rollout.state == state, *job, state.value)
 
 
-def _pods(page: MetricsPage, job: JobKey, view: OperatedJob, *, idle: bool) -> None:
-    facts = view.facts
+def _pods(page: MetricsPage, job: JobKey, known: OperatedJob, *, idle: bool) -> None:
+    facts = known.facts
     capacities = {pool.name: pool.capacity.value for pool in facts.spec.node_pools} if facts.spec else {}
     paid = facts.pods if facts.paid is None else facts.paid
     for metric, counts in ((job_catalog.JOB_PODS, facts.pods), (job_catalog.JOB_PAID_PODS, paid)):
@@ -123,27 +127,27 @@ def _pods(page: MetricsPage, job: JobKey, view: OperatedJob, *, idle: bool) -> N
             page.add(metric, 0 if idle else counts.get(pool, 0), *job, pool, capacities.get(pool, ""))
 
 
-def _cost(page: MetricsPage, view: OperatedJob, status_now: BambooJobStatus) -> None:
+def _cost(page: MetricsPage, known: OperatedJob, status_now: BambooJobStatus) -> None:
     """Only if a pool has a price, or had one. Counters are what the job's status says by now, where the next operator
     goes on: it is never more than what that finds, so that they never fall.
     """
-    job = (view.namespace, view.name)
-    cost, written = status_now.cost, view.written.cost
+    job, facts, view = _key(known), known.facts, known.view
+    cost, written = status_now.cost, view.status.cost
     if cost.total is None:
         return
-    total = float(view.facts.earlier.cost + view.facts.cost)
+    total = float(facts.earlier.cost + facts.cost)
     if cost.per_hour is not None:
         page.add(job_catalog.JOB_COST_PER_HOUR, float(cost.per_hour), *job)
     page.add(job_catalog.JOB_COST, float(written.total or 0), *job)
     page.add(job_catalog.JOB_COST_SO_FAR, total, *job)
     page.add(job_catalog.JOB_REPEATED_COST, float(written.repeated or 0), *job)
     page.add(job_catalog.JOB_REPEATED_COST_SO_FAR, float(cost.repeated or 0), *job)
-    if view.facts.comparison.since is not None:
+    if facts.comparison.since is not None:
         page.add(job_catalog.JOB_ON_DEMAND_COST, float(written.on_demand_total or 0), *job)
-        page.add(job_catalog.JOB_SAVED, float(view.facts.comparison.saved), *job)
-    status, spec = view.status, view.spec
-    if status is not None and spec is not None and status.step and status.phase != "Recovering":
-        samples = status.step * spec.training.global_batch_size - status.lost_samples
+        page.add(job_catalog.JOB_SAVED, float(facts.comparison.saved), *job)
+    live = view.live
+    if live is not None and live.step and live.phase != "Recovering":
+        samples = live.step * view.spec.training.global_batch_size - live.lost_samples
         if samples > 0:
             page.add(job_catalog.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
 

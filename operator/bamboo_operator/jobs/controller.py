@@ -104,15 +104,15 @@ class JobController:
         """Those whose tasks run; from any thread."""
         return [job for job, task in tuple(self._reconcilers.values()) if not task.done()]
 
-    def view(self, key: JobKey) -> OperatedJob | None:
+    def known(self, key: JobKey) -> OperatedJob | None:
         """What is known of that job; None if it is none of ours."""
-        known = self._reconcilers.get(key)
-        return known[0].view() if known else None
+        found = self._reconcilers.get(key)
+        return found[0].known() if found else None
 
     def spec(self, key: JobKey) -> JobSpec | None:
         """The spec of that job; None if it is none of ours."""
-        view = self.view(key)
-        return view.spec if view else None
+        known = self.known(key)
+        return known.facts.spec if known else None
 
     def stuck(self) -> str | None:
         """A sentence on a job that has not been reconciled for too long, if there is one."""

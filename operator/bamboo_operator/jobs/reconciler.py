@@ -14,8 +14,11 @@ from typing import Any
 
 from bamboo_core.control.protocol import Stop
 from bamboo_core.coordinator.events import Status
+from bamboo_core.job.api_object import Metadata
+from bamboo_core.job.manifest import read_spec
 from bamboo_core.job.placement_spec import CleanPodPolicy
 from bamboo_core.job.spec import JobSpec
+from bamboo_core.view.job_view import JobView
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.cost_counter import CostCounter
@@ -63,17 +66,16 @@ class JobReconciler:
         self._cost = CostCounter(JobPods(self._job, shared.cluster), self._status, self.meter, shared.prices)
         self._spec = EffectiveSpec(self._job, body, self._status, shared.api, self._attempts)
 
-    def view(self) -> OperatedJob:
+    def known(self) -> OperatedJob:
         """What the job's page and metrics are made of."""
         runner, status, (namespace, name) = self.runner, self._status, self.key
-        return OperatedJob(
-            namespace=namespace,
-            name=name,
-            facts=status.facts,
-            written=status.written,
-            status=runner.status() if runner else None,
-            record=runner.record if runner else None,
+        view = JobView(
+            metadata=Metadata(name=name, namespace=namespace, uid=self.uid),
+            spec=status.facts.spec or read_spec(self.body),
+            status=status.written,
+            live=runner.status() if runner else None,
         )
+        return OperatedJob(view=view, facts=status.facts, record=runner.record if runner else None)
 
     @property
     def last_progress(self) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 from bamboo.local.closing import Closing
 from bamboo.local.views.summary import Summary
@@ -12,6 +13,7 @@ from bamboo_core.page import document as d
 from bamboo_core.page.builder import document, ended
 from bamboo_core.page.history import Clock, JobHistory, StepFigures
 from bamboo_core.page.server import LocalPage
+from bamboo_core.view.job_view import view_of_run
 
 STARTING = d.PageState(name="Starting", tone="idle", sentence="The workers are being started.")
 PRICES = "The job's pools have prices, but a run on this machine pays none of them."
@@ -42,21 +44,12 @@ class PageView:
         self._ended = ended(summary.outcome, summary.message)
 
     def document(self) -> d.Document:
-        now = self._record.now()
-        job = d.PageJob(
-            name=self._spec.name,
-            namespace=self._spec.namespace,
-            place="local",
-            mode=self._spec.redundancy.mode.value,
-            began=self._record.since,
-            since=self._record.since,
-        )
-        if self._status is None:
-            nothing = d.PageProgress(step=0, steps=self._spec.training.known_steps)
-            counts = d.PageCounts(preemptions=0, takeovers=0, notices=0, restarts=0)
-            return d.Document(now=now, job=job, state=self._ended or STARTING, progress=nothing, counts=counts)
-        cost = d.PageCost(sentence=PRICES) if any(p.price_per_hour for p in self._spec.node_pools) else None
-        return document(job, self._spec, self._status, self._record, now=now, ended=self._ended, cost=cost)
+        now, spec, live = self._record.now(), self._spec, self._status
+        view = view_of_run(spec, live, datetime.fromtimestamp(now, UTC))
+        ended = self._ended or (STARTING if live is None else None)
+        cost = d.PageCost(sentence=PRICES) if any(p.price_per_hour for p in spec.node_pools) else None
+        began = self._record.since
+        return document(view, self._record, place="local", began=began, now=now, ended=ended, cost=cost)
 
     # as a view of the run
 
