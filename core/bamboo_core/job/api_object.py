@@ -45,17 +45,28 @@ def whole_seconds(when: datetime) -> datetime:
 
 def read_leniently(kind: type[P], said: Any) -> P:
     """The object as that kind, all of whose fields have defaults."""
-    fields: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
+    return _fitting(kind, without_nulls(said))
+
+
+def without_nulls(value: Any) -> Any:
+    """A copy of the document without the fields that are null, which are absent to Kubernetes."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    return value
+
+
+def _fitting(kind: type[P], said: Any) -> P:
     found = {}
-    for one in msgspec.structs.fields(kind):
-        value = fields.get(one.encode_name)
-        if value is None:
+    for one in msgspec.structs.fields(kind) if isinstance(said, Mapping) else ():
+        if one.encode_name not in said:
             continue
         try:
-            found[one.name] = msgspec.convert(value, one.type)
+            found[one.name] = msgspec.convert(said[one.encode_name], one.type)
         except msgspec.ValidationError:  # of another type: what of it fits is read
             if (part := _part(one.type)) is not None:
-                found[one.name] = read_leniently(part, value)
+                found[one.name] = _fitting(part, said[one.encode_name])
     return kind(**found)
 
 

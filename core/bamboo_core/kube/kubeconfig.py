@@ -21,8 +21,8 @@ from urllib.request import getproxies, proxy_bypass
 import msgspec
 import yaml
 
+from bamboo_core.job.api_object import without_nulls
 from bamboo_core.kube.errors import ConfigError
-from bamboo_core.kube.request_parts import without_nulls
 
 T = TypeVar("T")
 Entry = tuple[Path, dict[str, Any]]  # of a list in a file

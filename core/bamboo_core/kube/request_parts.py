@@ -1,6 +1,5 @@
 """What requests to the API server are made of: the paths of objects, kinds of patches, and bodies that several need."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from bamboo_core.names import GROUP, PLURAL, VERSION
@@ -43,12 +42,3 @@ def delete_options(uid: str, grace_seconds: int | None = None, propagation: str 
     if propagation is not None:
         body["propagationPolicy"] = propagation
     return body
-
-
-def without_nulls(value: Any) -> Any:
-    """A copy of the document without the fields that are null, which are absent to Kubernetes."""
-    if isinstance(value, Mapping):
-        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [without_nulls(inner) for inner in value]
-    return value

@@ -1,23 +1,9 @@
-"""What the command line reads of pods, nodes and events. Other fields are skipped; null is absent."""
+"""What the command line reads of pods and events."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from bamboo_core.job.api_object import ApiPart, Metadata, Time
-from bamboo_core.kube.errors import RemoteError
-from bamboo_core.kube.request_parts import without_nulls
-
-T = TypeVar("T")
-
-
-class StatusCondition(ApiPart, frozen=True):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_transition_time: Time | None = None
+from bamboo_core.job.status import ReportedCondition
 
 
 class PodSpec(ApiPart, frozen=True):
@@ -42,25 +28,21 @@ class ContainerState(ApiPart, frozen=True):
 
 
 class ContainerStatus(ApiPart, frozen=True):
-    name: str
+    name: str = ""
     state: ContainerState = ContainerState()
 
 
 class PodStatus(ApiPart, frozen=True):
     phase: str = ""
     reason: str = ""
-    conditions: tuple[StatusCondition, ...] = ()
+    conditions: tuple[ReportedCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
 class Pod(ApiPart, frozen=True):
-    metadata: Metadata
+    metadata: Metadata = Metadata()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
-
-
-class Node(ApiPart, frozen=True):
-    metadata: Metadata
 
 
 class ObjectReference(ApiPart, frozen=True):
@@ -76,7 +58,7 @@ class EventSeries(ApiPart, frozen=True):
 class Event(ApiPart, frozen=True):
     """Three generations of the API keep the time in different fields."""
 
-    metadata: Metadata
+    metadata: Metadata = Metadata()
     involved_object: ObjectReference = ObjectReference()
     type: str = ""
     reason: str = ""
@@ -85,12 +67,3 @@ class Event(ApiPart, frozen=True):
     series: EventSeries = EventSeries()
     last_timestamp: Time | None = None
     event_time: Time | None = None
-
-
-def read(kind: type[T], body: Mapping[str, Any]) -> T:
-    """The object as that kind. Raises RemoteError naming the field that is of another type."""
-    try:
-        return msgspec.convert(without_nulls(body), kind)
-    except msgspec.ValidationError as error:
-        name = (body.get("metadata") or {}).get("name")
-        raise RemoteError(f"cannot read {kind.__name__} {name} as the API server sends it: {error}") from None

@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 
 from bamboo.remote.job_view.objects import JobEvent, Json, RemoteWorker
 from bamboo_core import names
-from bamboo_core.kube.resources import ContainerState, Event, Node, Pod, read
+from bamboo_core.job.api_object import Metadata, read_leniently
+from bamboo_core.kube.resources import ContainerState, Event, Pod
 from bamboo_core.view.job_view import JobView
 
 
 def workers_of(job: JobView, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None) -> tuple[RemoteWorker, ...]:
     """The job's, in the order of their numbers. nodes: by name, as far as they are known."""
-    mine = (pod for body in pods if _owner(pod := read(Pod, body)) == job.uid)
+    mine = (pod for body in pods if _owner(pod := read_leniently(Pod, body)) == job.uid)
     return tuple(sorted((_worker(job, pod, nodes or {}) for pod in mine), key=lambda w: (w.number, w.name)))
 
 
@@ -22,9 +23,9 @@ def events_of(job: JobView, of_job: Iterable[Json], of_pods: Iterable[Json], pod
     An earlier job of the same name has another uid; of its pods' events nothing tells.
     """
     known = set(pods)
-    mine = [event for body in of_job if (event := read(Event, body)).involved_object.uid in ("", job.uid)]
+    mine = [event for body in of_job if (event := read_leniently(Event, body)).involved_object.uid in ("", job.uid)]
     for body in of_pods:
-        name = (event := read(Event, body)).involved_object.name
+        name = (event := read_leniently(Event, body)).involved_object.name
         if name in known or is_worker_of(job.name, name):
             mine.append(event)
     found = [_event(event) for event in mine]
@@ -47,7 +48,7 @@ def _worker(job: JobView, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
     state, detail = _state(job, pod)
     grace = pod.spec.termination_grace_period_seconds
     number = labels.get(names.LABEL_WORKER_INDEX, "")
-    zone = read(Node, nodes[node]).metadata.labels.get(job.spec.spread.topology_key, "") if node in nodes else ""
+    placed = read_leniently(Metadata, nodes[node]["metadata"] if node in nodes else {})
     return RemoteWorker(
         name=name,
         uid=pod.metadata.uid,
@@ -56,7 +57,7 @@ def _worker(job: JobView, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
         detail=detail,
         cells=job.cells(name),
         node=node,
-        zone=zone,
+        zone=placed.labels.get(job.spec.spread.topology_key, ""),
         capacity=labels.get(names.LABEL_CAPACITY_TYPE, ""),
         pool=labels.get(names.LABEL_NODE_POOL, ""),
         created=pod.metadata.creation_timestamp,
