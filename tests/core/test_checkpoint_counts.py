@@ -23,7 +23,6 @@ from checkpoint_world import (
     lose_stage,
     made,
     parts,
-    plan_of,
     reasons,
     root_of,
     save,
@@ -104,7 +103,7 @@ def test_a_checkpoint_that_cannot_be_read_is_counted_and_is_not_shown_as_the_new
     world = made(3)
     kept = save(world)
     train(world, 13)
-    plan = plan_of(world)
+    plan = world.plan
     world.state = replace(
         world.state, plans=replace(world.state.plans, newest=msgspec.structs.replace(plan, restore=kept))
     )
@@ -180,7 +179,7 @@ def test_lost_samples_of_steps_that_are_repeated_are_not_lost() -> None:
     for step in range(world.state.step, 13):
         message = protocol.StepCommitted(
             step=step,
-            generation=plan_of(world).target.generation,
+            generation=world.plan.target.generation,
             loss=1.0,
             gradient_norm=1.0,
             microbatches=6,

@@ -16,7 +16,7 @@ from bamboo_core.coordinator.checkpointing.checkpoints import (
 from bamboo_core.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo_core.coordinator.job_status import status
 from bamboo_core.planning.plan import Cell, CheckpointId
-from checkpoint_world import FIRST, LAYERS, begin, finished, made, plan_of, reasons, root_of, save, sent, train, written
+from checkpoint_world import FIRST, LAYERS, begin, finished, made, reasons, root_of, save, sent, train, written
 from world import World, silence
 
 
@@ -44,7 +44,7 @@ def test_the_last_state_is_kept_too() -> None:
 def test_all_holders_write_but_not_who_is_to_leave() -> None:
     world = made(2, 2, 1)
     train(world, 3)
-    plan = plan_of(world)
+    plan = world.plan
     holders = [{w for d in range(2) for w in plan.at(Cell(d, s)).holders} for s in range(2)]
     leaving = plan.at(Cell(1, 1)).owner
     world.tell(PreemptionNotice(leaving, 1e9))
@@ -53,7 +53,7 @@ def test_all_holders_write_but_not_who_is_to_leave() -> None:
     assert all(len(stage) > 1 for stage in wish.writers)
     assert leaving not in {w for stage in wish.writers for w in stage}
     for stage, writers in enumerate(wish.writers):
-        plan = plan_of(world)
+        plan = world.plan
         owners = {plan.at(Cell(d, stage)).owner for d in range(2)} - {leaving}
         assert set(writers[: len(owners)]) == owners
         assert set(writers) <= holders[stage] | {w for d in range(2) for w in plan.at(Cell(d, stage)).holders}
@@ -64,7 +64,7 @@ def test_a_replica_that_is_not_in_step_yet_does_not_write() -> None:
     while not sent(world, protocol.TakeCheckpoint):
         world.deliver()
     ((_, wish),) = sent(world, protocol.TakeCheckpoint)
-    plan = plan_of(world)
+    plan = world.plan
     assert world.state.plans.synced == frozenset()
     assert wish.writers == tuple((plan.at(Cell(0, s)).owner,) for s in range(2))
 
@@ -132,7 +132,7 @@ def leaving_writer(world: World) -> tuple[CheckpointId, str, list[int]]:
     world.tell(PreemptionNotice(leaver, 600.0))
     while world.pending or world.state.step < 16:
         world.deliver() if world.pending else world.commit()
-    assert not any(leaver in plan_of(world).at(cell).holders for cell in plan_of(world).cells())
+    assert not any(leaver in world.plan.at(cell).holders for cell in world.plan.cells())
     return checkpoint, leaver, layers
 
 
@@ -155,7 +155,7 @@ def test_who_writes_its_share_of_one_stage_and_has_none_of_another_is_not_waited
     """It copies stage by stage, and may have given one up before it came to that state."""
     world = made(2, 1, 2, everySteps=8)
     checkpoint, leaver, layers = leaving_writer(world)
-    first, end = next(stage for stage in plan_of(world).stages if stage[0] <= layers[0] < stage[1])
+    first, end = next(stage for stage in world.plan.stages if stage[0] <= layers[0] < stage[1])
     assert not set(layers) <= set(range(first, end)), "it writes layers of both stages"
     others = [layer for layer in range(LAYERS) if layer not in layers]
     written(world, checkpoint, *(layer for layer in layers if first <= layer < end), *others)
@@ -255,8 +255,7 @@ def test_a_finished_job_waits_for_its_last_checkpoint_and_for_the_removal_of_old
             silence(world, set(), TIDY_SECONDS + 1)
         case "not for a worker that is gone":
             world.lose(committer)
-    assert world.finish is not None
-    assert world.finish.outcome is Outcome.COMPLETE
+    assert world.outcome is Outcome.COMPLETE
 
 
 def test_a_job_that_is_suspended_keeps_its_state_first() -> None:
@@ -338,7 +337,7 @@ def test_a_job_that_is_suspended_does_not_wait_in_vain(how: str) -> None:
 def test_a_stage_whose_holders_all_have_notice_is_kept_before_they_go() -> None:
     world = made(2, 1, 0)
     train(world, 3)
-    plan = plan_of(world)
+    plan = world.plan
     first, *others = plan.at(Cell(0, 1)).holders
     world.tell(PreemptionNotice(first, 1000.0))
     assert not sent(world, protocol.TakeCheckpoint)

@@ -18,8 +18,7 @@ from world import World, back, restarted, silence, taken_over
 def asked_around(world: World) -> str:
     """A stage's last owner and replica are lost at once, and everybody is asked; the one of whom more is known."""
     world.settle()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     cell = Cell(0, 1)
     for worker in plan.at(cell).holders:
         world.lose(worker)
@@ -67,8 +66,7 @@ def test_a_worker_that_the_newest_plan_has_not_reached_has_nothing_and_is_heard(
     """The job has gone on from a cut with other stages, and holders were lost before a newcomer had that plan."""
     world = World(4, 1, 0)
     world.settle()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     lost = plan.at(Cell(0, 1)).holders
     newcomer = min(plan.worker_ids() - {*lost})
     began = {w: replace(r, origin=0 if w == newcomer else 2) for w, r in world.state.workers.items()}
@@ -108,11 +106,9 @@ def test_a_takeover_whose_heir_dies_before_it_reports_shifts_no_later_one() -> N
     cell = Cell(0, 1)
     victims = []
     for _ in range(2):
-        assert world.state.plan is not None
-        victims.append(world.state.plan.at(cell).owner)
+        victims.append(world.plan.at(cell).owner)
         world.lose(victims[-1])
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     heir = plan.at(cell).owner
     world.tell(Received(heir, taken_over(plan, cell)))
     (taken,) = [t for t in world.state.moves.takeovers if (t.pipeline, t.stage) == cell]
@@ -123,9 +119,8 @@ def test_a_takeover_whose_heir_dies_before_it_reports_shifts_no_later_one() -> N
 def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
     world = World(3, 1, 1)
     world.settle()
-    assert world.state.plan is not None
-    world.lose(world.state.plan.at(Cell(0, 1)).owner)
-    while world.pending or not world.state.plans.applied >= world.state.plan.worker_ids():
+    world.lose(world.plan.at(Cell(0, 1)).owner)
+    while world.pending or not world.state.plans.applied >= world.plan.worker_ids():
         event = world.pending[0]
         if isinstance(getattr(event, "message", None), protocol.TakenOver):
             world.pending.popleft()
@@ -174,9 +169,8 @@ def short_of_a_worker() -> World:
     """A worker is lost and taken over; another one is to be asked for from a moment on that has just passed."""
     world = World(4, 1, 0)
     world.settle()
-    assert world.state.plan is not None
     world.away = 1
-    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    world.lose(world.plan.at(Cell(0, 1)).owner)
     world.pending.clear()
     world.state = replace(
         world.state,
@@ -189,8 +183,7 @@ def short_of_a_worker() -> World:
 
 def test_of_the_answers_to_a_plan_the_last_one_decides() -> None:
     world = short_of_a_worker()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     *others, last = sorted(plan.worker_ids())
     state = world.state
     for number, worker in enumerate(others, 1):
@@ -204,8 +197,7 @@ def test_of_the_answers_to_a_plan_the_last_one_decides() -> None:
 def test_a_copy_that_is_known_is_not_decided_on_again() -> None:
     world = short_of_a_worker()
     (cell, replica), *_ = sorted(world.state.plans.synced)
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     message = Received(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
     _, known = coordinator.step(world.state, message, world.now)
     assert known == ()
@@ -219,8 +211,7 @@ def test_a_copy_that_is_known_is_not_decided_on_again() -> None:
 def test_what_is_said_of_a_cell_that_the_plan_has_not_is_not_heard(away: Cell) -> None:
     world = World(4, 1, 0)
     world.settle()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     assert not plan.has(away)
     worker = plan.at(Cell(0, 0)).owner
     state, _ = coordinator.step(

@@ -4,7 +4,7 @@ from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator.events import Tick
 from bamboo_core.planning.plan import CheckpointId, Plan
-from checkpoint_world import LAYERS, begin, lose_stage, made, plan_of, reasons, save, sent, train, written
+from checkpoint_world import LAYERS, begin, lose_stage, made, reasons, save, sent, train, written
 from world import World
 
 
@@ -16,16 +16,16 @@ def begun_again(world: World, held: dict[int, tuple[int, ...]]) -> tuple[Checkpo
     """The first plan after a stage was lost. held: by the number of a worker in the first plan, layers of the newest
     checkpoint that it has copies of.
     """
-    workers = sorted(plan_of(world).worker_ids())
+    workers = sorted(world.plan.worker_ids())
     checkpoint = save(world)
     world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint)
     for number, layers in held.items():
         holds(world, workers[number], checkpoint, *layers)
-    origin = plan_of(world).origin
+    origin = world.plan.origin
     lose_stage(world)
-    while plan_of(world).origin == origin:
+    while world.plan.origin == origin:
         world.deliver() if world.pending else world.tell(Tick())
-    return checkpoint, plan_of(world)
+    return checkpoint, world.plan
 
 
 def test_a_plan_that_goes_back_names_who_has_copies() -> None:
@@ -37,7 +37,7 @@ def test_a_plan_that_goes_back_names_who_has_copies() -> None:
     assert plan.sources[4:7] == (("w2",), ("w2",), ("w3",))
     assert plan.sources[2:4] == ((), ()), "who had copies of these is lost: they are read from the store"
     world.settle()
-    assert plan_of(world).sources == ()
+    assert world.plan.sources == ()
     assert "3 of 8 layers from memory" in next(e.message for e in world.told if e.reason == "RolledBack")
     train(world, 12)
 
@@ -54,11 +54,11 @@ def test_a_loss_before_all_have_begun_is_met_by_another_plan_from_the_same_check
     world = made(4, 1)
     checkpoint, plan = begun_again(world, {2: (4, 5), 3: (6,)})
     world.lose("w2")
-    again = plan_of(world)
+    again = world.plan
     assert (again.origin, again.restore, again.reason) == (plan.epoch + 1, checkpoint, "RollingBack")
     assert again.sources[4:7] == ((), (), ("w3",))
     world.lose("w3")
-    assert (plan_of(world).origin, plan_of(world).sources) == (again.epoch + 1, ())
+    assert (world.plan.origin, world.plan.sources) == (again.epoch + 1, ())
     world.settle()
     assert world.state.checkpoints.counts.repeated == 0, "it was never beyond that state since"
     assert sum(world.state.checkpoints.counts.restores.values()) == 1

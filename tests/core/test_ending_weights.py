@@ -10,7 +10,7 @@ from bamboo_core.coordinator.ending.weights import SAVE_SECONDS
 from bamboo_core.coordinator.events import Outcome, Tick
 from bamboo_core.coordinator.workers.record import Workers
 from bamboo_core.planning.plan import Cell
-from checkpoint_world import finished, made, plan_of, save, sent, train, written
+from checkpoint_world import finished, made, save, sent, train, written
 from world import World
 
 
@@ -45,7 +45,7 @@ def write(world: World, *requests: tuple[str, Save]) -> None:
 
 
 def owner(world: World, stage: int) -> str:
-    return plan_of(world).at(Cell(0, stage)).owner
+    return world.plan.at(Cell(0, stage)).owner
 
 
 def commit(world: World, worker: str, request: CommitWeights) -> None:
@@ -102,10 +102,10 @@ def test_nobody_can_say_that_the_folder_is_made_before_it_is_asked_for() -> None
 def test_who_comes_back_after_a_cut_is_asked_again_for_the_same_saving() -> None:
     world = saving(2)
     (worker, request), other = asked(world)
-    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan_of(world))))
+    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=world.plan)))
     assert asked(world)[2:] == [(worker, request)]
     write(world, (worker, request), other)
-    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan_of(world))))
+    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=world.plan)))
     assert asked(world)[3:] == [], "it is written"
     first, again = sent(world, CommitWeights)
     assert first == again
@@ -187,7 +187,7 @@ def test_what_somebody_may_be_making_the_folder_of_is_not_removed() -> None:
     world = saving(2, standby=1)
     write(world, *asked(world))
     ((committer, _),) = sent(world, CommitWeights)
-    world.tell(WorkerJoined(protocol.Hello(worker=committer, host="h", port=1, plan=plan_of(world))))
+    world.tell(WorkerJoined(protocol.Hello(worker=committer, host="h", port=1, plan=world.plan)))
     lose(world, committer)
     fail_to_save(world)
     assert stops(world) == {None}

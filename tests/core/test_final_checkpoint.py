@@ -8,7 +8,7 @@ from bamboo_core.coordinator.checkpoint_counts import AbandonReason
 from bamboo_core.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import CheckpointId
-from checkpoint_world import begin, finished, made, plan_of, reasons, root_of, save, sent, train, written
+from checkpoint_world import begin, finished, made, reasons, root_of, save, sent, train, written
 from world import World, back, restarted, silence
 
 
@@ -74,7 +74,7 @@ def test_all_who_have_finished_a_stage_share_its_layers() -> None:
     world = made(2, 2, steps=8)
     train(world, 8)
     finished(world)
-    plan = plan_of(world)
+    plan = world.plan
     owners = tuple(tuple(sorted(plan.pipelines[d][s].owner for d in range(2))) for s in range(2))
     (writers,) = {request.writers for request in asked(world).values()}
     assert tuple(tuple(sorted(stage)) for stage in writers) == owners
@@ -127,8 +127,7 @@ def test_it_is_tried_once_more_and_then_the_job_is_complete_without_it(told: Aba
     assert world.finish is None
     assert asked(world)
     fail()
-    assert world.finish is not None
-    assert world.finish.outcome is Outcome.COMPLETE
+    assert world.outcome is Outcome.COMPLETE
     assert world.finish.message == "all 8 steps are done; there is no checkpoint of the last state"
     assert world.state.checkpoints.counts.abandoned == {told: 2}
     assert reasons(world).count("CheckpointAbandoned") == 2
@@ -140,7 +139,7 @@ def test_a_stage_that_nobody_holds_any_more_ends_the_wait() -> None:
     train(world, 11)
     finished(world)
     written(world, slow)
-    for worker in [cell.owner for row in plan_of(world).pipelines for cell in row[1:]]:
+    for worker in [cell.owner for row in world.plan.pipelines for cell in row[1:]]:
         del world.state.workers[worker]
     committed(world, slow)
     assert world.finish is not None

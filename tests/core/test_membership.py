@@ -91,8 +91,7 @@ def test_the_first_worker_that_comes_back_is_not_the_last() -> None:
 def test_a_commit_speaks_for_all_owners() -> None:
     world = World(2, 1, 1)
     world.settle()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     owner = plan.at(Cell(0, 1)).owner
     (standby,) = world.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}
     root = plan.at(Cell(0, 0)).owner
@@ -149,8 +148,7 @@ def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
     world.tell(NoticeWithdrawn("w1"))
     world.settle()
     assert world.state.workers["w1"].notice_until is None
-    assert world.state.plan is not None
-    assert {len(world.state.plan.owned_by(w)) for w in world.state.plan.worker_ids()} <= {0, 1}
+    assert {len(world.plan.owned_by(w)) for w in world.plan.worker_ids()} <= {0, 1}
 
 
 def test_only_a_worker_itself_could_take_back_what_it_said() -> None:
@@ -160,8 +158,7 @@ def test_only_a_worker_itself_could_take_back_what_it_said() -> None:
     world.tell(Received("w1", protocol.NoticeReceived(seconds=2e9)))
     world.tell(NoticeWithdrawn("w1"))
     world.settle()
-    assert world.state.plan is not None
-    assert "w1" not in {world.state.plan.at(c).owner for c in world.state.plan.cells()}
+    assert "w1" not in {world.plan.at(c).owner for c in world.plan.cells()}
 
 
 def test_heartbeats_and_the_mere_passing_of_time_decide_nothing() -> None:
@@ -194,5 +191,4 @@ def test_what_is_given_back_is_no_preemption() -> None:
     world.tell(PreemptionNotice("w1", 3600, wanted=True))
     world.settle()
     assert (world.state.membership.preemptions, world.state.membership.notices) == (0, 0)
-    assert world.state.plan is not None
-    assert not world.state.plan.owned_by("w1")
+    assert not world.plan.owned_by("w1")

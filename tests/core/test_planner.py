@@ -81,9 +81,8 @@ def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
     world = World(3, 1, 0)
     world.settle()
     world.tell(PreemptionNotice("w1", 0.05))
-    assert world.state.plan is not None
-    assert world.state.plan.reason == "PlannedTakeover"
-    assert not world.state.plan.boundary
+    assert world.plan.reason == "PlannedTakeover"
+    assert not world.plan.boundary
 
 
 def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:

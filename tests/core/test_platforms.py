@@ -81,33 +81,30 @@ def test_what_workers_of_one_job_may_differ_in(platform: Platform, mixed: bool, 
 @pytest.mark.parametrize("other", [H100, OTHER_TORCH, OTHER_DRIVER])
 def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked_for(other: Platform) -> None:
     world = world_of(A100, A100, other, A100)
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     world.lose(plan.at(Cell(0, 1)).owner)
     world.settle()
-    assert world.state.plan is not None
     assert world.state.workers.keys() == {"w0", "w3"}
-    assert len(world.state.plan.owned_by("w3")) == 1
+    assert len(world.plan.owned_by("w3")) == 1
     (message,) = told(world)
     assert message.startswith("w2 has ")
     assert message.endswith(", unlike w0; spec.worker.allowMixedPlatforms: true allows it")
     assert world.state.admission.misfit == ("w2", message)
-    assert not world.state.plan.mixed
+    assert not world.plan.mixed
     assert world.state.membership.preemptions == 1, "the refused one counts as no loss"
 
 
 def test_where_it_is_allowed_states_are_not_compared_from_then_on() -> None:
     world = world_of(A100, A100, H100, A100, worker=MIXED)
-    assert world.state.plan is not None
-    assert not world.state.plan.mixed
-    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    assert not world.plan.mixed
+    world.lose(world.plan.at(Cell(0, 1)).owner)
     world.settle()
     assert told(world) == []
-    assert world.state.plan.owned_by("w2")
-    assert world.state.plan.mixed
+    assert world.plan.owned_by("w2")
+    assert world.plan.mixed
     world.lose("w2")
     world.settle()
-    assert world.state.plan.mixed, "what it has computed is in the others' states"
+    assert world.plan.mixed, "what it has computed is in the others' states"
 
 
 def test_workers_that_do_not_understand_each_other_are_refused_in_any_case() -> None:
@@ -140,8 +137,7 @@ def test_pipelines_of_different_platforms_may_end_differently() -> None:
     for mixed, reason in ((True, "Complete"), (False, "PipelinesDiverged")):
         platforms = (A100, H100) if mixed else (A100, A100)
         world = world_of(*platforms, stages=1, pipelines=2, worker={"allowMixedPlatforms": mixed}, steps=1)
-        plan = world.state.plan
-        assert plan is not None
+        plan = world.plan
         world.state = dataclasses.replace(
             world.state,
             progress=dataclasses.replace(world.state.progress, step=1),
@@ -178,22 +174,20 @@ def test_when_it_is_no_longer_allowed_those_with_a_part_stay() -> None:
     )
     world.settle()
     assert {"w0", "w1"} <= world.state.workers.keys()
-    assert world.state.plan is not None
-    assert world.state.plan.mixed
+    assert world.plan.mixed
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_compiler_matters_to_jobs_whose_layers_are_compiled(compiled: bool) -> None:
     """Owner and replica then run code of the same compiler. All others may have what they like, or none."""
     world = world_of(A100, A100, OTHER_COMPILER, A100, compiled=compiled)
-    assert world.state.plan is not None
-    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    world.lose(world.plan.at(Cell(0, 1)).owner)
     world.settle()
-    assert world.state.plan.owned_by("w3" if compiled else "w2")
+    assert world.plan.owned_by("w3" if compiled else "w2")
     assert [message.partition(", unlike")[0] for message in told(world)] == (
         ["w2 has compiler g++ 14 instead of g++ 12"] if compiled else []
     )
-    assert not world.state.plan.mixed
+    assert not world.plan.mixed
 
 
 def test_a_sentence_names_a_few_of_many_workers() -> None:
@@ -239,8 +233,7 @@ def test_workers_with_other_data_are_asked_for_ever_more_slowly_and_then_end_the
     world = World(2, 2, 1)
     world.settle()
     world.tell(Received("w0", known))
-    assert world.state.plan is not None
-    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    world.lose(world.plan.at(Cell(0, 1)).owner)
     apart = refused_in_a_row(world, other)
     assert len(apart) == world.spec.failure_policy.backoff_limit
     assert apart == sorted(apart), "each is waited for longer than the one before"
@@ -255,8 +248,7 @@ def test_a_worker_with_the_right_data_ends_the_row() -> None:
     world.settle()
     known, other = (protocol.WorkerReady(samples=samples, steps=50) for samples in (400, 300))
     world.tell(Received("w0", known))
-    assert world.state.plan is not None
-    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    world.lose(world.plan.at(Cell(0, 1)).owner)
     refused_in_a_row(world, other, most=3)
     assert world.state.admission.in_a_row == 3
     refused_in_a_row(world, known)

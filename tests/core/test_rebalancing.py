@@ -13,8 +13,7 @@ def test_a_split_that_does_not_pay_is_taken_back_and_not_tried_again() -> None:
     world.backward = {3: 6.0}
     world.train(600)
     assert world.reasons() == ["Rebalancing", "RebalancingDidNotPay", "Rebalancing", "Rebalanced"]
-    assert world.state.plan is not None
-    assert world.state.plan.stages == HALVES
+    assert world.plan.stages == HALVES
     assert "a step takes 4 s; 2.89 s were expected, and it took 3.52 s" in world.said("RebalancingDidNotPay")[0]
     assert "split as they were before" in world.said("Rebalancing")[1]
     assert world.state.balance.trial is None
@@ -28,8 +27,7 @@ def test_it_is_tried_again_when_speeds_have_changed() -> None:
     world.slowness[world.owner(0)] = 2.0
     world.train(400)
     assert world.reasons()[4:7] == ["StragglerFound", "Rebalancing", "Rebalanced"]
-    assert world.state.plan is not None
-    assert world.state.plan.stages[0][1] < 4
+    assert world.plan.stages[0][1] < 4
 
 
 def test_a_split_that_is_no_worse_stays_since_going_back_would_not_pay() -> None:
@@ -40,8 +38,7 @@ def test_a_split_that_is_no_worse_stays_since_going_back_would_not_pay() -> None
     world.train(600, seconds=seconds)
     others = {"StragglerReplacementRequested", "StragglerKept"}
     assert [r for r in world.reasons() if r not in others] == ["StragglerFound", "Rebalancing", "RebalancingDidNotPay"]
-    assert world.state.plan is not None
-    assert world.state.plan.stages == THIRDS
+    assert world.plan.stages == THIRDS
 
 
 def test_nothing_is_said_of_a_split_if_speeds_have_changed_meanwhile() -> None:
@@ -105,8 +102,7 @@ def test_a_measurement_does_not_count_if_a_worker_became_slow_that_nobody_can_be
     world.settle()
     world.train(70)
     assert world.reasons() == ["Rebalancing", "Rebalanced"]
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     world.slowness = dict.fromkeys(world.state.workers, 1.8)
     world.train(300)
     assert world.reasons() == ["Rebalancing", "Rebalanced"]

@@ -42,14 +42,13 @@ def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> 
     world.settle()
     assert world.finish is None
     assert world.state.step > old.step or dead
-    assert all(len(world.state.plan.owned_by(w)) <= 1 for w in world.state.workers)
+    assert all(len(world.plan.owned_by(w)) <= 1 for w in world.state.workers)
 
 
 def test_a_restarted_coordinator_does_not_wait_for_a_worker_that_is_known_to_be_gone() -> None:
     world = World(4, 1, 1)
     world.settle()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     begun = coordinator.initial(
         world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True, heartbeat_timeout=1e9
     )
@@ -64,8 +63,7 @@ def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> 
     """They are in the plan that the first one brings, and its shell knows no pod of theirs."""
     world = World(4, 1, 0)
     world.settle()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
     world.state = replace(begun, membership=replace(begun.membership, requested=3))
     back(world, "w0", plan)
@@ -83,8 +81,7 @@ def test_a_restarted_coordinator_does_not_wait_for_workers_without_a_trace() -> 
 def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced() -> None:
     world = World(4, 1, 0)
     world.settle()
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
     world.state = replace(
         begun, membership=replace(begun.membership, requested=4)
@@ -131,8 +128,7 @@ def test_a_restarted_coordinator_that_misses_most_waits_longer() -> None:
 def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_know() -> None:
     world = World(2, 1, 1)
     world.settle()
-    old = world.state.plan
-    assert old is not None
+    old = world.plan
     world.lose("w2")
     world.lost.clear()
     world.settle()

@@ -97,8 +97,7 @@ def world_of(stages: int, pipelines: int, standby: int, replicas: int) -> World:
 
 
 def held(world: World) -> set[int]:
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     return {copies(plan, world.state.plans.synced, c) for c in plan.cells()}
 
 
@@ -122,8 +121,7 @@ def test_neighbours_that_are_lost_one_right_after_the_other_are_taken_over(
     for order in itertools.permutations(range(replicas)):
         world = world_of(5, 1, standby, replicas)
         for _ in range(2):
-            plan = world.state.plan
-            assert plan is not None
+            plan = world.plan
             row = [a.owner for a in plan.pipelines[0]]
             for nth in order:
                 world.held = {
@@ -141,8 +139,7 @@ def test_neighbours_that_are_lost_one_right_after_the_other_are_taken_over(
 def test_spare_workers_hold_what_too_short_a_ring_cannot() -> None:
     world = world_of(2, 1, 1, 2)
     assert held(world) == {2}
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     spare = set(world.state.workers) - {plan.at(c).owner for c in plan.cells()}
     assert all(spare < set(plan.at(c).replicas) for c in plan.cells())
     assert held(world_of(2, 1, 0, 2)) == {1}, "there is only one other"
@@ -154,12 +151,10 @@ def test_the_shadow_stays_the_worker_before_whatever_happened() -> None:
     """Only that one has the inputs for redundant work."""
     world = world_of(6, 1, 2, 2)
     for _ in range(6):
-        plan = world.state.plan
-        assert plan is not None
+        plan = world.plan
         world.lose(plan.at(Cell(0, 3)).owner)
         world.settle()
-        plan = world.state.plan
-        assert plan is not None
+        plan = world.plan
         row = [a.owner for a in plan.pipelines[0]]
         assert len(set(row)) == 6
         zones = zones_of(plan)
@@ -184,8 +179,7 @@ def test_protection_says_how_many_hold_a_stage_and_how_many_should() -> None:
 def test_the_status_tells_the_fewest_replicas_in_step() -> None:
     world = world_of(4, 1, 0, 2)
     assert status(world.state, world.now).replicas == 2
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     world.state = replace(
         world.state,
         plans=replace(

@@ -145,8 +145,7 @@ def at_the_cut() -> World:
 
 
 def hold(world: World, *workers: str) -> None:
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     assert world.state.splits.resplit is not None
     cut = world.state.splits.resplit.cut
     assert cut is not None
@@ -159,20 +158,17 @@ def hold(world: World, *workers: str) -> None:
 def test_who_is_lost_while_layers_move_is_left_out_of_the_next_plan_from_the_same_cut() -> None:
     world = at_the_cut()
     hold(world, "w0", "w2", "w3")
-    first = world.state.plan
-    assert first is not None
+    first = world.plan
     assert (first.reason, len(first.stages)) == ("Resplitting", 3)
     world.pending.clear()  # nobody has begun yet
     world.lost.add("w2")
     world.tell(WorkerLost("w2", "killed"))
-    second = world.state.plan
-    assert second is not None
+    second = world.plan
     assert (second.reason, len(second.stages), second.origin) == ("Resplitting", 2, first.origin + 1)
     assert second.restore == first.restore
     assert second.at(Cell(0, 0)).owner == "w0"
     world.settle()
-    assert world.state.plan is not None
-    assert (world.state.plan.sources, len(world.state.plan.stages)) == ((), 2)
+    assert (world.plan.sources, len(world.plan.stages)) == ((), 2)
 
 
 def test_a_layer_that_is_lost_while_layers_move_ends_a_job_without_checkpoints() -> None:
@@ -221,8 +217,7 @@ def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
     for worker in ("w0", "w2", "w3"):
         world.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=tuple(range(8)))))
     world.settle()
-    assert world.state.plan is not None
-    assert (len(world.state.plan.stages), world.state.plan.restore) == (3, cut)
+    assert (len(world.plan.stages), world.plan.restore) == (3, cut)
 
 
 def test_who_is_short_of_workers_has_nobody_filled_before_the_cut() -> None:
@@ -253,8 +248,7 @@ def test_who_has_no_part_any_more_may_leave_while_a_cut_is_made() -> None:
         world.deliver() if world.pending else world.commit()
     leaver = world.state.workers["w1"]
     assert (leaver.notice_until is not None, leaver.released) == (True, False)
-    assert world.state.plan is not None
-    assert "w1" not in world.state.plan.holders()
+    assert "w1" not in world.plan.holders()
 
 
 def test_a_cut_is_not_asked_for_when_the_job_is_about_to_end() -> None:
@@ -275,8 +269,7 @@ def test_who_is_lost_after_a_step_in_the_new_split_is_taken_over_and_nothing_is_
     """One that has no part has not obeyed the plan yet."""
     world = at_the_cut()
     hold(world, "w0", "w2", "w3")
-    first = world.state.plan
-    assert first is not None
+    first = world.plan
     for worker in sorted(first.worker_ids()):
         world.tell(Received(worker, protocol.PlanApplied(epoch=first.epoch))) if worker != "w3" else None
     world.pending.clear()
@@ -289,8 +282,7 @@ def test_who_is_lost_after_a_step_in_the_new_split_is_taken_over_and_nothing_is_
     step = world.state.step
     world.lost.add("w2")
     world.tell(WorkerLost("w2", "killed"))
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     assert (plan.reason, plan.origin, plan.sources) == ("Takeover", first.origin, ())
     assert world.state.step == step
 
@@ -300,8 +292,7 @@ def test_who_is_cut_off_for_a_moment_is_waited_for() -> None:
     hold(world, "w2", "w3")
     world.tell(ChannelClosed("w2"))
     hold(world, "w0")
-    assert world.state.plan is not None
-    assert world.state.plan.reason != "Resplitting"
+    assert world.plan.reason != "Resplitting"
 
 
 def test_each_try_from_the_same_cut_counts_towards_the_deadline() -> None:

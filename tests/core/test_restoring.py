@@ -17,7 +17,6 @@ from checkpoint_world import (
     gone_back,
     lose_stage,
     made,
-    plan_of,
     reasons,
     root_of,
     save,
@@ -32,7 +31,7 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
     world = made(3)
     kept = save(world)
     train(world, 13)
-    before = plan_of(world)
+    before = world.plan
     world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
     lose_stage(world)
     for _ in range(300):
@@ -42,8 +41,8 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
         world.deliver() if world.pending else world.tell(Tick())
     assert world.state.phase == "Restoring"
     world.settle()
-    plan = plan_of(world)
-    assert (plan.origin, plan.restore) == (plan_of(world).origin, kept)
+    plan = world.plan
+    assert (plan.origin, plan.restore) == (world.plan.origin, kept)
     assert plan.origin > before.epoch
     restored = status(world.state, world.now).checkpoint
     assert restored is not None
@@ -74,7 +73,7 @@ def test_before_its_first_checkpoint_the_job_begins_anew_and_says_what_is_repeat
     lose_stage(world)
     world.settle()
     assert world.finish is None
-    assert (plan_of(world).first_step, plan_of(world).restore) == (0, None)
+    assert (world.plan.first_step, world.plan.restore) == (0, None)
     restored = status(world.state, world.now).checkpoint
     assert restored is not None
     assert (restored.restores, restored.repeated) == (1, 6)
@@ -116,15 +115,15 @@ def test_a_stage_that_is_lost_before_anything_is_trained_costs_nothing(checkpoin
     """Whether the job keeps checkpoints or not: there is none, and the first values are made again."""
     world = untrained(checkpoint)
     world.found = protocol.CheckpointFound(number=0)
-    before = plan_of(world)
+    before = world.plan
     lose_stage(world)
     for _ in range(300):
-        if plan_of(world).origin != before.origin or world.finish:
+        if world.plan.origin != before.origin or world.finish:
             break
         world.now += 0.3
         world.deliver() if world.pending else world.tell(Tick())
     assert world.finish is None
-    assert (world.state.phase, plan_of(world).restore, plan_of(world).first_step) == ("Running", None, 0)
+    assert (world.state.phase, world.plan.restore, world.plan.first_step) == ("Running", None, 0)
     assert [told.message for told in world.told if told.reason == "Restored"] == ["the job begins again"]
     restoring = next(told.message for told in world.told if told.reason == "Restoring")
     assert restoring.endswith("no step is committed yet, and the job begins anew")
@@ -138,7 +137,7 @@ def test_a_job_that_begins_anew_again_and_again_has_an_end() -> None:
         if world.finish:
             break
         if world.state.phase == "Running" and not world.pending:
-            for worker in sorted(plan_of(world).at(Cell(0, 1)).holders & world.state.workers.keys()):
+            for worker in sorted(world.plan.at(Cell(0, 1)).holders & world.state.workers.keys()):
                 world.lost.add(worker)
                 world.tell(WorkerLost(worker, "ended", 1))
         for _ in range(20):
@@ -151,17 +150,16 @@ def test_a_job_that_begins_anew_again_and_again_has_an_end() -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
     world = made(3, resume="Never")
-    assert plan_of(world).restore is None
+    assert world.plan.restore is None
     kept = save(world) if own else None
     world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
     lose_stage(world)
     world.settle()
     assert all(question.own for _, question in sent(world, protocol.FindCheckpoint))
     if own:
-        assert plan_of(world).restore == kept
+        assert world.plan.restore == kept
     else:
-        assert world.finish is not None
-        assert world.finish.outcome is Outcome.UNRECOVERABLE
+        assert world.outcome is Outcome.UNRECOVERABLE
 
 
 def test_a_job_that_never_resumes_knows_its_own_after_the_coordinators_restart_too() -> None:
@@ -175,13 +173,13 @@ def test_a_job_that_never_resumes_knows_its_own_after_the_coordinators_restart_t
     lose_stage(world)
     world.settle()
     assert sent(world, protocol.FindCheckpoint)[-1][1].own
-    assert plan_of(world).restore == kept
+    assert world.plan.restore == kept
 
 
 def test_a_job_begins_with_what_its_store_has() -> None:
     world = started(STARTS["a"], passed=("the checkpoint of step 9 is damaged",))
-    assert plan_of(world).restore == STARTS["a"]
-    assert plan_of(world).origin == 1
+    assert world.plan.restore == STARTS["a"]
+    assert world.plan.origin == 1
     assert world.state.step >= 6
     assert min(world.state.progress.losses) == 6
     assert [r for r in reasons(world) if r != "WorkerJoined"][:2] == ["CheckpointUnusable", "Restored"]
@@ -203,7 +201,7 @@ def test_an_answer_to_an_earlier_question_does_not_count() -> None:
     world.tell(Received(first[0], protocol.CheckpointFound(number=first[1].number)))
     assert world.state.plan is None
     world.tell(Received(second[0], protocol.CheckpointFound(number=second[1].number, checkpoint=STARTS["a"])))
-    assert plan_of(world).restore == STARTS["a"]
+    assert world.plan.restore == STARTS["a"]
 
 
 def test_a_damaged_one_leads_to_an_older_one() -> None:
@@ -214,7 +212,7 @@ def test_a_damaged_one_leads_to_an_older_one() -> None:
     assert world.state.phase == "Restoring"
     assert sent(world, protocol.FindCheckpoint)[-1][1].bad == (STARTS["a"],)
     world.settle()
-    assert plan_of(world).restore == STARTS["b"]
+    assert world.plan.restore == STARTS["b"]
     before = len(world.plans)
     world.tell(Received("w1", failed))
     assert (world.state.phase, len(world.plans)) == ("Running", before), "it is of a plan of the past"
@@ -229,7 +227,7 @@ def test_a_job_whose_first_checkpoint_is_damaged_began_with_the_one_before() -> 
     failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="torn", damaged=True)
     world.tell(Received("w1", failed))
     world.settle()
-    assert plan_of(world).restore == STARTS["b"]
+    assert world.plan.restore == STARTS["b"]
     shown = status(world.state, world.now).checkpoint
     assert shown is not None
     assert (shown.first, shown.step, shown.restores) == (STARTS["b"].step, STARTS["b"].step, 0)
@@ -244,7 +242,7 @@ def test_one_that_was_found_damaged_before_anybody_read_it_is_not_the_newest() -
     world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"], passed=passed)
     lose_stage(world)
     world.settle()
-    assert plan_of(world).restore == STARTS["a"]
+    assert world.plan.restore == STARTS["a"]
     shown = status(world.state, world.now).checkpoint
     assert shown is not None
     assert (shown.step, shown.first, shown.restores) == (STARTS["a"].step, 0, 1)
@@ -263,8 +261,8 @@ def test_one_that_cannot_be_read_now_is_tried_again() -> None:
     world.tell(Tick())
     assert sent(world, protocol.FindCheckpoint)[-1][1].bad == ()
     world.settle()
-    assert plan_of(world).restore == STARTS["a"]
-    assert plan_of(world).origin > 1
+    assert world.plan.restore == STARTS["a"]
+    assert world.plan.origin > 1
 
 
 def test_a_store_that_does_not_tell_is_asked_again() -> None:
@@ -284,12 +282,12 @@ def test_a_store_that_does_not_tell_is_asked_again() -> None:
     world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"])
     silence(world, set(), AGAIN_SECONDS + 1)
     world.settle()
-    assert plan_of(world).restore == STARTS["a"]
+    assert world.plan.restore == STARTS["a"]
 
 
 def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
     world, asked = gone_back()
-    plan, step = plan_of(world), world.state.step
+    plan, step = world.plan, world.state.step
     late = protocol.StepCommitted(step=12, generation=0, loss=9.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
     ended = protocol.CellFinished(cell=Cell(0, 0), digest="0" * 64)
     world.tell(Received(asked, late))
@@ -325,13 +323,13 @@ def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:
 def test_attempts_that_all_fail_have_an_end_together() -> None:
     """Each of them begins with a plan, as if the job trained again."""
     world, _ = gone_back()
-    world.found = protocol.CheckpointFound(number=0, checkpoint=plan_of(world).restore)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=world.plan.restore)
     began = world.now
     while world.finish is None and world.now < began + 2 * RESTORE_SECONDS:
         if world.pending:
             world.deliver()
         elif world.state.phase == "Running":
-            plan = plan_of(world)
+            plan = world.plan
             assert plan.restore is not None
             failed = protocol.RestoreFailed(
                 origin=plan.origin, checkpoint=plan.restore, message="a time-out", damaged=False

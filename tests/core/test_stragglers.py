@@ -44,7 +44,7 @@ def test_a_slow_worker_is_found_and_one_that_stands_by_takes_its_place(grid: tup
     own, usual = (480, 240) if grid[0] == 2 else (240, 120)
     assert f"{slow} takes {own} ms for a microbatch of stage 1 of pipeline 0" in one
     assert f"others would take {usual} ms" in other
-    assert not world.state.plan or slow not in world.state.plan.holders()
+    assert not world.state.plan or slow not in world.plan.holders()
     assert slow not in world.state.workers or world.state.workers[slow].released
     assert not world.state.membership.preemptions
     assert world.count == grid[0] * grid[1] + grid[2] + 1, "one more worker was asked for, once"
@@ -67,8 +67,7 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
     assert world.reasons() == ["StragglerFound", "Rebalancing", "Rebalanced"]
     assert (world.layers(slow), world.layers(world.owner(0))) == ([2], [6])
     assert "instead of" in world.said("Rebalancing")[0]
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     assert (plan.restore is not None, plan.sources) == (True, ())
     world.train(300)
     assert world.state.plan == plan, "it is as good as it gets"
@@ -82,8 +81,7 @@ def test_the_worker_in_the_same_place_of_the_other_pipeline_gets_fewer_layers_to
     world.slowness[slow] = 3.0
     while "Rebalanced" not in world.reasons():
         world.train(1)
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     assert [b - a for a, b in plan.stages].index(1) == 2
     assert sorted(b - a for a, b in plan.stages) == [1, 2, 2, 3], "all of them as even as may be"
     assert world.owner(2, pipeline=1) == slow, "everybody stays where it was"
@@ -108,8 +106,7 @@ def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
     world.train(60)
     assert world.reasons() == ["Rebalancing", "Rebalanced"]
     assert "counted" in world.said("Rebalancing")[0]
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     assert plan.stages == ((0, 1), (1, 2), (2, 5), (5, 8))
 
 
@@ -259,9 +256,8 @@ def test_a_split_that_the_manifest_fixes_stays() -> None:
     world.slowness[world.owner(1)] = 3.0
     world.train(60)
     assert "Rebalancing" not in world.reasons()
-    assert world.state.plan is not None
     assert plan is not None
-    assert world.state.plan.stages == plan.stages
+    assert world.plan.stages == plan.stages
 
 
 ASKED = ["StragglerFound", "StragglerReplacementRequested", "StragglerReplaced"]
@@ -292,8 +288,7 @@ def test_one_that_is_still_in_the_way_with_the_fewest_layers_is_replaced_and_the
     world.slowness[slow] = 3.0
     world.train(400)
     assert world.reasons()[:5] == ["StragglerFound", "Rebalancing", "Rebalanced", *ASKED[1:]]
-    assert world.state.plan is not None
-    assert world.state.plan.stages == ((0, 2), (2, 4), (4, 6), (6, 8))
+    assert world.plan.stages == ((0, 2), (2, 4), (4, 6), (6, 8))
     assert world.layers(slow) == []
 
 
@@ -427,8 +422,7 @@ def test_a_slow_worker_that_is_lost_is_taken_over_as_any_other() -> None:
     world.pending.clear()
     world.lost.add(slow)
     world.tell(WorkerLost(slow, "killed"))
-    assert world.state.plan is not None
-    assert world.state.plan.reason == "Takeover"
+    assert world.plan.reason == "Takeover"
     world.train(20)
     assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
 
@@ -452,8 +446,7 @@ def test_what_is_measured_counts_when_workers_become_fewer_too() -> None:
     world.lost.add(lost)
     world.tell(WorkerLost(lost, "killed"))
     world.train(12)
-    plan = world.state.plan
-    assert plan is not None
+    plan = world.plan
     assert plan.stages == ((0, 2), (2, 4), (4, 8))
 
 

@@ -27,7 +27,7 @@ def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
         message = protocol.StepCommitted(
             step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=seconds
         )
-        world.tell(Received(world.state.plan.at(Cell(0, 0)).owner, message))
+        world.tell(Received(world.plan.at(Cell(0, 0)).owner, message))
     world.state = replace(world.state, progress=replace(world.state.progress, step_seconds=(seconds,) * steps))
     return world
 
@@ -47,8 +47,7 @@ def hold_up(world: World, stuck: set[str], seconds: float) -> list[Emit]:
 
 
 def owner(world: World) -> str:
-    assert world.state.plan is not None
-    return world.state.plan.at(Cell(0, 1)).owner
+    return world.plan.at(Cell(0, 1)).owner
 
 
 @pytest.mark.parametrize(("step_seconds", "limit"), [(0.1, 60), (3.0, 60), (10.0, 200)])
@@ -106,15 +105,13 @@ def test_a_worker_is_not_given_up_if_that_would_lose_a_stage_or_nobody_knows_wha
 
 def test_several_that_are_held_up_at_once_are_not_the_cause() -> None:
     world = training(pipelines=2)
-    assert world.state.plan is not None
-    both = {world.state.plan.at(Cell(d, 0)).owner for d in range(2)}
+    both = {world.plan.at(Cell(d, 0)).owner for d in range(2)}
     assert {e.reason for e in hold_up(world, both, 300)} == {"NoProgress"}
 
 
 def test_after_a_minute_it_is_told_once_where_workers_are_that_hang() -> None:
     world = training(pipelines=2)
-    assert world.state.plan is not None
-    both = sorted(world.state.plan.at(Cell(d, 0)).owner for d in range(2))
+    both = sorted(world.plan.at(Cell(d, 0)).owner for d in range(2))
     assert not hold_up(world, set(both), 65)
     (said,) = hold_up(world, set(both), 600)
     assert (said.reason, said.warning) == ("NoProgress", True)

@@ -12,7 +12,7 @@ from bamboo_core.coordinator.job_status import status
 from bamboo_core.coordinator.verification.settled import WAIT_SECONDS
 from bamboo_core.coordinator.verification.verification import MOST_RETURNS, PAST_STEPS
 from bamboo_core.planning.plan import Cell, CheckpointId
-from checkpoint_world import plan_of, reasons, save, sent, train
+from checkpoint_world import reasons, save, sent, train
 from world import World, silence
 
 MIDDLE = Cell(0, 1)  # owned by w1, shadowed by w0
@@ -24,8 +24,8 @@ def made(verify: str = "Replace", stages: int = 3, standby: int = 1, *, replicas
     redundancy = {"mode": "EagerForward", "verify": verify, "replicas": replicas}
     world = World(stages, 1, standby, checkpoint={"everySteps": 8}, redundancy=redundancy)
     world.settle()
-    assert plan_of(world).at(MIDDLE).owner == "w1"
-    assert plan_of(world).at(MIDDLE).shadow == "w0"
+    assert world.plan.at(MIDDLE).owner == "w1"
+    assert world.plan.at(MIDDLE).shadow == "w0"
     return world
 
 
@@ -37,7 +37,7 @@ def tell_states(world: World, version: int, sums: dict[str, str], stage: int = 1
 def told_by_three(*sums: str) -> tuple[World, tuple[str, ...]]:
     """The middle stage's holders agreed at version 4, and tell these sums of version 8; they, the owner first."""
     world = made(stages=4, replicas=2)
-    holders = plan_of(world).at(MIDDLE).holders
+    holders = world.plan.at(MIDDLE).holders
     tell_states(world, 4, dict.fromkeys(holders, X))
     train(world, 9)
     tell_states(world, 8, dict(zip(holders, sums, strict=True)))
@@ -46,14 +46,14 @@ def told_by_three(*sums: str) -> tuple[World, tuple[str, ...]]:
 
 def kept(world: World, step: int) -> CheckpointId:
     """A checkpoint on whose states all holders agree."""
-    for stage, holders in enumerate(world.state.certain_holders(plan_of(world))):
+    for stage, holders in enumerate(world.state.certain_holders(world.plan)):
         tell_states(world, step, dict.fromkeys(holders, X), stage)
     return save(world, step)
 
 
 def differ(world: World, again: str | None, *, step: int = 5, theirs: str = X, mine: str = Y) -> ForwardPlace:
     """The shadow of the middle stage has come to another result than its owner, and what it came to then."""
-    place, role = ForwardPlace(MIDDLE, step, 2), plan_of(world).at(MIDDLE)
+    place, role = ForwardPlace(MIDDLE, step, 2), world.plan.at(MIDDLE)
     assert role.shadow is not None
     said = ForwardDiffers(place=place, owner=role.owner, theirs=theirs, mine=mine, again=again)
     world.tell(Received(role.shadow, said))
@@ -75,7 +75,7 @@ def corrupt(world: World) -> tuple[str, ...]:
 def test_equal_states_say_nothing_and_remember_who_agreed() -> None:
     world = made()
     tell_states(world, 4, {"w1": X, "w0": X})
-    assert world.state.verification.agreed == {1: (4, plan_of(world).epoch)}
+    assert world.state.verification.agreed == {1: (4, world.plan.epoch)}
     assert not world.state.verification.found
     assert "ResultsDiffer" not in reasons(world)
 
@@ -120,7 +120,7 @@ def test_what_differs_in_the_first_versions_is_left_to_the_workers() -> None:
 
 def test_with_report_a_difference_is_told_once_and_the_job_goes_on() -> None:
     world = made("Report", 4, replicas=2)
-    holders = sorted(plan_of(world).at(MIDDLE).holders)
+    holders = sorted(world.plan.at(MIDDLE).holders)
     assert len(holders) == 3
     for version in (4, 8):
         tell_states(world, version, dict(zip(holders, (X, X, Y), strict=True)))
@@ -219,7 +219,7 @@ def test_an_owner_whose_state_is_wrong_takes_the_job_back() -> None:
 
 def test_a_difference_is_weighed_when_all_have_told_or_have_had_time_to() -> None:
     world = made(stages=4, replicas=2)
-    owner, *copies = plan_of(world).at(MIDDLE).holders
+    owner, *copies = world.plan.at(MIDDLE).holders
     tell_states(world, 4, {owner: X, copies[0]: Y})
     assert not world.state.verification.found
     assert world.state.verification.differing
@@ -233,7 +233,7 @@ def test_what_never_can_be_told_ends_the_job_after_some_returns() -> None:
     for _ in range(MOST_RETURNS + 1):
         assert world.finish is None
         train(world, 7)
-        role = plan_of(world).at(MIDDLE)
+        role = world.plan.at(MIDDLE)
         differ(world, None, theirs=own.get(role.owner, Z), mine=own[role.shadow or ""])
         world.settle()
     assert world.finish is not None

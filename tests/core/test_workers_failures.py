@@ -139,8 +139,7 @@ def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None
 def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
     """One worker of a part after the other, each once its stage is held twice again; how many there were."""
     for count in range(1, 200):
-        assert world.state.plan is not None
-        lose(world.state.plan.at(Cell(0, 1)).owner)
+        lose(world.plan.at(Cell(0, 1)).owner)
         while world.pending:
             world.deliver()
         if world.finish:
@@ -179,8 +178,7 @@ def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
 
 def give_up(world: World, *, seconds: float) -> None:
     """The job's only copies of stage 1 are missed, one after the other, and that much time passes."""
-    assert world.state.plan is not None
-    for worker in world.state.plan.at(Cell(0, 1)).holders:
+    for worker in world.plan.at(Cell(0, 1)).holders:
         miss(world, worker)
     wait(world, seconds)
 

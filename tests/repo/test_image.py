@@ -276,8 +276,7 @@ def test_two_containers_train_as_two_processes_do(built: Images, tmp_path: Path,
     training = Processes(document, tmp_path, decide=take)
     training.pool = Containers(built.store, built.trainer, tmp_path, training.exited, text)  # type: ignore[assignment]
     asyncio.run(training.run(300))
-    assert training.finish is not None
-    assert training.finish.outcome is Outcome.COMPLETE, training.finish
+    assert training.outcome is Outcome.COMPLETE, training.finish
     assert list(status(training.state, 0.0).digests) == digests_of_a_local_run(document, tmp_path)
     ends = {
         worker: -int(number or 0) if number is signal.SIGKILL and worker in victims else 0 for worker in training.exits

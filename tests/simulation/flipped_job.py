@@ -177,8 +177,7 @@ class FlippedJob(Job):
         flip(numbers[self.flip.element % len(numbers)], self.flip.element, self.flip.bit)
 
     def _worker(self) -> str:
-        plan = self.state.plan
-        assert plan is not None
+        plan = self.plan
         if self.flip.worker:
             return self.flip.worker
         role = plan.at(Cell(0, self.flip.stage))

@@ -35,7 +35,7 @@ from bamboo_core.coordinator.events import (
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import VerifyMode
 from bamboo_core.job.spec import ReplicaPlacement
-from bamboo_core.planning.plan import Cell, CheckpointId
+from bamboo_core.planning.plan import Cell, CheckpointId, Plan
 from bamboo_core.planning.spot_checks import SpotSchedule
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.step_policy import StepPolicy
@@ -411,6 +411,17 @@ class Job:
         self.inbox.append(Received(name, protocol.WorkerReady(samples=len(self.task.dataset), steps=training.steps)))
 
     @property
+    def plan(self) -> Plan:
+        """The newest plan, once there is one."""
+        assert self.state.plan is not None
+        return self.state.plan
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None while it runs."""
+        return self.finish.outcome if self.finish else None
+
+    @property
     def digests(self) -> tuple[str, ...]:
         return tuple(digest for cell, digest in self.state.ending.finished if cell.pipeline == 0)
 
@@ -423,8 +434,7 @@ def run_each(manifest: Callable[[int, int], dict[str, Any]], *ways: tuple[Any, .
 def check_same_bits(first: Job, *others: Job) -> None:
     """All complete, after the faults that were planned, with the same losses and weights on whatever grid."""
     for job in (first, *others):
-        assert job.finish is not None
-        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+        assert job.outcome is Outcome.COMPLETE, job.emitted
         assert not job.faults, "it did not strike"
         assert job.state.progress.losses == first.state.progress.losses
         assert add_digests(job.digests) == add_digests(first.digests)

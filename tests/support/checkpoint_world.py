@@ -7,7 +7,7 @@ from bamboo_core.checkpoint.manifest import CheckpointPart
 from bamboo_core.control import protocol
 from bamboo_core.control.channel_events import Received
 from bamboo_core.coordinator.checkpointing.checkpoints import first_number
-from bamboo_core.planning.plan import ROOT, Cell, CheckpointId, Plan
+from bamboo_core.planning.plan import ROOT, Cell, CheckpointId
 from world import World
 
 LAYERS = 8  # of the world's task
@@ -30,13 +30,8 @@ def made(stages: int = 2, pipelines: int = 1, standby: int = 0, *, steps: int = 
     return world
 
 
-def plan_of(world: World) -> Plan:
-    assert world.state.plan is not None
-    return world.state.plan
-
-
 def root_of(world: World) -> str:
-    return plan_of(world).at(ROOT).owner
+    return world.plan.at(ROOT).owner
 
 
 def train(world: World, step: int) -> None:
@@ -80,14 +75,14 @@ def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
 
 def finished(world: World) -> None:
     """All workers say that they have done all steps of their stages."""
-    for cell in plan_of(world).cells():
+    for cell in world.plan.cells():
         message = protocol.CellFinished(cell=cell, digest="0" * 64)
-        world.tell(Received(plan_of(world).at(cell).owner, message))
+        world.tell(Received(world.plan.at(cell).owner, message))
 
 
 def lose_stage(world: World) -> None:
     """All copies of a stage at once; a third worker lives."""
-    plan = plan_of(world)
+    plan = world.plan
     for worker in sorted(plan.at(Cell(0, 1)).holders):
         world.lose(worker)
     assert world.state.workers

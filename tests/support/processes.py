@@ -21,8 +21,19 @@ from bamboo.local.fork_server import ForkServer
 from bamboo.local.places import LocalPlaces
 from bamboo_core.control.server import ControlServer, token_check
 from bamboo_core.coordinator import coordinator
-from bamboo_core.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
+from bamboo_core.coordinator.events import (
+    AddWorkers,
+    Emit,
+    Event,
+    Finish,
+    Outcome,
+    RemoveWorker,
+    Send,
+    Tick,
+    WorkerLost,
+)
 from bamboo_core.job.manifest import parse_manifest
+from bamboo_core.planning.plan import Plan
 from folders import TASK_PATH
 
 TICK_SECONDS = 0.05
@@ -77,6 +88,17 @@ class Processes:
             await server.stop()
             await self.pool.close()
         return self
+
+    @property
+    def plan(self) -> Plan:
+        """The newest plan, once there is one."""
+        assert self.state.plan is not None
+        return self.state.plan
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None while it runs."""
+        return self.finish.outcome if self.finish else None
 
     def _only_frozen(self) -> bool:
         return self.frozen.issuperset(self.pool.alive)

@@ -61,8 +61,7 @@ class Slowed(World):
             self.deliver()
 
     def hold(self, cut: CheckpointId) -> None:
-        plan = self.state.plan
-        assert plan is not None
+        plan = self.plan
         for worker in sorted(plan.holders()):
             stages = [plan.stages[c.stage] for c in plan.cells() if worker in plan.at(c).holders]
             layers = tuple(sorted({layer for stage in stages for layer in range(*stage)}))
@@ -74,8 +73,7 @@ class Slowed(World):
         return self.slowness.get(worker, 1.0) * work
 
     def times(self) -> Mapping[str, tuple[StageTimes, ...]]:
-        plan = self.state.plan
-        assert plan is not None
+        plan = self.plan
         found: dict[str, tuple[StageTimes, ...]] = {}
         for cell in plan.cells():
             layers, (owner, *replicas) = plan.stages[cell.stage], plan.at(cell).holders
@@ -95,8 +93,7 @@ class Slowed(World):
 
     def step_seconds(self) -> float:
         """The seconds of a step, which are those of the slowest worker."""
-        plan = self.state.plan
-        assert plan is not None
+        plan = self.plan
         cells = [(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells()]
         longest = max(FORWARD * self.taken(*c) + BACKWARD * self.taken(*c, backward=True) for c in cells)
         return longest * 8 / len(plan.pipelines)
@@ -118,13 +115,11 @@ class Slowed(World):
         return [e.message for e in self.told if e.reason == reason]
 
     def owner(self, stage: int, pipeline: int = 0) -> str:
-        assert self.state.plan is not None
-        return self.state.plan.at(Cell(pipeline, stage)).owner
+        return self.plan.at(Cell(pipeline, stage)).owner
 
     def layers(self, worker: str) -> list[int]:
         """How many layers it runs, stage by stage."""
-        plan = self.state.plan
-        assert plan is not None
+        plan = self.plan
         return [end - first for c in plan.owned_by(worker) for first, end in [plan.stages[c.stage]]]
 
 

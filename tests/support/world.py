@@ -16,6 +16,7 @@ from bamboo_core.coordinator.events import (
     AddWorkers,
     Emit,
     Finish,
+    Outcome,
     RequestsWithdrawn,
     Send,
     SpecChanged,
@@ -101,6 +102,17 @@ class World:
         self.pending: deque[Any] = deque()
         self.held: dict[str, dict[int, int]] = {}  # what workers say that they hold, stage by stage
         self.tell(Tick())
+
+    @property
+    def plan(self) -> Plan:
+        """The newest plan, once there is one."""
+        assert self.state.plan is not None
+        return self.state.plan
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None while it runs."""
+        return self.finish.outcome if self.finish else None
 
     def check_calm(self, event: object) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""

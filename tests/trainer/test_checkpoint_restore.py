@@ -45,8 +45,7 @@ def manifest(
 
 def result(job: Job) -> tuple[str, dict[int, float]]:
     """Of the whole model, however it is split; and the losses of the steps that this job has done."""
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.finish
+    assert job.outcome is Outcome.COMPLETE, job.finish
     return add_digests(job.digests), {
         step: loss for step, loss in job.state.progress.losses.items() if loss is not None
     }
@@ -140,8 +139,7 @@ def test_a_job_that_loses_a_stage_before_its_first_checkpoint_begins_anew() -> N
 
 def test_one_that_keeps_none_ends() -> None:
     job = Job(manifest(3, 1), decide=Disaster(3, 1)).run()
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert job.outcome is Outcome.UNRECOVERABLE
     assert "not recoverable without a checkpoint" in job.finish.message
 
 

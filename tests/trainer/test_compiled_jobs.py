@@ -102,8 +102,7 @@ def test_processes_train_to_the_same_bits_after_a_kill(
 ) -> None:
     fault = (name, 0, stage, 2, microbatch, signal.SIGKILL)
     job = run_with_faults(manifest(2, 1), tmp_path, monkeypatch, fault, seconds=SECONDS)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == calm_processes.state.progress.losses
     assert dict(job.state.ending.finished) == dict(calm_processes.state.ending.finished)
     assert job.state.progress.losses == undisturbed().state.progress.losses

@@ -53,8 +53,7 @@ def undisturbed(stages: int, pipelines: int, steps: int = STEPS, mode: str = "La
 
 def assert_same(job: Job, stages: int, pipelines: int) -> None:
     reference = undisturbed(stages, pipelines)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == reference.state.progress.losses
     assert job.digests == reference.digests
 
@@ -139,8 +138,7 @@ def test_a_standby_holds_all_that_the_only_worker_holds() -> None:
     expected, of_standby = undisturbed(1, 1, 8), ("ReplicaUpdate", "SpotCheck")
 
     def judge(job: Job) -> list[str]:
-        assert job.finish is not None
-        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+        assert job.outcome is Outcome.COMPLETE, job.emitted
         assert job.digests == expected.digests
         assert job.state.progress.losses == expected.state.progress.losses
         return [e.reason for e in job.emitted]
@@ -188,8 +186,7 @@ def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
             return second or super().strikes(fault)
 
     def judge(job: Job) -> int:
-        assert job.finish is not None
-        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+        assert job.outcome is Outcome.COMPLETE, job.emitted
         assert job.digests == with_a_loss_undisturbed(pipelines).digests
         assert job.state.progress.losses == with_a_loss_undisturbed(pipelines).state.progress.losses
         return job.state.membership.preemptions
@@ -252,7 +249,7 @@ def test_what_a_kill_does_wrong_is_told() -> None:
 def test_notice_drains_at_a_boundary(stage: int) -> None:
     def decide(job: Job) -> None:
         if job.state.step == 1 and not job.state.membership.notices and job.state.plan:
-            job.notice(job.state.plan.at(Cell(0, stage)).owner)
+            job.notice(job.plan.at(Cell(0, stage)).owner)
 
     job = Job(manifest(4, 1, standby=1), decide=decide).run()
     assert_same(job, 4, 1)
@@ -291,16 +288,14 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
     monkeypatch.setattr(MemoryTransport, "send", lossy)
     job.run()
     assert len(missed) == 4
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE
+    assert job.outcome is Outcome.COMPLETE
     assert job.digests == undisturbed(4, 1, steps=14).digests
-    assert job.state.plan is not None
-    assert {job.state.plan.at(Cell(0, s)).owner for s in range(4)} == {"w0", "w1", "w3", "w4"}
+    assert {job.plan.at(Cell(0, s)).owner for s in range(4)} == {"w0", "w1", "w3", "w4"}
 
 
 def pair(job: Job, cells: tuple[Cell, ...]) -> None:
     if job.state.step == 2 and not job.state.membership.preemptions and job.state.plan:
-        for owner in {job.state.plan.at(c).owner for c in cells}:
+        for owner in {job.plan.at(c).owner for c in cells}:
             job.kill(owner)
 
 
@@ -313,8 +308,7 @@ def test_two_non_neighbours_at_once() -> None:
 @pytest.mark.parametrize("first", range(4))
 def test_a_neighbour_pair_without_a_second_pipeline_is_not_recoverable(first: int) -> None:
     job = Job(manifest(4, 1), decide=lambda j: pair(j, (Cell(0, first), Cell(0, (first + 1) % 4)))).run()
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert job.outcome is Outcome.UNRECOVERABLE
     assert "not recoverable without a checkpoint" in job.finish.message
 
 
@@ -336,9 +330,8 @@ def killed_with_neighbours(
         def strikes(self, fault: Fault) -> bool:
             if fault.step != step or cell not in (None, fault.cell) or not self.branch(fault):
                 return False
-            assert self.state.plan is not None
             for back in range(1, replicas):
-                self.kill(self.state.plan.at(Cell(0, (fault.cell.stage - back) % stages)).owner)
+                self.kill(self.plan.at(Cell(0, (fault.cell.stage - back) % stages)).owner)
             return True
 
     def judge(job: Job) -> int:
@@ -384,15 +377,13 @@ def test_neighbours_are_killed_at_once_with_redundant_work(mode: str, placement:
 
 def test_without_redundancy_a_loss_ends_the_job() -> None:
     job = Job(manifest(4, 1, mode="None"), (Fault("Forward", Cell(0, 1), 1, 0),)).run()
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert job.outcome is Outcome.UNRECOVERABLE
 
 
 def assert_close(job: Job, stages: int, steps: int) -> None:
     """As in one pipeline, but for the order of the pipelines' sums: a few ulps a step."""
     reference = undisturbed(stages, 1, steps)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     losses, expected = list(job.state.progress.losses.values()), list(reference.state.progress.losses.values())
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
 
@@ -401,9 +392,8 @@ def assert_close(job: Job, stages: int, steps: int) -> None:
 def test_the_job_grows_when_workers_come(stages: int) -> None:
     job = Job(manifest(stages, 1, steps=8, elastic=(1, 3))).run()
     assert_close(job, stages, 8)
-    assert job.state.plan is not None
-    assert job.state.plan.target.pipelines == 3
-    assert len(job.state.plan.pipelines) == 3
+    assert job.plan.target.pipelines == 3
+    assert len(job.plan.pipelines) == 3
     assert [e.reason for e in job.emitted].count("Growing") == 1
 
 
@@ -412,7 +402,7 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
     def decide(job: Job) -> None:
         if job.state.step == 2 and not job.state.membership.preemptions and job.state.plan:
             job.capacity = 2 * stages - 1
-            job.kill(job.state.plan.at(Cell(0, stages - 1)).owner)
+            job.kill(job.plan.at(Cell(0, stages - 1)).owner)
         if job.state.step == 6:
             job.capacity = 2 * stages
 
@@ -421,8 +411,7 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
     reasons = [e.reason for e in job.emitted]
     assert "Shrinking" in reasons
     assert "Growing" in reasons[reasons.index("Resized") :]
-    assert job.state.plan is not None
-    assert job.state.plan.target.pipelines == 2
+    assert job.plan.target.pipelines == 2
 
 
 @pytest.mark.parametrize("change", ["Growing", "Shrinking"])
@@ -466,8 +455,7 @@ def test_the_mode_is_switched_at_a_step_boundary() -> None:
 
     job = Job(manifest(3, 1, steps=14), (Fault("Backward", Cell(0, 1), 13, 2),), decide=decide).run()
     reference = undisturbed(3, 1, 14)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert not job.faults
     assert job.digests == reference.digests
     assert sum(e.reason == "ModeChanged" for e in job.emitted) >= 3

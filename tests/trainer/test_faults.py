@@ -115,8 +115,7 @@ def large_references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 
 def assert_same(job: Processes, reference: Processes) -> None:
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == reference.state.progress.losses
     by_cell = dict(reference.state.ending.finished)
     assert dict(job.state.ending.finished) == by_cell
@@ -323,8 +322,7 @@ def test_a_node_is_lost_while_one_of_its_workers_is_inside_an_instruction(
 
 def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_kill: KillOnce) -> None:
     job = run_and_kill(manifest(), [(0, 1), (0, 2)])
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert job.outcome is Outcome.UNRECOVERABLE
     assert "stage 2 of pipeline 0" in job.finish.message
     assert "not recoverable without a checkpoint" in job.finish.message
     assert not job.pool.alive

@@ -84,8 +84,7 @@ def test_a_process_that_is_killed_leaves_the_bits(
 ) -> None:
     """Those of a job without processes. Who is killed at SyncReplicas has rounded, and nobody has what it rounded."""
     job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, (*place, signal.SIGKILL))
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == calm.state.progress.losses
     assert dict(job.state.ending.finished) == dict(calm.state.ending.finished)
     assert job.state.membership.preemptions == 1

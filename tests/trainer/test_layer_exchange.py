@@ -45,8 +45,7 @@ def gpt(tied: bool) -> dict[str, Any]:
 
 
 def result(job: Job) -> tuple[str, dict[int, float]]:
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.finish
+    assert job.outcome is Outcome.COMPLETE, job.finish
     return add_digests(job.digests), dict(job.state.progress.losses)
 
 
@@ -115,7 +114,7 @@ def test_pipelines_come_first() -> None:
     """With fewer workers than two pipelines take, one is left; with fewer than that one takes, it has fewer stages."""
     shortage = Shortage()
     job = Job(manifest(MLP, 2, minPipelines=1), decide=shortage, capacity=8).run()
-    assert (shortage.stages, job.state.plan and job.state.plan.target.pipelines) == ([4], 1)
+    assert (shortage.stages, job.state.plan and job.plan.target.pipelines) == ([4], 1)
     assert result(job) == undisturbed()
 
 
@@ -173,8 +172,7 @@ def test_when_all_are_lost_meanwhile_the_job_goes_back_to_its_checkpoint(strike:
     digest, losses = result(job)
     assert (digest, losses) == undisturbed()
     assert job.state.checkpoints.counts.restores
-    assert job.state.plan is not None
-    assert len(job.state.plan.stages) == 3
+    assert len(job.plan.stages) == 3
 
 
 def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
@@ -201,8 +199,7 @@ def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
 def test_a_state_that_only_the_state_dict_shows_is_not_sent() -> None:
     """It need not even be a tensor; nothing is restored from it."""
     job = Job(manifest({"entrypoint": "test_layer_exchange:with_extra_state"}), decide=Shortage()).run()
-    assert job.state.plan is not None
-    assert len(job.state.plan.stages) == 3
+    assert len(job.plan.stages) == 3
 
 
 class Extra(nn.Linear):

@@ -148,8 +148,7 @@ def undisturbed() -> tuple[dict[int, float], str, dict[str, Tensor]]:
 
 def assert_same(job: Job) -> None:
     losses, digest, buffers = undisturbed()
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.progress.losses == losses
     torch.testing.assert_close(buffers_of(job), buffers, rtol=0, atol=0)
     assert add_digests(job.digests) == digest
@@ -197,8 +196,7 @@ def test_processes_that_are_killed_leave_them_as_they_are(tmp_path: Path, monkey
     """After its pipeline has sent what its forwards contribute, and before it has what the other one's do."""
     fault = ("ReduceGradients", 1, 1, 3, 0, signal.SIGKILL)
     job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, fault)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.membership.preemptions == 1
     digests = [digest for cell, digest in sorted(job.state.ending.finished) if cell.pipeline == 1]
     assert add_digests(digests) == undisturbed()[1]

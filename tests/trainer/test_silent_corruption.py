@@ -105,8 +105,7 @@ def manifest(verify: str, mode: str = "EagerBackward", standby: int = 1, **redun
 @cache
 def undisturbed() -> str:
     job = Job(manifest("None", standby=0)).run()
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE
+    assert job.outcome is Outcome.COMPLETE
     return add_digests(job.digests)
 
 
@@ -127,8 +126,7 @@ def told(job: FlippedJob) -> list[str]:
 def check_undone(job: FlippedJob, wrong: str) -> None:
     """It was found, put down to that worker and nobody else, and the weights are those of a job without it."""
     assert job.flipped
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, (job.finish, job.emitted)
+    assert job.outcome is Outcome.COMPLETE, (job.finish, job.emitted)
     assert job.state.verification.corrupt == (wrong,), [emit.message for emit in job.emitted if emit.warning]
     assert wrong in job.state.membership.gone
     assert add_digests(job.digests) == undisturbed()
@@ -163,8 +161,7 @@ def test_eager_forwards_whose_workers_are_lost_are_no_difference() -> None:
     for fault in ahead[:: max(1, len(ahead) // 8)]:
         job = Job(document, (fault,)).run()
         struck += job.state.membership.preemptions
-        assert job.finish is not None
-        assert job.finish.outcome is Outcome.COMPLETE, job.finish
+        assert job.outcome is Outcome.COMPLETE, job.finish
         assert add_digests(job.digests) == undisturbed()
         assert (job.state.verification.found, job.state.verification.corrupt) == ({}, ())
     assert struck
@@ -266,8 +263,7 @@ def test_of_three_holders_the_one_that_differs_is_wrong_at_once() -> None:
 
 def test_with_report_the_job_goes_on_and_says_so() -> None:
     job = flipped(manifest("Report"), OWNER, Place.PARAMETERS)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE
+    assert job.outcome is Outcome.COMPLETE
     assert told(job).count("ResultsDiffer") <= 3, "of a fault that stays people are told once"
     found = job.state.verification.found
     assert found["forward"] > 1
@@ -316,7 +312,6 @@ def test_a_bit_that_flips_in_a_real_worker_is_undone(
     processes = Processes(document, tmp_path, main="test_silent_corruption:flipping_worker", decide=note)
     job = asyncio.run(processes.run(seconds=180.0))
     assert mark.exists()
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.verification.corrupt == (owners[stage],), [e.message for e in job.emitted if e.warning]
     assert add_digests(digest for _, digest in job.state.ending.finished) == undisturbed()

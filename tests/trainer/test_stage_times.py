@@ -183,8 +183,7 @@ def undisturbed(steps: int) -> tuple[str, dict[int, float]]:
 
 
 def result(job: Job) -> tuple[str, dict[int, float]]:
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.finish
+    assert job.outcome is Outcome.COMPLETE, job.finish
     return add_digests(job.digests), dict(job.state.progress.losses)
 
 
@@ -212,8 +211,7 @@ def test_a_slow_worker_gets_fewer_layers_and_the_bits_are_the_same() -> None:
     job = TimedJob(manifest(STEPS), {"w1": 3.0}, {})
     job.run()
     assert job.reasons() == ["StragglerFound", "Rebalancing", "Resplit"]
-    plan = job.state.plan
-    assert plan is not None
+    plan = job.plan
     by_worker = {plan.at(c).owner: end - first for c in plan.cells() for first, end in [plan.stages[c.stage]]}
     assert by_worker["w1"] < min(count for worker, count in by_worker.items() if worker != "w1")
     assert result(job) == undisturbed(STEPS)
@@ -233,7 +231,6 @@ def test_layers_that_take_longer_than_counted_are_split_anew_and_the_bits_are_th
     job = TimedJob(manifest(STEPS), {}, {0: 4.0, 1: 4.0})
     job.run()
     assert job.reasons() == ["Rebalancing", "Resplit"]
-    plan = job.state.plan
-    assert plan is not None
+    plan = job.plan
     assert plan.stages == ((0, 1), (1, 3), (3, 8))
     assert result(job) == undisturbed(STEPS)

@@ -32,8 +32,7 @@ def manifest(stages: int, pipelines: int, standby: int = 0) -> dict[str, Any]:
 
 
 def result(job: Job) -> str:
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.finish
+    assert job.outcome is Outcome.COMPLETE, job.finish
     return add_digests(job.digests)
 
 

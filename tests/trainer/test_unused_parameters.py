@@ -264,7 +264,6 @@ def test_processes_that_are_killed_leave_the_unused_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = run_with_faults(manifest(stages, pipelines), tmp_path, monkeypatch, fault)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.membership.preemptions == 1
     assert dict(job.state.ending.finished) == dict(undisturbed(stages, pipelines).state.ending.finished)

@@ -121,8 +121,7 @@ def test_processes_change_their_schedule_while_one_of_them_is_killed(tmp_path: P
             job.signal(killed[0])
 
     job = run(document, tmp_path, decide)
-    assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.outcome is Outcome.COMPLETE, job.emitted
     assert killed
     assert sum(emit.reason == "ScheduleChanged" for emit in job.emitted) == 3
     expected = Job(manifest(3, 1, schedule="1F1B", steps=14)).run()
