@@ -34,6 +34,15 @@ def all_grids(spec: JobSpec, layers: int, workers: int) -> list[Grid]:
 
 
 @example(seconds=[1.0, 1.0, 0.25], workers=9, microbatches=10, rate=1e3, fewest=1)  # what is reduced takes the time
+def figures_of(seconds: list[float], rate: float) -> ModelFigures:
+    """Layers whose forwards take that long, and a network of so many bytes a second."""
+    layers = tuple(
+        Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
+        for one in seconds
+    )
+    return ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+
+
 @given(
     seconds=st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6),
     workers=st.integers(0, 9),
@@ -45,12 +54,8 @@ def test_no_grid_within_the_bounds_is_faster_by_a_tenth_than_the_first(
     seconds: list[float], workers: int, microbatches: int, rate: float, fewest: int
 ) -> None:
     spec = elastic_job(3, 3, microbatches, minStages=fewest)
-    layers = tuple(
-        Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
-        for one in seconds
-    )
-    figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
-    rates, possible = GridRates(figures, spec), all_grids(spec, len(layers), workers)
+    figures = figures_of(seconds, rate)
+    rates, possible = GridRates(figures, spec), all_grids(spec, len(seconds), workers)
     found = rates.ranked(workers, 3, {}, 1.0)
     assert bool(found) == bool(possible)
     if found:
@@ -81,13 +86,9 @@ def test_the_fastest_of_each_number_of_stages_are_those_of_all_grids(
 ) -> None:
     """Although most steps are not executed, and whatever was measured."""
     spec = elastic_job(3, 3, microbatches, minStages=1, maxStages=6)
-    layers = tuple(
-        Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
-        for one in seconds
-    )
-    figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+    figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
-    grids = [grid for grid in bounded_grids(spec, len(layers), workers) if model.fits(grid)]
+    grids = [grid for grid in bounded_grids(spec, len(seconds), workers) if model.fits(grid)]
     known = {grids[n]: took for n, took in measured if n < len(grids)}
 
     def rated(grid: Grid) -> tuple[float, int]:
@@ -159,7 +160,7 @@ def test_a_step_is_that_of_a_whole_plan_to_the_last_digit(
     )
     figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
     rates, model = GridRates(figures, spec), StepModel(figures, spec)
-    for grid in bounded_grids(spec, len(layers), workers):
+    for grid in bounded_grids(spec, len(seconds), workers):
         ranges = rates.ranges(grid.stages)
         peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(grid.cells)]
         plan = initial_plan(peers, ranges, grid.pipelines, spec.training, spec.redundancy, schedule=grid.schedule)
@@ -179,14 +180,10 @@ def test_the_fastest_grid_of_some_stages_is_that_of_all_of_them(
     seconds: list[float], workers: int, microbatches: int, rate: float, memory: int | None
 ) -> None:
     spec = elastic_job(3, 3, microbatches, minStages=1, maxStages=6)
-    layers = tuple(
-        Layer(forward=one, backward=2 * one, parameters=400, optimizer=800, gradients=400, boundary=100)
-        for one in seconds
-    )
-    figures = ModelFigures(layers=layers, network=Network(flow=rate, machine=2 * rate, latency=0.001))
+    figures = figures_of(seconds, rate)
     model = GridRates(figures, spec, memory)
-    for stages in range(1, len(layers) + 1):
-        grids = [grid for grid in bounded_grids(spec, len(layers), workers, stages) if model.fits(grid)]
+    for stages in range(1, len(seconds) + 1):
+        grids = [grid for grid in bounded_grids(spec, len(seconds), workers, stages) if model.fits(grid)]
         best = min(grids, key=lambda grid: (model.seconds(grid), grid.cells), default=None)
         found = GridRates(figures, spec, memory)
         assert found.fastest(workers, stages) == (None if best is None else GridRate(best, model.seconds(best)))
