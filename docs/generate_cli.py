@@ -16,6 +16,7 @@ PAGE = Path(__file__).parent / "cli.md"
 WIDTH = "100"
 
 HERE = (
+    "init",
     "run",
     "validate",
     "plan",

@@ -19,6 +19,7 @@ from bamboo.cli.cluster.rollout_commands import rollouts
 from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
 from bamboo.cli.history_command import app as history_command
+from bamboo.cli.init_command import app as init_command
 from bamboo.cli.run_options import LocalRunOptions
 from bamboo.cli.simulation import compare_command, plan_command, profile_command, research_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
@@ -252,6 +253,7 @@ def _budget_told(job: "JobSource", profile: str | None) -> list[str]:
 
 
 # Here, so that --help shows them in this order.
+app.registered_commands += init_command.registered_commands
 app.registered_commands += cluster_commands.registered_commands
 app.registered_commands += history_command.registered_commands
 app.registered_commands += checkpoint_commands.app.registered_commands

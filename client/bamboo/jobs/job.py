@@ -120,6 +120,21 @@ class Job:
         """The manifest as text: of a file with its comments."""
         return self._source.text
 
+    def changed(self, **parts: Unpack[JobFields]) -> "Job":
+        """The job with other fields in these parts: `changed(training={"steps": 6})`. None removes a field or a part.
+
+        Raises InvalidJob.
+        """
+        document = self.document
+        for name, part in parts.items():
+            before = document["spec"].get(name)
+            if isinstance(part, Mapping) and isinstance(before, Mapping):
+                document["spec"][name] = {**before, **part}
+            else:
+                document["spec"][name] = part
+        read = replace(source_of(f"job {self.name}", _yaml(document)), lines={})
+        return self.from_source(_source(lambda: source_of_manifest(read, self._source.folders)))
+
     def validate(self, *, load: bool = False) -> Validation:
         """What may not be meant in the job; with load also whether its task can be built here, and what memory its
         workers need. Raises InvalidJob if the task cannot be used.

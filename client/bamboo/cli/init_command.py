@@ -1,0 +1,115 @@
+"""`bamboo init`: three questions, and the first files of a job. What takes time to import is imported late."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bamboo.cli.dispatch import usage
+from bamboo_core.complaints import system_reason
+
+if TYPE_CHECKING:
+    from bamboo.jobs.scaffold import JobAnswers
+
+app = typer.Typer(rich_markup_mode=None)
+MODEL = "Model: the folder of a model of transformers, its id on the Hub, or FILE.py:CLASS of your own"
+DATA = "Data: a file of tokens or text, an .npz file, a folder of images, or a saved data set"
+CHECKPOINTS = "Checkpoints: a folder or a URL such as s3://bucket/job; empty for none"
+FIRST_BYTES = 8
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the job, and of its files.")],
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help=MODEL, show_default="asked")] = None,
+    data: Annotated[str | None, typer.Option(metavar="PATH", help=DATA, show_default="asked")] = None,
+    checkpoints: Annotated[str | None, typer.Option(metavar="URL", help=CHECKPOINTS, show_default="asked")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a job's first files into this folder: a manifest, a task for a model of your own, and a test.
+
+    Example: bamboo init bert --model bert-folder --data books.tokens --checkpoints s3://bucket/bert
+    """
+    from bamboo.jobs.errors import InvalidRequest
+    from bamboo.jobs.scaffold import files, next_steps
+
+    try:
+        answers = _answers(name, model, data, checkpoints)
+        made = files(answers)
+        _check(made)
+    except InvalidRequest as error:
+        usage(f"--{error}" if str(error).startswith(("model ", "data ")) else str(error))
+    there = [file for file in made if Path(file).exists()]
+    if there and not force:
+        usage(f"{' and '.join(there)}: already there; --force replaces what is there")
+    for file, text in made.items():
+        try:
+            Path(file).write_text(text, "utf-8")
+        except OSError as error:
+            usage(f"cannot write {file}: {system_reason(error)}")
+    typer.echo(f"written: {', '.join(made)}; then")
+    for line in next_steps(answers):
+        typer.echo(f"  {line}")
+
+
+def _answers(name: str, model: str | None, data: str | None, checkpoints: str | None) -> "JobAnswers":
+    """What the flags say, and else the user. Raises InvalidRequest."""
+    from bamboo.jobs.errors import InvalidRequest
+    from bamboo.jobs.scaffold import JobAnswers, OwnModel, model_of
+
+    said = _asked("--model", model, MODEL)
+    known = model_of(said, is_folder=Path(said).is_dir(), name=name)
+    if isinstance(known, OwnModel) and not Path(f"{known.module}.py").is_file():
+        raise InvalidRequest(
+            f"model {said}: there is no {known.module}.py in this folder, where the workers look for it"
+        )
+    path = Path(_asked("--data", data, DATA)).expanduser()
+    kind = _kind(path)
+    place = _asked("--checkpoints", checkpoints, CHECKPOINTS, default="")
+    if place and "://" not in place:
+        place = Path(place).expanduser().absolute().as_uri()
+    return JobAnswers(name=name, model=known, data=str(path.absolute()), data_kind=kind, checkpoints=place)
+
+
+def _asked(flag: str, given: str | None, question: str, default: str | None = None) -> str:
+    """The answer. Without a terminal a flag that is missing ends the command, unless it has a default."""
+    if given is not None:
+        return given
+    if sys.stdin.isatty():
+        answer: str = typer.prompt(question, default=default, show_default=False)
+        return answer.strip()
+    if default is None:
+        usage(f"{flag}: expected it, since there is no terminal on which to ask; {question}")
+    return default
+
+
+def _kind(path: Path) -> str:
+    """The kind of data there. Raises InvalidRequest."""
+    from bamboo.jobs.errors import InvalidRequest
+    from bamboo.jobs.scaffold import read_kind
+
+    try:
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        first = next((one for one in inside if one.is_file()), None) if inside else path
+        with open(first or "/dev/null", "rb") as file:
+            begins = file.read(FIRST_BYTES)
+    except OSError as error:
+        raise InvalidRequest(f"data {path}: {system_reason(error)}") from None
+    if path.is_dir() and not inside:
+        raise InvalidRequest(f"data {path}: the folder is empty")
+    return read_kind(str(path), begins, {one.name: one.is_dir() for one in inside})
+
+
+def _check(made: dict[str, str]) -> None:
+    """Raises InvalidRequest if the name is none, or the manifest would be wrong for another reason."""
+    from bamboo.jobs.errors import InvalidRequest
+    from bamboo_core.job.manifest import ManifestError, parse_source
+    from bamboo_core.job.yaml_file import source_of
+
+    name, text = next(iter(made.items()))
+    try:
+        parse_source(source_of(name, text))
+    except ManifestError as error:
+        problems = [f"{problem.path.rpartition(': ')[2]}: {problem.message}" for problem in error.problems]
+        raise InvalidRequest("\n".join(problems)) from None

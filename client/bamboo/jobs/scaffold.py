@@ -1,0 +1,127 @@
+"""The first files of a job: a manifest, its task where that is the user's own, and a test. Pure but for templates."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from string import Template
+from typing import Final
+
+from bamboo.jobs.errors import InvalidRequest
+
+HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+OWN_MODEL: Final = re.compile(r"([A-Za-z_]\w*)(?:\.py)?:([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModel:
+    """A class or function of the user's that makes a module, in a Python file beside the manifest."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """A model of transformers: its folder as the job's config names it, and its id on the Hub if it is not here yet."""
+
+    folder: str
+    hub_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAnswers:
+    """What was asked. data: a file or folder, of the kind `data_kind` of docs/data.md. checkpoints: a URL; "": none."""
+
+    name: str
+    model: OwnModel | PublishedModel
+    data: str
+    data_kind: str
+    checkpoints: str
+
+
+def model_of(answer: str, *, is_folder: bool, name: str) -> OwnModel | PublishedModel:
+    """What the user says the model is. is_folder: there is a folder of that name. Raises InvalidRequest."""
+    if is_folder:
+        return PublishedModel(folder=answer)
+    if found := OWN_MODEL.fullmatch(answer):
+        return OwnModel(module=found[1], name=found[2])
+    if HUB_ID.fullmatch(answer):
+        return PublishedModel(folder=f"{name}-model", hub_id=answer)
+    raise InvalidRequest(
+        f"model {answer[:80]!r}: expected the folder of a model of transformers, the id of one on the Hub"
+        " (ORGANIZATION/NAME), or FILE.py:CLASS for a module of your own"
+    )
+
+
+def files(answers: JobAnswers) -> dict[str, str]:
+    """The texts of the files, by their names; the manifest comes first."""
+    module, model = _module(answers.name), answers.model
+    made = {f"{answers.name}.yaml": _manifest(answers), f"test_{module}.py": _filled("test", name=answers.name)}
+    if isinstance(model, OwnModel):
+        made[f"{module}_task.py"] = _filled("task", name=answers.name, model_module=model.module, model_name=model.name)
+    return made
+
+
+def next_steps(answers: JobAnswers) -> list[str]:
+    """What the user does then, as commands and sentences."""
+    told = []
+    if isinstance(answers.model, PublishedModel) and answers.model.hub_id:
+        folder, hub_id = answers.model.folder, answers.model.hub_id
+        told.append(f"on a machine with a network, once: save {hub_id} into {folder} (docs/huggingface.md)")
+    return [
+        *told,
+        f"bamboo validate --load {answers.name}.yaml",
+        f"python -m pytest test_{_module(answers.name)}.py",
+        f"bamboo run {answers.name}.yaml --output trained",
+        f"bamboo submit {answers.name}.yaml",
+    ]
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _manifest(answers: JobAnswers) -> str:
+    model, length = answers.model, ", length: 128" if answers.data_kind in ("tokens", "text") else ""
+    config = [f"data: {{kind: {answers.data_kind}, path: {_quoted(answers.data)}{length}}}"]
+    entrypoint = f"{_module(answers.name)}_task:build"
+    if isinstance(model, PublishedModel):
+        entrypoint = "bamboo_trainer.models.huggingface:build"
+        config = [f"model: {_quoted(model.folder)}", *config, "learningRate: 2.0e-5"]
+    checkpoint = ""
+    if answers.checkpoints:
+        why = "  # From where a suspended or restarted job goes on; the last one has the weights."
+        checkpoint = f"{why}\n  checkpoint:\n    storage: {{uri: {_quoted(answers.checkpoints)}}}\n"
+    lines = "\n".join(f"      {line}" for line in config)
+    return _filled("manifest", name=answers.name, entrypoint=entrypoint, config=lines, checkpoint=checkpoint)
+
+
+def _quoted(text: str) -> str:
+    """As a text of YAML in one line."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _filled(template: str, **values: str) -> str:
+    text = (resources.files("bamboo.jobs") / "templates" / f"{template}.txt").read_text("utf-8")
+    return Template(text).substitute(values)
+
+
+def read_kind(path: str, begins: bytes, names: Mapping[str, bool]) -> str:
+    """The kind of data at a path, as docs/data.md names kinds. begins: the first bytes of the file, or of a file in the
+    folder. names: of what is in the folder, and whether that is a folder; {} for a file. Raises InvalidRequest.
+    """
+    if begins.startswith(b"BAMBOOTK"):
+        return "tokens"
+    if "dataset_info.json" in names or "dataset_dict.json" in names:
+        return "huggingface"
+    if names and all(names.values()):
+        return "images"
+    if path.endswith(".npz"):
+        return "npz"
+    if not names:
+        return "text"
+    raise InvalidRequest(
+        f"data {path[:80]!r}: expected a file of tokens (bamboo data tokenize makes it) or of text, an .npz file, a"
+        " folder of images in a folder for each class, or a data set that Hugging Face's datasets has saved"
+    )
