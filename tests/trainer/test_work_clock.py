@@ -59,3 +59,15 @@ def test_what_the_kernel_says_is_taken_off(tmp_path: Path) -> None:
     account = tmp_path / "schedstat"
     account.write_text("123456789 2500000000 42\n")
     assert WorkClock(lambda: 10.0, account)() == 7.5
+
+
+def test_a_wait_between_its_two_readings_does_not_turn_it_back(tmp_path: Path) -> None:
+    """No layer takes less than no time: the coordinator would refuse to hear of it."""
+    account, now = tmp_path / "schedstat", [10.0]
+    account.write_text("1 0 1\n")
+    clock = WorkClock(lambda: now[0], account)
+    assert clock() == 10.0
+    account.write_text("1 3000000000 2\n")  # it has waited, and the clock was read before that
+    assert clock() == 10.0
+    now[0] = 14.0
+    assert clock() == 11.0

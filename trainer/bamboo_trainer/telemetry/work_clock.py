@@ -6,6 +6,7 @@ and another one in its place would wait as long. Sleeping, waiting for data or f
 as before.
 """
 
+import math
 import os
 import threading
 import time
@@ -21,11 +22,13 @@ MOST_BYTES: Final = 128
 class WorkClock:
     """Seconds of `clock` less those that the calling thread has waited for a processor, by the kernel's account.
 
-    Only the thread that makes it may ask. Where the kernel keeps no such account it is `clock`.
+    It never goes back, though the thread may wait between the readings of the two. Only the thread that makes it may
+    ask. Where the kernel keeps no such account it is `clock`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, account: Path = SCHEDSTAT) -> None:
         self._clock, self._thread = clock, threading.get_ident()
+        self._newest = -math.inf  # seconds that were told last
         try:
             self._account: int | None = os.open(account, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -35,7 +38,8 @@ class WorkClock:
 
     def __call__(self) -> float:
         assert threading.get_ident() == self._thread, "the account is of the thread that made the clock"
-        return self._clock() - self._waited()
+        self._newest = max(self._newest, self._clock() - self._waited())
+        return self._newest
 
     def _waited(self) -> float:
         """Seconds since the thread began."""
