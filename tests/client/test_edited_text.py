@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.sizing.candidate import edited
 from bamboo.sizing.edited_text import edited_text
+from bamboo.sizing.trials.candidate import edited
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.job.yaml_file import source_of
 

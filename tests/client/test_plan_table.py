@@ -6,7 +6,7 @@ import pytest
 
 from bamboo.sizing.choice import Alternative, Bounds
 from bamboo.sizing.search import Counts, SearchResult
-from bamboo.sizing.trials import Assessment
+from bamboo.sizing.trials.trial import Assessment
 from bamboo.terminal.plan_table import PlanReport, plan_text
 from bamboo_core.job.spec import RedundancyMode
 from job_simulation_kit import manifest

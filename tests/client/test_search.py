@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from bamboo.simulation.job.job_run import model_of, simulate_job
 from bamboo.sizing.calm import memory_needed
-from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits, job_of
 from bamboo.sizing.choice import Bounds, choose
 from bamboo.sizing.pareto import Point, dominates, front
 from bamboo.sizing.search import Counts, fitting_grids, near, search
 from bamboo.sizing.space import Limits, grids
-from bamboo.sizing.trials import Assessment, CandidateTrial, simulate_trial
-from bamboo.sizing.world import World
+from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits, job_of
+from bamboo.sizing.trials.trial import Assessment, CandidateTrial, simulate_trial
+from bamboo.sizing.trials.world import World
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.profile import Network

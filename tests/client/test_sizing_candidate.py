@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo.simulation.job.job_zones import NODE_TERMS, named_zones, zone_allowed
-from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits, has_pools_for_a_share, job_of
+from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits, has_pools_for_a_share, job_of
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancyMode

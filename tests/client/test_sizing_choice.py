@@ -7,7 +7,7 @@ import msgspec
 
 from bamboo.sizing.calm import Calm, calm
 from bamboo.sizing.choice import Bounds, amount, choose, comparisons, in_words, odds, on_demand, reasons
-from bamboo.sizing.trials import Assessment
+from bamboo.sizing.trials.trial import Assessment
 from bamboo.sizing.units import HOURS, USD
 from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo_core.job.spec import RedundancyMode

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from bamboo.sizing.candidate import PROTECTION, Candidate, as_the_job_is, edits
 from bamboo.sizing.space import Limits, combined, grids, protections, smaller
-from bamboo.sizing.world import Market, World, machine_of
+from bamboo.sizing.trials.candidate import PROTECTION, Candidate, as_the_job_is, edits
+from bamboo.sizing.trials.world import Market, World, machine_of
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.planning.grid import make_layout

@@ -7,8 +7,8 @@ import pytest
 
 from bamboo.simulation.job.job_run import simulate_job
 from bamboo.sizing.calm import calm, least, memory_needed, node_usd
-from bamboo.sizing.candidate import Candidate, as_the_job_is
-from bamboo.sizing.world import Market, World, has_price, machine_of
+from bamboo.sizing.trials.candidate import Candidate, as_the_job_is
+from bamboo.sizing.trials.world import Market, World, has_price, machine_of
 from bamboo.traces.generate import Generation
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.job.placement_spec import SpreadPolicy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.sizing.zone_supply import ZoneSupply, best_first, unknown_zones, zone_supplies
+from bamboo.sizing.trials.zone_supply import ZoneSupply, best_first, unknown_zones, zone_supplies
 from bamboo_core.prices.price_list import MachinePrice, ZonePrice, zone_price
 from bamboo_core.traces.trace import Change, NodeChange, PriceChange, make_trace
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from bamboo.sizing.candidate import as_the_job_is
 from bamboo.sizing.pareto import Point
-from bamboo.sizing.trials import Assessment, TrialOutcome
-from bamboo.sizing.world import MachineKind, Market, World
+from bamboo.sizing.trials.candidate import as_the_job_is
+from bamboo.sizing.trials.trial import Assessment, TrialOutcome
+from bamboo.sizing.trials.world import MachineKind, Market, World
 from bamboo.traces.generate import Generation
 from bamboo_core.job.manifest import parse_manifest
 from bamboo_core.planning.profile import ModelProfile, Prices

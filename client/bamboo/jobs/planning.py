@@ -13,15 +13,15 @@ from bamboo.jobs.source import JobSource
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.sizing.budget_bounds import bounds_of, date_sentence, too_little
-from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, comparisons, odds, on_demand, reasons, zones_named
 from bamboo.sizing.edited_text import edited_text
+from bamboo.sizing.rounds import Trials
 from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
-from bamboo.sizing.trials import Trials
+from bamboo.sizing.trials.candidate import Candidate, as_the_job_is, edited, edits
+from bamboo.sizing.trials.world import MachineKind, Market, World, has_price, machine_of
+from bamboo.sizing.trials.zone_supply import unknown_zones
 from bamboo.sizing.units import money_unit, time_unit
-from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
-from bamboo.sizing.zone_supply import unknown_zones
 from bamboo.terminal.plan_table import PlanReport
 from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_nodes

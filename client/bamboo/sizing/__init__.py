@@ -1,1 +1,1 @@
-"""Which machines, grid and protection a job should have: candidates, their simulation, and the choice among them."""
+"""Which machines, grid and protection a job should have: which candidates there are, which are tried, which is best."""

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from bamboo.sizing.choice import Bounds
-from bamboo.sizing.trials import Assessment
+from bamboo.sizing.trials.trial import Assessment
 from bamboo_core.job.budget_reach import HOUR, Pace, done_by, money_reach, outcome_told
 from bamboo_core.job.spec import JobSpec
 

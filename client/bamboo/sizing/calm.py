@@ -8,9 +8,9 @@ import msgspec
 
 from bamboo.simulation.job.job_zones import packed
 from bamboo.simulation.job.zone_traffic import step_traffic
-from bamboo.sizing.candidate import Candidate, job_of
 from bamboo.sizing.pareto import Point
-from bamboo.sizing.world import World
+from bamboo.sizing.trials.candidate import Candidate, job_of
+from bamboo.sizing.trials.world import World
 from bamboo_core.job.spec import JobSpec, pod_spread
 from bamboo_core.planning.gradient_groups import final_share
 from bamboo_core.planning.grid import initial_plan, layer_ranges

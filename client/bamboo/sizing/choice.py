@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bamboo.sizing.calm import Calm
-from bamboo.sizing.candidate import Candidate
 from bamboo.sizing.pareto import best_product
-from bamboo.sizing.trials import Assessment
+from bamboo.sizing.trials.candidate import Candidate
+from bamboo.sizing.trials.trial import Assessment
+from bamboo.sizing.trials.world import HOUR, World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
-from bamboo.sizing.world import HOUR, World
 from bamboo_core.job.placement_spec import SpreadPolicy, SpreadSpec
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.prices.zone_traffic import traffic_usd

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bamboo.simulation.plots import COLOURS, INK, SOFT, new_figure, save, style
-from bamboo.sizing.trials import Assessment
+from bamboo.sizing.trials.trial import Assessment
 
 
 def draw_front(

@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Final
 
 from bamboo.sizing.calm import Calm, calm, least, memory_needed
-from bamboo.sizing.candidate import PROTECTION, Candidate, job_of
 from bamboo.sizing.pareto import distance, dominates, front
 from bamboo.sizing.space import Limits, combined, grids, protections, smaller
-from bamboo.sizing.trials import Assessment, CandidateTrial
-from bamboo.sizing.world import HOUR, World
+from bamboo.sizing.trials.candidate import PROTECTION, Candidate, job_of
+from bamboo.sizing.trials.trial import Assessment, CandidateTrial
+from bamboo.sizing.trials.world import HOUR, World
 
 FAR_DEARER: Final = 3.0  # times the cost of a step, for which no protection makes up
 CALM_SLACK: Final = 0.5  # a grid whose undisturbed step is so much slower and dearer than another's is not simulated

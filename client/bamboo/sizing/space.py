@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bamboo.sizing.candidate import PROTECTION, Candidate, has_pools_for_a_share
-from bamboo.sizing.world import World
+from bamboo.sizing.trials.candidate import PROTECTION, Candidate, has_pools_for_a_share
+from bamboo.sizing.trials.world import World
 from bamboo_core.job.placement_spec import SpreadPolicy
 from bamboo_core.job.spec import MOST_REPLICAS, MOST_STAGES, JobSpec, RedundancyMode
 from bamboo_core.planning.grid import make_layout

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console, Group
 
-from bamboo.sizing.candidate import Candidate, edited, edits
 from bamboo.sizing.choice import Alternative, Bounds, amount
 from bamboo.sizing.search import SearchResult
-from bamboo.sizing.trials import Assessment
+from bamboo.sizing.trials.candidate import Candidate, edited, edits
+from bamboo.sizing.trials.trial import Assessment
+from bamboo.sizing.trials.world import World
 from bamboo.sizing.units import ReadableUnit, money_unit, time_unit
-from bamboo.sizing.world import World
 from bamboo.terminal.simulation_table import fitted
 from bamboo_core.job.spec import RedundancyMode
 from bamboo_core.text import count

@@ -2,19 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import TracebackType
-from typing import Protocol, Self
 
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import CUT, model_of, simulate_job
-from bamboo.simulation.processes import in_processes
-from bamboo.sizing.candidate import Candidate
-from bamboo.sizing.pareto import Point
-from bamboo.sizing.world import HOUR, OTHER_SEED, TRIES, World
+from bamboo.sizing.trials.candidate import Candidate
+from bamboo.sizing.trials.world import HOUR, OTHER_SEED, TRIES, World
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.planning.steps.step_times import StepModel
 
@@ -67,7 +61,7 @@ class Assessment:
         return statistics.fmean(outcome.usd for outcome in self.outcomes)
 
     @property
-    def point(self) -> Point:
+    def point(self) -> tuple[float, float]:
         return self.hours, self.usd
 
     def deviation(self, name: str) -> float:
@@ -86,40 +80,6 @@ class Assessment:
 
     def total(self, name: str) -> float:
         return float(sum(getattr(outcome, name) for outcome in self.outcomes))
-
-
-class RoundProgress(Protocol):
-    """What shows how far a round of trials is, while it is entered."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def done(self, runs: int) -> None:
-        """So many more runs are ready."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trials:
-    """Trials in a world, on so many processes. progress: of a round, from its number of runs and what it is about."""
-
-    world: World
-    jobs: int
-    progress: Callable[[int, str], RoundProgress]
-
-    def assess(self, about: str, trials: Sequence[CandidateTrial]) -> list[Assessment | None]:
-        """The assessment of each trial, in their order; None for one that the manifest's rules do not allow.
-
-        about: in a word, for the user. Raises SimulationError if a trial cannot be simulated.
-        """
-        found: list[Assessment | None] = []
-        with self.progress(sum(len(trial.seeds) for trial in trials), f"{about:<10}") as bar:
-            simulated = in_processes(partial(simulate_trial, self.world), trials, self.jobs)
-            for assessment, trial in zip(simulated, trials, strict=True):
-                found.append(assessment)
-                bar.done(len(trial.seeds))
-        return found
 
 
 def simulate_trial(world: World, trial: CandidateTrial) -> Assessment | None:

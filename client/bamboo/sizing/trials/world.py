@@ -9,8 +9,8 @@ import msgspec
 
 from bamboo.simulation.job.job_run import JobRun
 from bamboo.simulation.job.job_zones import made_up
-from bamboo.sizing.candidate import Candidate, job_of
-from bamboo.sizing.zone_supply import ZoneSupply, best_first, zone_supplies
+from bamboo.sizing.trials.candidate import Candidate, job_of
+from bamboo.sizing.trials.zone_supply import ZoneSupply, best_first, zone_supplies
 from bamboo.traces.generate import Generation
 from bamboo.traces.summary import summarize
 from bamboo.traces.window import window

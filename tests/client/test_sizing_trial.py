@@ -1,7 +1,6 @@
 """What a plan comes to by the runs that were simulated of it."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 
 import msgspec
@@ -9,9 +8,9 @@ import pytest
 
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobRecord, JobResult
-from bamboo.sizing.candidate import as_the_job_is
-from bamboo.sizing.trials import CandidateTrial, Trials, outcome_of, simulate_trial
-from bamboo.sizing.world import Market
+from bamboo.sizing.trials.candidate import as_the_job_is
+from bamboo.sizing.trials.trial import CandidateTrial, outcome_of, simulate_trial
+from bamboo.sizing.trials.world import Market
 from bamboo_core.job.training_spec import TrainingSpec
 from job_simulation_kit import HOUR, manifest, nodes
 from sizing_kit import assessed, layered, world
@@ -67,34 +66,6 @@ def test_what_95_of_100_runs_keep_is_above_the_mean_by_their_spread() -> None:
     assert one.sure("hours") == 1.0
     assert assessed(1, (1.0, 8.0)).sure("usd") == 8.0, "of one run no spread is known"
     assert assessed(1, (1.0, 8.0), (math.inf, math.inf)).sure("usd") == math.inf
-
-
-class Bar(nullcontext["Bar"]):
-    """What a round has told of how far it is."""
-
-    def __init__(self) -> None:
-        super().__init__(self)
-        self.begun: list[tuple[int, str]] = []
-        self.counted: list[int] = []
-
-    def done(self, runs: int) -> None:
-        self.counted.append(runs)
-
-
-def test_candidates_that_the_rules_forbid_have_no_runs_and_others_are_in_their_order() -> None:
-    at = world(manifest(2, 1, 6), layered(3))
-    good = as_the_job_is("m", at.spec)
-    trials = [CandidateTrial(candidate=c, seeds=(1,), seconds=60.0) for c in (good, replace(good, micro_batch=5), good)]
-    bar = Bar()
-
-    def begun(runs: int, about: str) -> Bar:
-        bar.begun.append((runs, about))
-        return bar
-
-    found = Trials(world=at, jobs=1, progress=begun).assess("grids", trials)
-    assert [one is None for one in found] == [False, True, False]
-    assert found[0] == found[2] == simulate_trial(at, trials[0])
-    assert (bar.begun, bar.counted) == ([(3, "grids     ")], [1, 1, 1])
 
 
 def test_a_short_run_that_never_began_is_taken_from_another_place_of_the_recording() -> None:
