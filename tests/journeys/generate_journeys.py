@@ -79,7 +79,7 @@ def main() -> int:
     try:
         PAGE.write_text(page(PAGE.read_text(), recorded()))
     except subprocess.CalledProcessError as error:
-        print(error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr, file=sys.stderr)
+        print(error.stderr if isinstance(error.stderr, str) else error.stderr.decode(), file=sys.stderr)
         return 1
     return 0
 

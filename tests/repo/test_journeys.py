@@ -1,6 +1,7 @@
 """The journeys of docs/where.md: as they are recorded now, short, and through no room twice."""
 
 import shutil
+import subprocess
 
 import pytest
 
@@ -14,7 +15,10 @@ no_compiler = pytest.mark.skipif(shutil.which(pretended_gpu.COMPILER) is None, r
 
 @pytest.fixture(scope="module")
 def journeys() -> list[Recorded]:
-    return recorded()
+    try:
+        return recorded()
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stderr.decode()[-5000:])
 
 
 @no_compiler
