@@ -24,8 +24,8 @@ from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.generate import Generation, generate
 from bamboo_core.control import codec, protocol
 from bamboo_core.control.channel_events import Received, WorkerJoined
+from bamboo_core.control.codec import Frames
 from bamboo_core.control.plan_change import PlanChanges, SendPlan, SentPlans
-from bamboo_core.control.server import Frames
 from bamboo_core.coordinator import coordinator
 from bamboo_core.coordinator.events import AddWorkers, Event, Send, WorkerLost
 from bamboo_core.job.manifest import parse_manifest

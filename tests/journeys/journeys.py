@@ -79,7 +79,7 @@ def sent(to: str, said: Callable[[Any], Facts], *, plan: bool = False) -> tuple[
             f"{CORE}/control/server.py Channels.send",
             COORDINATING,
             of_worker,
-            taken_by="CoordinatorRunner._handle",
+            taken_by="CoordinatorRunner.handle",
             **WAITING,
         ),
         *((change,) if plan else ()),
@@ -126,7 +126,7 @@ def told(by: str, said: Callable[[Any], Facts]) -> tuple[Mark, ...]:
 def stepped(said: Callable[[Any], Facts]) -> Mark:
     """The mark of an event that is taken out of the coordinator's queue."""
     function = f"{CORE}/coordinator/coordinator.py step"
-    return at(function, COORDINATING, lambda f: said(f["event"]), taken_by="CoordinatorRunner._handle", **WAITING)
+    return at(function, COORDINATING, lambda f: said(f["event"]), taken_by="CoordinatorRunner.handle", **WAITING)
 
 
 def travelled(said: Callable[[Frame], Facts]) -> tuple[Mark, ...]:
@@ -228,7 +228,7 @@ JOURNEYS = (
             at(
                 f"{TRAINER}/engine/steps/executor.py Executor.take_over",
                 "heir",
-                lambda f: {"epoch": f["self"]._plan.current.epoch},
+                lambda f: {"epoch": f["self"]._plan.current.epoch},  # noqa: SLF001  a recorded frame's
                 **WAITING,
             ),
             at(
@@ -393,9 +393,9 @@ JOURNEYS = (
             for function in (
                 "bamboo/__main__.py main",
                 f"{PLANNING}/plan_command.py plan",
-                f"{PLANNING}/plan_job.py plan_job",
                 f"{CORE}/job/yaml_file.py read_manifest_source",
                 f"{CORE}/job/manifest.py parse_manifest",
+                "bamboo/jobs/planning.py planned",
                 f"{SIZING}/search.py search",
                 f"{SIZING}/space.py grids",
                 f"{SIZING}/calm.py calm",

@@ -138,7 +138,7 @@ class World:
         registry = watch_handlers(self.controller, shared)
         self._handlers = {
             handler.id: handler.fn
-            for handlers in (registry._indexing, registry._watching)
+            for handlers in (registry._indexing, registry._watching)  # noqa: SLF001  kopf's, which has no other way
             for handler in handlers.get_all_handlers()
         }
         for watch in self.watches.values():
@@ -226,8 +226,7 @@ class World:
         await self.until(lambda: not self.watches["pods"].objects)
 
     def runner(self, name: str) -> Any:
-        known = self.controller._reconcilers.get(("default", name))
-        return known[0]._runner if known else None
+        return next((job.runner for job in self.controller.running() if job.key == ("default", name)), None)
 
     async def until(self, what: Callable[[], object]) -> None:
         while not what():

@@ -30,7 +30,7 @@ from bamboo_core.option_groups import grouped
 from bamboo_core.text import count
 
 if TYPE_CHECKING:
-    from bamboo.jobs.source import JobSource
+    from bamboo.local.job_source import JobSource
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
@@ -188,7 +188,7 @@ def validate(
     Of a job with a budget it says for how long its money lasts, with --profile also for how many steps, and whether the
     date is met.
     """
-    from bamboo.jobs.source import source_of_file
+    from bamboo.local.job_source import source_of_file
     from bamboo.local.trainer_calls.task_check import check_task
     from bamboo_core.job.budget_reach import past
     from bamboo_core.job.manifest import ManifestError

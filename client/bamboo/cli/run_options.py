@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bamboo.cli.dispatch import job_of, usage
+from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_is_path
+from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.job.placement_spec import MOST_WORKERS_PER_NODE
 from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from bamboo.jobs.source import JobSource
+    from bamboo.local.job_source import JobSource
     from bamboo_core.job.spec import JobSpec
 
 _Workers = Annotated[

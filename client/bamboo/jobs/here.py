@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bamboo.jobs.errors import InvalidRequest
-from bamboo.jobs.source import JobSource
+from bamboo.local.job_source import JobSource
 from bamboo_core.checkpoint.resume import choose
 from bamboo_core.checkpoint.store import CheckpointStore
 from bamboo_core.job.budget_reach import past

@@ -27,7 +27,7 @@ from bamboo.jobs.plan import JobPlan
 from bamboo.jobs.planning import PlanRequest, planned
 from bamboo.jobs.simulating import JobSimulation, simulated
 from bamboo.jobs.simulation import SimulatedRuns
-from bamboo.jobs.source import JobSource, source_of_file, source_of_manifest
+from bamboo.local.job_source import JobSource, source_of_file, source_of_manifest
 from bamboo.local.runner import RunOptions
 from bamboo.local.trainer_calls.task_check import check_task
 from bamboo.preemption.scheduling import check as check_schedule

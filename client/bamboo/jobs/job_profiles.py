@@ -3,7 +3,7 @@ device that is not here."""
 
 from pathlib import Path
 
-from bamboo.jobs.source import JobSource
+from bamboo.local.job_source import JobSource
 from bamboo.local.trainer_calls.task_counts import count_task
 from bamboo.profiles.analytic import analytic_profile
 from bamboo.profiles.files import AT, read_devices, read_profile

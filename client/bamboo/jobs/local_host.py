@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bamboo import loop_signals
 from bamboo.jobs.channel import Channel
-from bamboo.jobs.source import JobSource
 from bamboo.local.fork_server import ForkServerError
+from bamboo.local.job_source import JobSource
 from bamboo.local.output_folder import OutputInUse, only_run_in
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import run_with_page

@@ -23,7 +23,7 @@ from bamboo.jobs.errors import (
 from bamboo.jobs.here import changed
 from bamboo.jobs.local_host import Began, CouldNotRun, HostedRun
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, local_progress
-from bamboo.jobs.source import JobSource
+from bamboo.local.job_source import JobSource
 from bamboo.local.output_folder import WEIGHTS
 from bamboo.local.runner import RunOptions
 from bamboo.local.views.summary import Summary

@@ -9,7 +9,7 @@ import yaml
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import JobProfiles
 from bamboo.jobs.profile_check import check_profiles
-from bamboo.jobs.source import JobSource
+from bamboo.local.job_source import JobSource
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_zones import allowed_zones, listed, named_zones, zone_allowed
 from bamboo.sizing.budget_bounds import bounds_of, date_sentence, too_little

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bamboo.jobs.source import JobSource
+from bamboo.local.job_source import JobSource
 from bamboo.local.trainer_calls.task_check import count_layers
 from bamboo.profiles.files import AT, read_profile, shipped_names
 from bamboo.simulation.profile_match import doubt, mismatch, needs_layers, slowness

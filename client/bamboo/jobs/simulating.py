@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from bamboo.jobs.errors import InvalidRequest
 from bamboo.jobs.job_profiles import JobProfiles
 from bamboo.jobs.profile_check import check_profiles
-from bamboo.jobs.source import JobSource
+from bamboo.local.job_source import JobSource
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job

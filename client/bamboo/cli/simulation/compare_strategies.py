@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from bamboo.cli.dispatch import job_of, usage
+from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.job_file import job_of
 from bamboo.jobs.job_profiles import JobProfiles
 from bamboo.jobs.profile_check import check_profiles
 from bamboo.profiles.files import read_profile

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bamboo.cli.dispatch import job_of, refuse_beside, usage
+from bamboo.cli.dispatch import refuse_beside, usage
 from bamboo.cli.options import LONGEST_SECONDS, seconds
 from bamboo.cli.output_files import check_output_file, check_plot
+from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.complaints import complain, system_reason
 from bamboo_core.names import EXIT_FAILED, EXIT_OK
 from bamboo_core.option_groups import grouped
 
 if TYPE_CHECKING:
     from bamboo.jobs.planning import PlanRequest
-    from bamboo.jobs.source import JobSource
+    from bamboo.local.job_source import JobSource
     from bamboo.terminal.plan_table import PlanReport
 
 app = typer.Typer(rich_markup_mode=None)

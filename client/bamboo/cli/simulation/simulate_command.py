@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import job_of, usage
+from bamboo.cli.dispatch import usage
 from bamboo.cli.output_files import check_plot
 from bamboo.cli.simulation.case_options import (
     MarketOptions,
@@ -19,6 +19,7 @@ from bamboo.cli.simulation.case_options import (
     rates_of,
     seeds_of,
 )
+from bamboo.cli.simulation.job_file import job_of
 from bamboo_core.job.text_patterns import DATE_TIME
 from bamboo_core.option_groups import grouped
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.local.trainer_calls.task_check import module_folders
-from bamboo_core.job.manifest import parse_source
+from bamboo_core.job.manifest import parse_source, read_job
 from bamboo_core.job.pod_fields import unknown_in_template
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.job.yaml_file import ManifestSource, read_manifest_source
+from bamboo_core.job.yaml_file import ManifestSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,19 @@ def source_of_file(path: str, *, pods: bool = True) -> JobSource:
 
     pods: fields of the pod template that no Kubernetes is known to have are mistakes, too.
     """
-    return source_of_manifest(read_manifest_source(path), module_folders(Path(path)), pods=pods)
+    manifest, spec = read_job(path, unknown_in_template) if pods else read_job(path)
+    return _made(manifest, spec, module_folders(Path(path)))
 
 
-def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...], *, pods: bool = True) -> JobSource:
+def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...]) -> JobSource:
     """The job of a manifest that was read, as `source_of_file` has it. Raises ManifestError."""
+    return _made(manifest, parse_source(manifest, unknown_in_template), folders)
+
+
+def _made(manifest: ManifestSource, spec: JobSpec, folders: tuple[Path, ...]) -> JobSource:
     return JobSource(
         name=manifest.name,
-        spec=parse_source(manifest, unknown_in_template) if pods else parse_source(manifest),
+        spec=spec,
         document=copy.deepcopy(manifest.document),
         folders=folders,
         text=manifest.text,
