@@ -122,15 +122,18 @@ class Simulation:
         while self.finish is None and self.failure is None:
             self.clock.advance()
             events += 1
-            if self.clock.now - self.active_at > self._patience() or events > MAX_EVENTS:
+            if self._nothing_happens() or events > MAX_EVENTS:
                 self.failure = f"nothing happens any more: {waiting(self)}"
         if self.finish and self.finish.outcome is Outcome.COMPLETE:
             self._settle()
 
-    def _patience(self) -> float:
-        """Seconds. A coordinator that misses all workers takes its time."""
+    def _nothing_happens(self) -> bool:
+        """A coordinator that misses all workers takes its time."""
+        quiet = self.clock.now - self.active_at
+        if quiet <= PATIENCE_SECONDS:
+            return False
         alone = not any(self.nodes[w].alive for w in self.state.workers if w in self.nodes)
-        return PATIENCE_SECONDS + (ALONE_SECONDS if alone else 0.0)
+        return quiet > PATIENCE_SECONDS + (ALONE_SECONDS if alone else 0.0)
 
     def _settle(self) -> None:
         """Nobody is stopped yet, and nothing befalls the job any more: now every replica must come to its end, too."""
