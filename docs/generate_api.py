@@ -68,7 +68,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     lines += [] if defaults else ["| Field | Type | What |", "| --- | --- | --- |"]
     lines += [f"| {' | '.join(row if defaults else (*row[:2], row[3]))} |" for row in rows]
     rules = list(_rules(path, schema.get("x-kubernetes-validations", ())))
-    yield "\n".join([*lines, *(["", "Rules:", "", *rules] if rules else []), ""])
+    yield "\n".join([*lines, *(["", "Expected:", "", *rules] if rules else []), ""])
     for name, field in schema["properties"].items():
         inner, at = field.get("items", field), f"{path}.{name}" + ("[]" if "items" in field else "")
         if "properties" in inner:
@@ -83,7 +83,7 @@ def _rules(path: str, rules: Sequence[Schema]) -> Iterator[str]:
     for message, of in fields.items():
         if message in SAID_OF_FIELDS:
             continue
-        yield f"- {', '.join(of)}: {message}."
+        yield f"- {', '.join(of)}: {message.removeprefix('expected ')}."
 
 
 def _default(field: Schema) -> str:
@@ -134,11 +134,11 @@ def _columns(version: Schema) -> str:
         "",
         "Those from Samples/s on only with `-o wide`.",
         "",
-        "| Column | What |",
+        "| Column | Field |",
         "| --- | --- |",
     ]
     for column in sorted(version["additionalPrinterColumns"], key=lambda column: column.get("priority", 0)):
-        lines.append(f"| {column['name']} | {column['description']} (`{column['jsonPath']}`) |")
+        lines.append(f"| {column['name']} | `{column['jsonPath']}` |")
     return "\n".join([*lines, ""])
 
 

@@ -11,9 +11,9 @@ class TaskFields(TypedDict, total=False):
     """What is trained. Cannot change."""
 
     entrypoint: Required[str]
-    """A Python function as module:function. It is called with the config and returns a Task."""
+    """A Python function as module:function, which is called with the config and returns a Task."""
     config: Mapping[str, Any]
-    """The argument of the function: any JSON object, with at most 10000 values in 16 levels, strings of at most 65536
+    """The function's argument: any JSON object, of at most 10000 values in 16 levels, with strings of at most 65536
     characters and names of at most 253.
     """
 
@@ -24,7 +24,7 @@ class EvaluationFields(TypedDict, total=False):
     everySteps: Required[int]
     """Steps from one evaluation to the next. The last state is evaluated, too."""
     batches: int
-    """The most batches of microBatchSize samples, from the beginning of the evaluation's dataset. By default all."""
+    """The most batches of microBatchSize samples, from the dataset's beginning. By default all."""
     metric: str
     """Which metric decides which state is the best."""
     goal: Literal["Min", "Max"]
@@ -41,12 +41,12 @@ class LoggerFields(TypedDict, total=False):
     name: Required[str]
     """The name of the logger, a DNS label, unique in the list."""
     type: Required[Literal["TensorBoard", "WeightsAndBiases", "MLflow", "Custom"]]
-    """What it writes to. The library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
-    worker's environment (worker.template).
+    """What it writes to. Its library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
+    environment (worker.template).
     """
     entrypoint: str
-    """With type Custom, a Python function as module:function. Called with the config's values as keyword arguments, it
-    returns a function that makes the logger.
+    """A Python function as module:function. Called with the config's values as keyword arguments, it returns a function
+    that makes the logger.
     """
     config: Mapping[str, Any]
     """Keyword arguments: of TensorBoard folder, of WeightsAndBiases project (required) and those of wandb.init, of
@@ -55,9 +55,7 @@ class LoggerFields(TypedDict, total=False):
 
 
 class EmaFields(TypedDict, total=False):
-    """Keeps an exponential moving average of the weights beside them, in checkpoints too; bamboo export --ema writes
-    it.
-    """
+    """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
 
     decay: Required[float]
     """What of the average stays at each step, such as 0.999; the rest is the weights after the step."""
@@ -77,8 +75,8 @@ class UntilFields(TypedDict, total=False):
 
 
 class LossScaleFields(TypedDict, total=False):
-    """With precision fp16, by what losses are multiplied before their backward. It halves after a step in which a
-    gradient is not finite, and doubles after growthInterval steps in which all are.
+    """By what losses in fp16 are multiplied. It halves after a step in which a gradient is not finite, and doubles
+    after growthInterval steps in which all are.
     """
 
     initialPower: int
@@ -93,51 +91,43 @@ class TrainingFields(TypedDict, total=False):
     steps: int
     """Optimizer steps until the job is complete. Or use until."""
     globalBatchSize: Required[int]
-    """Samples in a step, over all pipelines. A multiple of microBatchSize."""
+    """Samples in a step, over all pipelines."""
     microBatchSize: Required[int]
     """Samples that travel through a pipeline together."""
     seed: int
     """Determines the order of samples and all random numbers."""
     precision: Literal["fp32", "bf16", "fp16"]
-    """The number format in which layers compute. With fp16 losses are scaled, and a step whose gradient overflows is
-    skipped.
-    """
+    """In which number format layers compute. With fp16 losses are scaled (lossScale)."""
     parameterPrecision: Literal["fp32", "bf16"]
-    """The number format of parameters, and of what the optimizer remembers of them. bf16 takes half the memory and
-    rounds each update.
-    """
+    """The number format of parameters and the optimizer's state. bf16 takes half the memory, and rounds each update."""
     boundaryPrecision: Literal["fp32", "bf16"]
-    """The number format of what a layer gives to the next one, and of its gradient. bf16 halves what stages send to
-    each other, and rounds after every layer.
+    """The number format of a layer's outputs and their gradients. bf16 halves what stages send to each other, and
+    rounds after every layer.
     """
     gradientPrecision: Literal["fp32", "bf16"]
     """The number format of a step's final gradients. bf16 halves what replicas receive."""
     maxGradientNorm: float
-    """Gradients with a larger norm, over the whole model, are scaled down to it. Without it gradients are not
-    clipped.
-    """
+    """Gradients with a larger norm, over the whole model, are scaled down to it. By default none are."""
     nonFinite: Literal["Fail", "Skip"]
-    """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends (but not for a
-    gradient with precision fp16, whose scale falls). Skip: all workers drop its gradients and go on.
+    """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends, but for a gradient
+    in fp16, whose step is skipped. Skip: all workers drop its gradients and go on.
     """
     maxConsecutiveSkips: int
-    """With nonFinite Skip, or precision fp16, the job ends when more steps than that are skipped in a row."""
+    """More skipped steps in a row end the job, also with precision fp16."""
     evaluation: EvaluationFields
     """Measures the model on other data from time to time."""
     loggers: Sequence[LoggerFields]
     """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
     ema: EmaFields
-    """Keeps an exponential moving average of the weights beside them, in checkpoints too; bamboo export --ema writes
-    it.
-    """
+    """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
     reproducible: bool
-    """The same weights, to the last bit, with any number of stages and pipelines. With false gradients are summed
-    within each pipeline first: less memory with few pipelines, and other bits with another number.
+    """The same weights, to the last bit, with any number of stages and pipelines. False sums gradients within each
+    pipeline first: less memory with few pipelines, and other bits with another number.
     """
     gradientGroups: int
-    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. It is the most
-    pipelines there can be. A pipeline with n groups needs log2(n) more buffers of the size of its stage's gradient. By
-    default up to 16 groups of equal size.
+    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. There can be no more
+    pipelines. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient. By default up to
+    16 groups of equal size.
     """
     until: UntilFields
     """How long to train, in another unit than steps, rounded up to whole steps."""
@@ -146,12 +136,12 @@ class TrainingFields(TypedDict, total=False):
     compares nothing.
     """
     lossScale: LossScaleFields
-    """With precision fp16, by what losses are multiplied before their backward. It halves after a step in which a
-    gradient is not finite, and doubles after growthInterval steps in which all are.
+    """By what losses in fp16 are multiplied. It halves after a step in which a gradient is not finite, and doubles
+    after growthInterval steps in which all are.
     """
     compile: bool
-    """Each layer's forward and backward is compiled by torch.compile. Needs a C++ compiler and Python's headers in the
-    workers' image. The bits are other ones than without it.
+    """Each layer is compiled by torch.compile, which gives other bits, and needs a C++ compiler and Python's headers in
+    the workers' image.
     """
 
 
@@ -159,38 +149,34 @@ class TopologyFields(TypedDict, total=False):
     """The grid of workers."""
 
     stages: int | Literal["Auto"]
-    """The number of stages into which the layers are split; a pipeline has one worker for each. Auto: the coordinator
-    chooses stages and pipelines for at most elastic.maxWorkers workers; with a split there are as many as it has
-    numbers. Cannot change.
+    """Into how many stages the layers are split; a pipeline has one worker for each. Auto: the coordinator chooses
+    stages and pipelines for at most elastic.maxWorkers workers, or there are as many as split has numbers. Cannot
+    change.
     """
     pipelines: int
-    """The number of pipelines, which share the batch. This is what `kubectl scale` sets. With stages Auto they are
-    chosen, too.
-    """
+    """The number of pipelines, which share the batch; `kubectl scale` sets it. With stages Auto it is chosen, too."""
     lookahead: int
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.
     """
     schedule: Literal["Auto", "1F1B", "ZBH1"]
-    """The order of forwards and backwards. ZBH1: weight gradients are computed later, which leaves about a third of the
-    bubbles; every stage then keeps as many activations as the first one. Auto: with elastic.objective the coordinator
-    chooses it; without one it is 1F1B. The bits are the same. A change takes effect with the next step.
+    """The order of forwards and backwards, with the same bits. ZBH1: weight gradients are computed later, which leaves
+    about a third of the bubbles; every stage then keeps as many activations as the first one. Auto: with
+    elastic.objective the coordinator chooses it, else it is 1F1B. A change takes effect with the next step.
     """
     flowsPerLink: int
-    """Over how many TCP connections a worker spreads frames of 1 MiB or more to another one, for each of the three
-    lanes. Can change only while the job is suspended.
+    """Over how many TCP connections, for each of the three lanes, a worker spreads frames of 1 MiB or more to another.
+    Can change only while the job is suspended.
     """
     split: Sequence[int]
-    """The number of layers of each stage, such as [3, 4, 4, 2]. Without it the stages are balanced by cost. Cannot
-    change.
-    """
+    """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
     shardOptimizer: bool
     """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
     holder. From three pipelines on, and with at least as many layers. Cannot change.
     """
     transport: Literal["TCP", "NIXL"]
-    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name, over RDMA, EFA or shared
-    memory; the workers' image needs it (docs/install.md). Can change only while the job is suspended.
+    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name (docs/install.md), over
+    RDMA, EFA or shared memory. Can change only while the job is suspended.
     """
 
 
@@ -198,35 +184,31 @@ class ElasticFields(TypedDict, total=False):
     """The bounds within which pipelines and stages follow the available nodes."""
 
     minPipelines: int
-    """The fewest pipelines, at most topology.pipelines, which is also the default; with an objective it is 1."""
+    """The fewest pipelines. By default topology.pipelines, or 1 with an objective."""
     maxPipelines: int
-    """The most pipelines, at least topology.pipelines, which is also the default; with an objective it is what the
-    workers and the batch allow.
-    """
+    """The most pipelines. By default topology.pipelines, with an objective what the workers and the batch allow."""
     minStages: int
-    """With fewer workers than topology.stages, the layers are split anew over those that are there, down to this many
-    stages. If it is topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the
-    fewest stages that may be chosen.
+    """With fewer workers than topology.stages the layers are split anew, down to this many stages. If it is
+    topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the fewest stages that
+    may be chosen.
     """
     objective: Literal["None", "Throughput", "Value"]
     """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a second
-    on the nodes of the moment. Value: of all numbers of workers with which the job is expected to be at least 0.95
-    times as fast as with maxWorkers it holds the one that trains the most samples for their price (nodePools), and
-    gives back the others. By default Throughput with topology.stages Auto, else None.
+    on the nodes of the moment. Value: it also holds only as many workers as train the most samples for their price
+    (nodePools), at 0.95 times the speed of maxWorkers or more. By default Throughput with topology.stages Auto, else
+    None.
     """
     maxStages: int
-    """The most stages that may be chosen, at least topology.stages, which is also the default; with Auto maxWorkers
-    is.
-    """
+    """The most stages that may be chosen. By default topology.stages, or with Auto maxWorkers."""
     maxWorkers: int
-    """The most workers that run stages of a grid that is chosen, at least topology.stages x topology.pipelines, which
-    is also the default; required with topology.stages Auto.
+    """The most workers that run stages of a chosen grid. By default topology.stages x topology.pipelines; required with
+    topology.stages Auto.
     """
     stabilizationSeconds: int
     """How long there must be nodes for another grid before it changes (with an objective, at most)."""
     stragglerPolicy: Literal["Mitigate", "Report", "Ignore"]
-    """What is done about workers that are slower than others for stabilizationSeconds. Mitigate: a standby worker or
-    one that is requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
+    """What is done about workers that are slow for stabilizationSeconds. Mitigate: a standby worker or one that is
+    requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
     """
 
 
@@ -234,26 +216,25 @@ class RedundancyFields(TypedDict, total=False):
     """How the job is protected against losses."""
 
     mode: Literal["None", "LazyForward", "EagerForward", "EagerBackward"]
-    """What is kept and computed twice. None: nothing. LazyForward: each stage's state. EagerForward: in its idle time a
-    worker also computes the forwards of the stage that it holds a copy of. EagerBackward: all forwards and backwards
-    are computed twice. A change takes effect with the next step.
+    """What there is twice. None: nothing. LazyForward: each stage's state. EagerForward: also the forwards of the stage
+    that a worker holds a copy of, in its idle time. EagerBackward: also all forwards and backwards. A change takes
+    effect with the next step.
     """
     replicas: int
     """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
-    many workers may be lost at the same moment without a lost step; with workers in one more zone than that, so many
-    zones. Without effect if mode is None.
+    many workers may be lost at the same moment without a lost step, or so many zones with workers in one zone more.
+    Without effect if mode is None.
     """
     placement: Literal["Device", "Host"]
     """Where replicas are kept. Host moves their optimizer state and the activations of redundant forwards to host
     memory. Can change only while the job is suspended.
     """
     transferMBps: int
-    """The most MB/s that a worker sends when it transfers a whole state. Can change only while the job is suspended."""
+    """The most MB/s at which a worker sends a whole state. Can change only while the job is suspended."""
     verify: Literal["None", "Report", "Replace"]
     """Whether redundant results, and now and then the copies of each state, are compared bit by bit. Report: a
-    difference, which is silent corruption, is reported, with the worker that was wrong if that can be told. Replace:
-    that worker is also replaced, and the job goes back to a checkpoint from before (needs checkpoint). Can change only
-    while the job is suspended.
+    difference is reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced,
+    and the job goes back to a checkpoint from before. Can change only while the job is suspended.
     """
 
 
@@ -263,9 +244,9 @@ class StandbyFields(TypedDict, total=False):
     workers: int
     """How many."""
     stages: int
-    """Of how many stages, the first ones, a spare worker keeps replicas in step with training, beside those of
-    redundancy.replicas. It takes such a stage over in the middle of a step. Its memory has to hold the states of that
-    many stages. At most topology.stages count, and none with one stage or with redundancy.mode None.
+    """Of how many stages, the first ones, a spare worker keeps replicas, beside those of redundancy.replicas, to take
+    such a stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode
+    None, there are none.
     """
 
 
@@ -277,17 +258,13 @@ class NodePoolFields(TypedDict, total=False):
     capacity: Literal["Spot", "OnDemand"]
     """Whether nodes may be taken away (Spot) or stay (OnDemand)."""
     preset: Literal["None", "EKS", "Karpenter", "GKE", "AKS"]
-    """The cloud or provisioner whose labels and taints such nodes have. With None the worker's template has to select
-    nodes.
-    """
+    """The cloud or provisioner whose labels and taints such nodes have. None: the worker's template selects nodes."""
     pricePerHour: str
     """The price of one worker for an hour, its share of the node: a decimal number in quotes, such as "0.91", in any
     currency.
     """
     machine: str
-    """The name of its nodes' machine in the prices that the operator reads (--prices), which then count instead of
-    pricePerHour.
-    """
+    """Its nodes' machine in the prices that the operator reads (--prices), which count instead of pricePerHour."""
     afterSeconds: int
     """How long a pod waits for a node in the pools before this one."""
     maxWorkers: int
@@ -302,16 +279,15 @@ class SpreadFields(TypedDict, total=False):
     topologyKey: str
     """The node label that says in which zone a node is."""
     policy: Literal["Interleave", "ZonePerPipeline", "SingleZone", "None"]
-    """Interleave asks the scheduler to spread the pods over zones and nodes; None does not. With both, neighbouring
+    """Interleave spreads the pods over zones and nodes; None leaves that to the scheduler. With both, neighbouring
     stages are in different zones if possible, so nearly all traffic crosses zones, which most clouds bill.
     ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a zone costs no step. SingleZone keeps
     the job in one zone, with whose loss it goes back to its checkpoint. In the last two a pod waits if its zone has no
-    more nodes; but for ZonePerPipeline with elastic.objective, where pods are spread as with Interleave.
+    more nodes; but with elastic.objective ZonePerPipeline spreads pods as Interleave does.
     """
     workersPerNode: int
-    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one the
-    scheduler is asked to fill nodes, never with more of them. Neighbouring stages and replicas are placed on different
-    nodes where possible.
+    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one nodes are
+    filled, and neighbouring stages and replicas placed on different nodes where possible.
     """
 
 
@@ -326,8 +302,8 @@ class StorageFields(TypedDict, total=False):
     """Where to write, uri or persistentVolumeClaim. Each job needs its own."""
 
     uri: str
-    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, without
-    credentials and parameters; credentials come from the pod's environment or service account.
+    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder. Credentials come
+    from the pod's environment or service account.
     """
     persistentVolumeClaim: PersistentVolumeClaimFields
     """A volume that every worker mounts; its access mode has to allow several pods."""
@@ -339,20 +315,18 @@ class CheckpointFields(TypedDict, total=False):
     storage: Required[StorageFields]
     """Where to write, uri or persistentVolumeClaim. Each job needs its own."""
     everySteps: int
-    """Steps from one checkpoint to the next; by default 200, or fewer where that is worth it. The last step has one,
-    too.
-    """
+    """Steps between checkpoints; by default 200, or fewer where that is worth it. The last step has one, too."""
     keepLatest: int
     """How many checkpoints stay."""
     keepInMemory: bool
-    """Each worker keeps in host memory what it has written of the newest checkpoint, so that a job that goes back to it
-    reads only what was lost: together one copy of the job's state, two while a checkpoint is being written.
+    """Each worker keeps in host memory what it has written of the newest checkpoint, and while one is being written of
+    two, so that a job that goes back reads only what was lost.
     """
     keepBest: bool
     """A checkpoint of each evaluated state, of which the best (training.evaluation.metric) stays."""
     resume: Literal["Latest", "Never"]
-    """Latest: the job starts from the newest complete checkpoint if there is one. Never: it starts at step 0, and goes
-    back only to checkpoints of its own.
+    """Latest: the job starts from the newest complete checkpoint, if any. Never: it starts at step 0, and goes back
+    only to checkpoints of its own.
     """
     allowOtherData: bool
     """False ends a job (DataMismatch) whose data are not the checkpoint's."""
@@ -368,25 +342,21 @@ class ResourcesFields(TypedDict, total=False):
 
 
 class WorkerFields(TypedDict, total=False):
-    """The pods that workers run in. When it changes while the job runs, the workers are replaced one after the
-    other.
-    """
+    """The pods that workers run in. After a change the workers are replaced one after the other."""
 
     image: str
-    """The container image, with the task's module in it. Without it the operator's default is used."""
+    """The container image, with the task's module in it. By default the operator's."""
     resources: ResourcesFields
     """Resources of a worker's container."""
     template: Mapping[str, Any]
-    """Merged into the worker's PodTemplateSpec. The worker's container is called trainer. Its size is limited as the
-    task's config's.
-    """
+    """Merged into the worker's PodTemplateSpec, of which the container is called trainer; limited as task.config is."""
     allowMixedPlatforms: bool
-    """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings are not those of the
-    others. With true the job's bits depend on who ran what, and copies of a stage are not compared.
+    """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings differ from those of
+    the others. With true bits depend on who ran what, and copies are not compared.
     """
     devices: int
-    """The GPUs of a worker, each of which runs a part of its stage; a stage has at least as many layers. resources has
-    to ask for as many (nvidia.com/gpu). Can change only while the job is suspended.
+    """The GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as many
+    layers. Can change only while the job is suspended.
     """
 
 
@@ -398,7 +368,7 @@ class RolloutFields(TypedDict, total=False):
     maxSurge: int
     """With 1 the new worker starts before an old one leaves; with 0 an old one leaves first."""
     progressDeadlineSeconds: int
-    """How long a new worker may take until it is ready. After that no more workers are replaced."""
+    """How long a new worker may take until it is ready. Then no more workers are replaced."""
 
 
 class QueueFields(TypedDict, total=False):
@@ -412,16 +382,14 @@ class BudgetFields(TypedDict, total=False):
     """What the job may cost, by the prices of the node pools, and by when it is to be done."""
 
     money: str
-    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job is suspended;
-    with more money it goes on.
+    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent the job is suspended,
+    until there is more.
     """
     moneyPerHour: str
-    """What the workers may cost in an hour, a decimal number in quotes, with elastic.objective Value; the smallest grid
-    is held in any case.
-    """
+    """What the workers may cost in an hour, a decimal number in quotes; the smallest grid is held in any case."""
     doneBy: str
-    """When the last step is to be done, a date and time with its zone (RFC 3339), such as 2026-12-24T18:00:00Z. With
-    elastic.objective Value the job holds as many workers as that takes.
+    """When the last step is to be done, in RFC 3339 with a zone, such as 2026-12-24T18:00:00Z. With elastic.objective
+    Value the job holds as many workers as that takes.
     """
 
 
@@ -433,8 +401,8 @@ class RuleFields(TypedDict, total=False):
     onExitCodes: Required[Sequence[int]]
     """The exit codes that the rule matches."""
     action: Required[Literal["RestartWorker", "FailJob", "Ignore"]]
-    """RestartWorker replaces the worker, and the failure counts towards backoffLimit. FailJob ends the job. Ignore
-    replaces the worker, and the failure does not count.
+    """RestartWorker replaces the worker, and the failure counts towards backoffLimit. Ignore does the same, but the
+    failure does not count. FailJob ends the job.
     """
 
 
@@ -444,17 +412,15 @@ class FailurePolicyFields(TypedDict, total=False):
     backoffLimit: int
     """More failures without a committed step in between end the job."""
     rules: Sequence[RuleFields]
-    """What to do for which exit code. The first that matches applies; without one the worker is replaced and the
-    failure counts.
-    """
+    """What to do for which exit code. The first that matches applies, else RestartWorker."""
 
 
 class JobFields(TypedDict, total=False):
     """The parts of a job beside its task."""
 
     suspend: bool
-    """True stops the job and releases its nodes. A job that keeps checkpoints writes one first, and goes on from there;
-    another one starts at step 0.
+    """True stops the job and releases its nodes. Later it goes on from a checkpoint that it writes first, or at step 0
+    if it keeps none.
     """
     managedBy: str
     """The controller that manages the job, as domain/path; Bamboo's operator ignores others. Cannot change."""
@@ -469,15 +435,13 @@ class JobFields(TypedDict, total=False):
     standby: StandbyFields
     """Spare workers, which replace lost ones."""
     nodePools: Sequence[NodePoolFields]
-    """Where workers may run; the pools are tried in this order. Without pools they run on any node that fits."""
+    """Where workers may run; the pools are tried in this order. By default on any node that fits."""
     spread: SpreadFields
     """How workers are spread over zones and nodes. Cannot change."""
     checkpoint: CheckpointFields
     """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
     worker: WorkerFields
-    """The pods that workers run in. When it changes while the job runs, the workers are replaced one after the
-    other.
-    """
+    """The pods that workers run in. After a change the workers are replaced one after the other."""
     rollout: RolloutFields
     """How workers are replaced when worker has changed or a newer operator makes pods in another way."""
     queue: QueueFields
@@ -495,6 +459,6 @@ class JobFields(TypedDict, total=False):
     cleanPodPolicy: Literal["Running", "All", "None"]
     """Which pods are deleted when the job ends: those that still run, all, or none."""
     disruptionBudget: Literal["OneAtATime", "None"]
-    """OneAtATime creates a PodDisruptionBudget while the job trains: evictions take one worker, and the next when every
-    stage is held by two workers again.
+    """OneAtATime creates a PodDisruptionBudget: evictions take one worker, and the next when every stage is held by two
+    workers again.
     """

@@ -91,17 +91,13 @@ class NodePool:
     capacity: Capacity = Capacity.SPOT
     """Whether nodes may be taken away (Spot) or stay (OnDemand)."""
     preset: Preset = Preset.NONE
-    """The cloud or provisioner whose labels and taints such nodes have. With None the worker's template has to select
-    nodes.
-    """
+    """The cloud or provisioner whose labels and taints such nodes have. None: the worker's template selects nodes."""
     price_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
     """The price of one worker for an hour, its share of the node: a decimal number in quotes, such as "0.91", in any
     currency.
     """
     machine: Annotated[str | None, MACHINE] = None
-    """The name of its nodes' machine in the prices that the operator reads (--prices), which then count instead of
-    pricePerHour.
-    """
+    """Its nodes' machine in the prices that the operator reads (--prices), which count instead of pricePerHour."""
     after_seconds: Annotated[int, Integer(0)] = 0
     """How long a pod waits for a node in the pools before this one."""
     max_workers: Annotated[int | None, Integer()] = None
@@ -149,16 +145,15 @@ class SpreadSpec:
     topology_key: Annotated[str, LABEL_KEY] = "topology.kubernetes.io/zone"
     """The node label that says in which zone a node is."""
     policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
-    """Interleave asks the scheduler to spread the pods over zones and nodes; None does not. With both, neighbouring
+    """Interleave spreads the pods over zones and nodes; None leaves that to the scheduler. With both, neighbouring
     stages are in different zones if possible, so nearly all traffic crosses zones, which most clouds bill.
     ZonePerPipeline keeps each pipeline in a zone; with two or more the loss of a zone costs no step. SingleZone keeps
     the job in one zone, with whose loss it goes back to its checkpoint. In the last two a pod waits if its zone has no
-    more nodes; but for ZonePerPipeline with elastic.objective, where pods are spread as with Interleave.
+    more nodes; but with elastic.objective ZonePerPipeline spreads pods as Interleave does.
     """
     workers_per_node: Annotated[int, Integer(1, MOST_WORKERS_PER_NODE)] = 1
-    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one the
-    scheduler is asked to fill nodes, never with more of them. Neighbouring stages and replicas are placed on different
-    nodes where possible.
+    """How many of the job's workers a node has room for, such as one for each of its GPUs. With more than one nodes are
+    filled, and neighbouring stages and replicas placed on different nodes where possible.
     """
 
     def node_price(self, worker_price: Decimal | float | None) -> float | None:
@@ -197,20 +192,18 @@ class WorkerSpec:
     """
 
     image: Annotated[str | None, IMAGE] = None
-    """The container image, with the task's module in it. Without it the operator's default is used."""
+    """The container image, with the task's module in it. By default the operator's."""
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
     """Resources of a worker's container."""
     template: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """Merged into the worker's PodTemplateSpec. The worker's container is called trainer. Its size is limited as the
-    task's config's.
-    """
+    """Merged into the worker's PodTemplateSpec, of which the container is called trainer; limited as task.config is."""
     allow_mixed_platforms: bool = False
-    """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings are not those of the
-    others. With true the job's bits depend on who ran what, and copies of a stage are not compared.
+    """False refuses a worker whose torch, CUDA, driver, GPU model, kind of processor or settings differ from those of
+    the others. With true bits depend on who ran what, and copies are not compared.
     """
     devices: Annotated[int, Integer(1, MOST_DEVICES), Mark.WHILE_SUSPENDED] = 1
-    """The GPUs of a worker, each of which runs a part of its stage; a stage has at least as many layers. resources has
-    to ask for as many (nvidia.com/gpu). Can change only while the job is suspended.
+    """The GPUs of a worker (nvidia.com/gpu), each of which runs a part of its stage; a stage has at least as many
+    layers. Can change only while the job is suspended.
     """
 
 
@@ -223,4 +216,4 @@ class RolloutSpec:
     max_surge: Annotated[int, Integer(0, 1)] = 1
     """With 1 the new worker starts before an old one leaves; with 0 an old one leaves first."""
     progress_deadline_seconds: Annotated[int, Integer()] = 600
-    """How long a new worker may take until it is ready. After that no more workers are replaced."""
+    """How long a new worker may take until it is ready. Then no more workers are replaced."""

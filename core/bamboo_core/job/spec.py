@@ -80,9 +80,9 @@ class TaskSpec:
     """What is trained: what `build(config)` returns, the function at the entrypoint."""
 
     entrypoint: Annotated[str, ENTRYPOINT]
-    """A Python function as module:function. It is called with the config and returns a Task."""
+    """A Python function as module:function, which is called with the config and returns a Task."""
     config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
-    """The argument of the function: any JSON object, with at most 10000 values in 16 levels, strings of at most 65536
+    """The function's argument: any JSON object, of at most 10000 values in 16 levels, with strings of at most 65536
     characters and names of at most 253.
     """
 
@@ -111,42 +111,38 @@ class TopologySpec:
     """
 
     stages: Annotated[int, IntegerOr(AUTO, MOST_STAGES), Mark.FOLLOWS, Mark.FIXED]
-    """The number of stages into which the layers are split; a pipeline has one worker for each. Auto: the coordinator
-    chooses stages and pipelines for at most elastic.maxWorkers workers; with a split there are as many as it has
-    numbers. Cannot change.
+    """Into how many stages the layers are split; a pipeline has one worker for each. Auto: the coordinator chooses
+    stages and pipelines for at most elastic.maxWorkers workers, or there are as many as split has numbers. Cannot
+    change.
     """
     pipelines: Annotated[int, Integer(1, MOST_PIPELINES)] = 1
-    """The number of pipelines, which share the batch. This is what `kubectl scale` sets. With stages Auto they are
-    chosen, too.
-    """
+    """The number of pipelines, which share the batch; `kubectl scale` sets it. With stages Auto it is chosen, too."""
     lookahead: Annotated[int, Integer(0, 4), Mark.FIXED] = 1
     """How many forwards more than in plain 1F1B a stage is ahead of the next one. 1 hides the network's time and takes
     memory for more activations. Cannot change.
     """
     schedule: ScheduleChoice = ScheduleChoice.AUTO
-    """The order of forwards and backwards. ZBH1: weight gradients are computed later, which leaves about a third of the
-    bubbles; every stage then keeps as many activations as the first one. Auto: with elastic.objective the coordinator
-    chooses it; without one it is 1F1B. The bits are the same. A change takes effect with the next step.
+    """The order of forwards and backwards, with the same bits. ZBH1: weight gradients are computed later, which leaves
+    about a third of the bubbles; every stage then keeps as many activations as the first one. Auto: with
+    elastic.objective the coordinator chooses it, else it is 1F1B. A change takes effect with the next step.
     """
     flows_per_link: Annotated[int, Integer(1, 16), Mark.WHILE_SUSPENDED] = 4
-    """Over how many TCP connections a worker spreads frames of 1 MiB or more to another one, for each of the three
-    lanes. Can change only while the job is suspended.
+    """Over how many TCP connections, for each of the three lanes, a worker spreads frames of 1 MiB or more to another.
+    Can change only while the job is suspended.
     """
     split: Annotated[
         tuple[int, ...] | None,
         Integers("layers of each stage", "Layers of a stage.", most=MOST_STAGES, highest=MOST_LAYERS),
         Mark.FIXED,
     ] = None
-    """The number of layers of each stage, such as [3, 4, 4, 2]. Without it the stages are balanced by cost. Cannot
-    change.
-    """
+    """The layers of each stage, such as [3, 4, 4, 2]. By default stages are balanced by cost. Cannot change."""
     shard_optimizer: Annotated[bool, Mark.FIXED] = False
     """With one stage: each worker holds the optimizer's state of a part of the layers only, and every part has a second
     holder. From three pipelines on, and with at least as many layers. Cannot change.
     """
     transport: Annotated[TransportType, Mark.WHILE_SUSPENDED] = TransportType.TCP
-    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name, over RDMA, EFA or shared
-    memory; the workers' image needs it (docs/install.md). Can change only while the job is suspended.
+    """How tensors travel between workers. NIXL: large ones by NVIDIA's library of that name (docs/install.md), over
+    RDMA, EFA or shared memory. Can change only while the job is suspended.
     """
     chooses_stages: Annotated[bool, Mark.NOT_IN_SPEC] = False
 
@@ -178,34 +174,31 @@ class ElasticSpec:
     """
 
     min_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
-    """The fewest pipelines, at most topology.pipelines, which is also the default; with an objective it is 1."""
+    """The fewest pipelines. By default topology.pipelines, or 1 with an objective."""
     max_pipelines: Annotated[int, Integer(1, MOST_PIPELINES), Mark.FOLLOWS]
-    """The most pipelines, at least topology.pipelines, which is also the default; with an objective it is what the
-    workers and the batch allow.
-    """
+    """The most pipelines. By default topology.pipelines, with an objective what the workers and the batch allow."""
     min_stages: Annotated[int, Integer(1, MOST_STAGES)] = 1
-    """With fewer workers than topology.stages, the layers are split anew over those that are there, down to this many
-    stages. If it is topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the
-    fewest stages that may be chosen.
+    """With fewer workers than topology.stages the layers are split anew, down to this many stages. If it is
+    topology.stages, or with topology.split, a worker runs two stages instead. With an objective, the fewest stages that
+    may be chosen.
     """
     objective: Annotated[Objective, Mark.FOLLOWS] = Objective.NONE
     """Throughput: the coordinator chooses the stages and pipelines that are expected to train the most samples a second
-    on the nodes of the moment. Value: of all numbers of workers with which the job is expected to be at least 0.95
-    times as fast as with maxWorkers it holds the one that trains the most samples for their price (nodePools), and
-    gives back the others. By default Throughput with topology.stages Auto, else None.
+    on the nodes of the moment. Value: it also holds only as many workers as train the most samples for their price
+    (nodePools), at 0.95 times the speed of maxWorkers or more. By default Throughput with topology.stages Auto, else
+    None.
     """
     max_stages: Annotated[int | None, Integer(1, MOST_STAGES)] = None
-    """The most stages that may be chosen, at least topology.stages, which is also the default; with Auto maxWorkers is.
-    """
+    """The most stages that may be chosen. By default topology.stages, or with Auto maxWorkers."""
     max_workers: Annotated[int | None, Integer(1, MOST_WORKERS)] = None
-    """The most workers that run stages of a grid that is chosen, at least topology.stages x topology.pipelines, which
-    is also the default; required with topology.stages Auto.
+    """The most workers that run stages of a chosen grid. By default topology.stages x topology.pipelines; required with
+    topology.stages Auto.
     """
     stabilization_seconds: Annotated[int, Integer(0)] = 120
     """How long there must be nodes for another grid before it changes (with an objective, at most)."""
     straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
-    """What is done about workers that are slower than others for stabilizationSeconds. Mitigate: a standby worker or
-    one that is requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
+    """What is done about workers that are slow for stabilizationSeconds. Mitigate: a standby worker or one that is
+    requested takes the place of a slow one, or it gets fewer layers. Report: slow workers are only shown.
     """
 
     @property
@@ -231,26 +224,25 @@ class RedundancySpec:
     """How the job is protected against losses. transfer_mbps: in MB/s."""
 
     mode: Annotated[RedundancyMode, Mark.FREE] = RedundancyMode.EAGER_FORWARD
-    """What is kept and computed twice. None: nothing. LazyForward: each stage's state. EagerForward: in its idle time a
-    worker also computes the forwards of the stage that it holds a copy of. EagerBackward: all forwards and backwards
-    are computed twice. A change takes effect with the next step.
+    """What there is twice. None: nothing. LazyForward: each stage's state. EagerForward: also the forwards of the stage
+    that a worker holds a copy of, in its idle time. EagerBackward: also all forwards and backwards. A change takes
+    effect with the next step.
     """
     replicas: Annotated[int, Integer(1, MOST_REPLICAS), Mark.FREE] = 1
     """How many other workers keep each stage's state in step: those that run the stages before it, then spare ones. So
-    many workers may be lost at the same moment without a lost step; with workers in one more zone than that, so many
-    zones. Without effect if mode is None.
+    many workers may be lost at the same moment without a lost step, or so many zones with workers in one zone more.
+    Without effect if mode is None.
     """
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
     """Where replicas are kept. Host moves their optimizer state and the activations of redundant forwards to host
     memory. Can change only while the job is suspended.
     """
     transfer_mbps: Annotated[int, Named("transferMBps"), Integer(1, 1_000_000)] = 500
-    """The most MB/s that a worker sends when it transfers a whole state. Can change only while the job is suspended."""
+    """The most MB/s at which a worker sends a whole state. Can change only while the job is suspended."""
     verify: VerifyMode = VerifyMode.NONE
     """Whether redundant results, and now and then the copies of each state, are compared bit by bit. Report: a
-    difference, which is silent corruption, is reported, with the worker that was wrong if that can be told. Replace:
-    that worker is also replaced, and the job goes back to a checkpoint from before (needs checkpoint). Can change only
-    while the job is suspended.
+    difference is reported, with the worker that was wrong if that can be told. Replace: that worker is also replaced,
+    and the job goes back to a checkpoint from before. Can change only while the job is suspended.
     """
 
     @property
@@ -265,9 +257,9 @@ class StandbySpec:
     workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
     """How many."""
     stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
-    """Of how many stages, the first ones, a spare worker keeps replicas in step with training, beside those of
-    redundancy.replicas. It takes such a stage over in the middle of a step. Its memory has to hold the states of that
-    many stages. At most topology.stages count, and none with one stage or with redundancy.mode None.
+    """Of how many stages, the first ones, a spare worker keeps replicas, beside those of redundancy.replicas, to take
+    such a stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode
+    None, there are none.
     """
 
 
@@ -276,8 +268,8 @@ class StorageSpec:
     """Where checkpoints are written. Exactly one of the two is set."""
 
     uri: Annotated[str | None, TextOf(URI, shown=shown_url)] = None
-    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, without
-    credentials and parameters; credentials come from the pod's environment or service account.
+    """A URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder. Credentials come
+    from the pod's environment or service account.
     """
     claim_name: Annotated[
         str | None,
@@ -305,20 +297,18 @@ class CheckpointSpec:
     storage: StorageSpec
     """Where to write, uri or persistentVolumeClaim. Each job needs its own."""
     every_steps: Annotated[int | None, Integer()] = None
-    """Steps from one checkpoint to the next; by default 200, or fewer where that is worth it. The last step has one,
-    too.
-    """
+    """Steps between checkpoints; by default 200, or fewer where that is worth it. The last step has one, too."""
     keep_latest: Annotated[int, Integer(1, 10_000)] = 3
     """How many checkpoints stay."""
     keep_in_memory: bool = True
-    """Each worker keeps in host memory what it has written of the newest checkpoint, so that a job that goes back to it
-    reads only what was lost: together one copy of the job's state, two while a checkpoint is being written.
+    """Each worker keeps in host memory what it has written of the newest checkpoint, and while one is being written of
+    two, so that a job that goes back reads only what was lost.
     """
     keep_best: bool = False
     """A checkpoint of each evaluated state, of which the best (training.evaluation.metric) stays."""
     resume: Resume = Resume.LATEST
-    """Latest: the job starts from the newest complete checkpoint if there is one. Never: it starts at step 0, and goes
-    back only to checkpoints of its own.
+    """Latest: the job starts from the newest complete checkpoint, if any. Never: it starts at step 0, and goes back
+    only to checkpoints of its own.
     """
     allow_other_data: bool = False
     """False ends a job (DataMismatch) whose data are not the checkpoint's."""
@@ -329,16 +319,14 @@ class BudgetSpec:
     """What the job may cost, in the currency of the pools' prices, and by when it is to be done."""
 
     money: Annotated[Decimal | None, TextOf(MONEY, Decimal)] = None
-    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent, the job is suspended;
-    with more money it goes on.
+    """For the whole job, a decimal number in quotes with at most 4 decimals. When it is spent the job is suspended,
+    until there is more.
     """
     money_per_hour: Annotated[Decimal | None, TextOf(DECIMAL, Decimal)] = None
-    """What the workers may cost in an hour, a decimal number in quotes, with elastic.objective Value; the smallest grid
-    is held in any case.
-    """
+    """What the workers may cost in an hour, a decimal number in quotes; the smallest grid is held in any case."""
     done_by: Annotated[datetime | None, TextOf(DATE_TIME, datetime.fromisoformat)] = None
-    """When the last step is to be done, a date and time with its zone (RFC 3339), such as 2026-12-24T18:00:00Z. With
-    elastic.objective Value the job holds as many workers as that takes.
+    """When the last step is to be done, in RFC 3339 with a zone, such as 2026-12-24T18:00:00Z. With elastic.objective
+    Value the job holds as many workers as that takes.
     """
 
 
@@ -361,8 +349,8 @@ class FailureRule:
     ]
     """The exit codes that the rule matches."""
     action: FailureAction
-    """RestartWorker replaces the worker, and the failure counts towards backoffLimit. FailJob ends the job. Ignore
-    replaces the worker, and the failure does not count.
+    """RestartWorker replaces the worker, and the failure counts towards backoffLimit. Ignore does the same, but the
+    failure does not count. FailJob ends the job.
     """
 
 
@@ -373,9 +361,7 @@ class FailurePolicy:
     backoff_limit: Annotated[int, Integer(0)] = 6
     """More failures without a committed step in between end the job."""
     rules: Annotated[tuple[FailureRule, ...], ListOf(20)] = ()
-    """What to do for which exit code. The first that matches applies; without one the worker is replaced and the
-    failure counts.
-    """
+    """What to do for which exit code. The first that matches applies, else RestartWorker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,8 +371,8 @@ class JobSpec:
     name: Annotated[str, Mark.NOT_IN_SPEC]
     namespace: Annotated[str, Mark.NOT_IN_SPEC] = "default"
     suspend: bool = False
-    """True stops the job and releases its nodes. A job that keeps checkpoints writes one first, and goes on from there;
-    another one starts at step 0.
+    """True stops the job and releases its nodes. Later it goes on from a checkpoint that it writes first, or at step 0
+    if it keeps none.
     """
     managed_by: Annotated[str, MANAGER, Mark.FIXED] = DEFAULT_MANAGER
     """The controller that manages the job, as domain/path; Bamboo's operator ignores others. Cannot change."""
@@ -403,14 +389,13 @@ class JobSpec:
     standby: StandbySpec = field(default_factory=StandbySpec)
     """Spare workers, which replace lost ones."""
     node_pools: Annotated[tuple[NodePool, ...], ListOf(16)] = ()
-    """Where workers may run; the pools are tried in this order. Without pools they run on any node that fits."""
+    """Where workers may run; the pools are tried in this order. By default on any node that fits."""
     spread: Annotated[SpreadSpec, Mark.FIXED] = field(default_factory=SpreadSpec)
     """How workers are spread over zones and nodes. Cannot change."""
     checkpoint: Annotated[CheckpointSpec | None, Mark.FIXED] = None
     """Where checkpoints are written, and how often; to a claim also the final weights. Cannot change."""
     worker: WorkerSpec = field(default_factory=WorkerSpec)
-    """The pods that workers run in. When it changes while the job runs, the workers are replaced one after the other.
-    """
+    """The pods that workers run in. After a change the workers are replaced one after the other."""
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
     """How workers are replaced when worker has changed or a newer operator makes pods in another way."""
     queue: Annotated[QueueSpec | None, Mark.WHILE_SUSPENDED] = None
@@ -428,8 +413,8 @@ class JobSpec:
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job ends: those that still run, all, or none."""
     disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
-    """OneAtATime creates a PodDisruptionBudget while the job trains: evictions take one worker, and the next when every
-    stage is held by two workers again.
+    """OneAtATime creates a PodDisruptionBudget: evictions take one worker, and the next when every stage is held by two
+    workers again.
     """
 
 

@@ -142,7 +142,7 @@ class TrainingProgress(ApiPart, frozen=True):
     grid_choice: Sentence | None = None
     """Which grid was chosen last, and what was expected of it and of others (spec.elastic.objective)."""
     done_by: Sentence | None = None
-    """Whether the last step will be done by spec.budget.doneBy at the present rate, and if not, how late it will be."""
+    """Whether the last step will be done by spec.budget.doneBy at the present rate, or how late."""
     evaluation: EvaluationStatus | None = None
     """The newest evaluation, and the best one."""
     samples_per_second: NotNegative | None = None
@@ -178,15 +178,13 @@ class JobCost(ApiPart, frozen=True):
     repeated: Amount | None = None
     """What of it repeated steps cost, a decimal number."""
     on_demand_total: Amount | None = None
-    """What the same workers would have cost since comparedSince at the price of the first pool of capacity OnDemand
-    that has one; absent if none has.
-    """
+    """What the same workers would have cost since comparedSince at the price of the first pool of capacity OnDemand."""
     saved: Annotated[str, _schema(maxLength=32, pattern=r"^-?[0-9]+(\.[0-9]+)?$")] | None = None
-    """The savings since comparedSince, onDemandTotal less the real cost; below 0 if that is higher."""
+    """onDemandTotal less the real cost since comparedSince."""
     compared_since: Time | None = None
-    """The time since when onDemandTotal and saved are counted."""
+    """Since when onDemandTotal and saved are counted."""
     counted_until: Time | None = None
-    """The time until which the cost is counted; pods that go while no operator is active are not in it."""
+    """Until when the cost is counted; pods that go while no operator is active are not in it."""
 
 
 class BambooJobStatus(ApiPart, frozen=True):
@@ -236,9 +234,7 @@ class BambooJobStatus(ApiPart, frozen=True):
         tuple[Annotated[str, _schema(maxLength=64, description="A reason, and what it is about.")], ...] | None,
         _schema(maxItems=8, **_ATOMIC),
     ] = None
-    """Of what of spec.budget the user was warned by an event: a reason of the condition BudgetShort and the money or
-    the date.
-    """
+    """What of spec.budget an event has warned of: a reason of the condition BudgetShort and the money or the date."""
     digests: Annotated[
         tuple[
             Annotated[str, _schema(maxLength=64, description="The digest of one stage, in the order of stages.")], ...

@@ -86,7 +86,7 @@ class EvaluationSpec:
     every_steps: Annotated[int, Integer()]
     """Steps from one evaluation to the next. The last state is evaluated, too."""
     batches: Annotated[int | None, Integer()] = None
-    """The most batches of microBatchSize samples, from the beginning of the evaluation's dataset. By default all."""
+    """The most batches of microBatchSize samples, from the dataset's beginning. By default all."""
     metric: Annotated[str, METRIC] = "loss"
     """Which metric decides which state is the best."""
     goal: Goal = Goal.MIN
@@ -113,12 +113,12 @@ class LoggerSpec:
     name: Annotated[str, DNS_LABEL]
     """The name of the logger, a DNS label, unique in the list."""
     type: LoggerType
-    """What it writes to. The library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
-    worker's environment (worker.template).
+    """What it writes to. Its library has to be in the worker's image. Credentials, such as WANDB_API_KEY, come from the
+    environment (worker.template).
     """
     entrypoint: Annotated[str | None, ENTRYPOINT] = None
-    """With type Custom, a Python function as module:function. Called with the config's values as keyword arguments, it
-    returns a function that makes the logger.
+    """A Python function as module:function. Called with the config's values as keyword arguments, it returns a function
+    that makes the logger.
     """
     config: Annotated[Mapping[str, Any], Tree()] = field(default_factory=dict)
     """Keyword arguments: of TensorBoard folder, of WeightsAndBiases project (required) and those of wandb.init, of
@@ -148,34 +148,29 @@ class TrainingSpec:
     steps: Annotated[int, Integer(), Unless("until"), Mark.NO_NUMBERS]
     """Optimizer steps until the job is complete. Or use until."""
     global_batch_size: Annotated[int, Integer()]
-    """Samples in a step, over all pipelines. A multiple of microBatchSize."""
+    """Samples in a step, over all pipelines."""
     micro_batch_size: Annotated[int, Integer()]
     """Samples that travel through a pipeline together."""
     seed: Annotated[int, Integer(0, MAX_INT64)] = 0
     """Determines the order of samples and all random numbers."""
     precision: Precision = Precision.FP32
-    """The number format in which layers compute. With fp16 losses are scaled, and a step whose gradient overflows is
-    skipped.
-    """
+    """In which number format layers compute. With fp16 losses are scaled (lossScale)."""
     parameter_precision: ParameterPrecision = ParameterPrecision.FP32
-    """The number format of parameters, and of what the optimizer remembers of them. bf16 takes half the memory and
-    rounds each update.
-    """
+    """The number format of parameters and the optimizer's state. bf16 takes half the memory, and rounds each update."""
     boundary_precision: ParameterPrecision = ParameterPrecision.FP32
-    """The number format of what a layer gives to the next one, and of its gradient. bf16 halves what stages send to
-    each other, and rounds after every layer.
+    """The number format of a layer's outputs and their gradients. bf16 halves what stages send to each other, and
+    rounds after every layer.
     """
     gradient_precision: ParameterPrecision = ParameterPrecision.FP32
     """The number format of a step's final gradients. bf16 halves what replicas receive."""
     max_gradient_norm: Annotated[float | None, Number()] = None
-    """Gradients with a larger norm, over the whole model, are scaled down to it. Without it gradients are not clipped.
-    """
+    """Gradients with a larger norm, over the whole model, are scaled down to it. By default none are."""
     non_finite: Annotated[NonFinite, Mark.NO_NUMBERS] = NonFinite.FAIL
-    """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends (but not for a
-    gradient with precision fp16, whose scale falls). Skip: all workers drop its gradients and go on.
+    """What becomes of a step whose loss or gradient is infinite or not a number. Fail: the job ends, but for a gradient
+    in fp16, whose step is skipped. Skip: all workers drop its gradients and go on.
     """
     max_consecutive_skips: Annotated[int, Integer(1, MOST_SKIPS), Mark.NO_NUMBERS] = 10
-    """With nonFinite Skip, or precision fp16, the job ends when more steps than that are skipped in a row."""
+    """More skipped steps in a row end the job, also with precision fp16."""
     evaluation: Annotated[EvaluationSpec | None, Mark.NO_NUMBERS] = None
     """Measures the model on other data from time to time."""
     loggers: Annotated[tuple[LoggerSpec, ...], ListOf(8), Mark.NO_NUMBERS] = ()
@@ -188,17 +183,15 @@ class TrainingSpec:
             "What of the average stays at each step, such as 0.999; the rest is the weights after the step.",
         ),
     ] = None
-    """Keeps an exponential moving average of the weights beside them, in checkpoints too; bamboo export --ema writes
-    it.
-    """
+    """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
     reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
-    """The same weights, to the last bit, with any number of stages and pipelines. With false gradients are summed
-    within each pipeline first: less memory with few pipelines, and other bits with another number.
+    """The same weights, to the last bit, with any number of stages and pipelines. False sums gradients within each
+    pipeline first: less memory with few pipelines, and other bits with another number.
     """
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
-    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. It is the most
-    pipelines there can be. A pipeline with n groups needs log2(n) more buffers of the size of its stage's gradient. By
-    default up to 16 groups of equal size.
+    """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. There can be no more
+    pipelines. A pipeline with n groups needs log2(n) more buffers of the size of a stage's gradient. By default up to
+    16 groups of equal size.
     """
     until: Annotated[Until | None, Mark.NO_NUMBERS] = None
     """How long to train, in another unit than steps, rounded up to whole steps."""
@@ -207,12 +200,12 @@ class TrainingSpec:
     compares nothing.
     """
     loss_scale: LossScaleSpec | None = None
-    """With precision fp16, by what losses are multiplied before their backward. It halves after a step in which a
-    gradient is not finite, and doubles after growthInterval steps in which all are.
+    """By what losses in fp16 are multiplied. It halves after a step in which a gradient is not finite, and doubles
+    after growthInterval steps in which all are.
     """
     compile: Annotated[bool, Mark.NO_NUMBERS] = False
-    """Each layer's forward and backward is compiled by torch.compile. Needs a C++ compiler and Python's headers in the
-    workers' image. The bits are other ones than without it.
+    """Each layer is compiled by torch.compile, which gives other bits, and needs a C++ compiler and Python's headers in
+    the workers' image.
     """
 
     @property
