@@ -63,7 +63,7 @@ HEAD = """\
 | 3 | The job failed and could not be recovered without a checkpoint |
 | 130 | Stopped by Ctrl-C |
 
-Errors are sentences on standard error that begin with `bamboo: `.
+Errors are sentences on standard error that begin with `bamboo: `. `bamboo COMMAND --help` has examples.
 
 ## Reaching the cluster
 
@@ -166,8 +166,9 @@ def cells(lines: Sequence[str]) -> tuple[str, str]:
 
 
 def own_help(text: str, shared: Mapping[str, str]) -> str:
-    """A command's help, in which shared options have only their names."""
-    about = text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip()
+    """A command's help, in which shared options have only their names, without the examples, which the guides have."""
+    paragraphs = text.partition("\nArguments:\n")[0].partition("\nOptions:\n")[0].rstrip().split("\n\n")
+    about = "\n\n".join(one for one in paragraphs if not one.lstrip().startswith("Example:"))
     lines = [about.removeprefix("Usage: ").replace(" [OPTIONS]", "", 1)]
     for title in ("Arguments", "Options"):
         own = [entry for entry in entries(text, title) if shared.get(cells(entry)[0]) != cells(entry)[1]]
