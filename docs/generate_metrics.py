@@ -1,6 +1,5 @@
-"""Writes the tables in docs/metrics.md from metrics, alerts and runbooks: `make docs`. A test fails if one is stale."""
+"""Writes the tables in docs/metrics.md from metrics and alerts: `make docs`. A test fails if one is stale."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from bamboo_core.metrics.every_metric import EVERY_METRIC
 from bamboo_core.metrics.exposition import Exporter, Metric, MetricKind
 
 PAGE = Path(__file__).with_name("metrics.md")
-RUNBOOKS = Path(__file__).with_name("runbooks")
 ALERTS = Path(__file__).parent.parent / "dashboards" / "alerts.yaml"
 
-BEGIN = "<!-- metrics: made by `make docs` from core/bamboo_core/metrics, dashboards/alerts.yaml and runbooks -->\n"
+BEGIN = "<!-- metrics: made by `make docs` from core/bamboo_core/metrics and dashboards/alerts.yaml -->\n"
 END = "<!-- end of metrics -->\n"
 
 SECTIONS = (
@@ -65,20 +63,13 @@ def _row(metric: Metric) -> str:
 
 
 def _alerts() -> Iterator[str]:
-    yield from ("## Alerts", "", "What to do about each is on its page.", "")
-    yield from ("| Alert | When | For | Severity |", "| --- | --- | --- | --- |")
+    yield from ("## Alerts", "", "When each fires, and what to do about it, is on its page.", "")
+    yield from ("| Alert | Severity |", "| --- | --- |")
     groups: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"]
     for rule in (rule for group in groups for rule in group["rules"]):
-        name, held = rule["alert"], rule.get("for", "")
-        yield f"| [{name}](runbooks/{name}.md) | {_meaning(name)} | {held} | {rule['labels']['severity']} |"
+        name = rule["alert"]
+        yield f"| [{name}](runbooks/{name}.md) | {rule['labels']['severity']} |"
     yield ""
-
-
-def _meaning(alert: str) -> str:
-    """The first sentence of its runbook, with its links as they are from the page that it is shown on."""
-    found = re.search(r"^## What it means\n\n(.+?\.)(?:\s|$)", (RUNBOOKS / f"{alert}.md").read_text(), re.MULTILINE)
-    assert found, f"runbooks/{alert}.md does not say what it means"
-    return found[1].replace("](../", "](")
 
 
 if __name__ == "__main__":
