@@ -41,7 +41,6 @@ def from_module(
     task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on. `metrics`, and those
       of `evaluation`, are called with what the loss is called with.
 
-    The first values are drawn layer by layer, so they are others than those of a whole model with the same seed.
     Raises ValueError if the model cannot be split, in a sentence that says why.
     """
     split = SplitModule(make, blocks, example_of(dataset), call or (_call(inputs) if inputs else None), read)

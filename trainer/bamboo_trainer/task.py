@@ -49,7 +49,7 @@ class Evaluation:
 
     dataset: its samples are taken in their order, in batches of `training.microBatchSize`.
     metrics: by name, functions of (outputs of the last layer, targets). Each returns a number, the mean over the
-      samples of the batch, or two, a sum and its weight, such as the number of right answers and that of tokens.
+      samples of the batch, or a sum and its weight.
     """
 
     dataset: Dataset
@@ -63,20 +63,15 @@ class Task:
     layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
       or a tuple of tensors (unpacked if its forward takes several arguments):
       dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not write to its inputs.
-    loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`, a
-      sum and its weight.
-    metrics: what else is reported of each step, by name: (outputs of the last layer, targets) -> scalar, or `Weighted`,
-      as of the loss; without gradients.
-    optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself. Each
-      stage asks for one over its own parameters. A group may be empty on some stage, which torch takes only if groups
-      hold parameters, not pairs.
+    loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`.
+    metrics: what else is reported of each step, by name; functions as `loss` is, without gradients.
+    optimizer: builds a torch optimizer over (name, parameter) pairs, those of one stage. A group may be empty on some
+      stage, which torch takes only if groups hold parameters, not pairs.
     learning_rate: the learning rate of a step, a pure function; finite and not negative. A parameter group's rate is
-      this times the group's multiplier: the "lr" it was built with divided by the optimizer's default,
-      `optimizer.defaults["lr"]`. `bamboo_trainer.schedules` has the usual ones by name.
+      this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
-    tied: groups of parameters that are one: names as "<layer index>.<parameter name>". What layers share as objects is
-      tied without being named here.
+    tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
     costs: what each layer costs, in any unit, if that is known better than it can be counted.
     evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
@@ -103,11 +98,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """What the job trains with, for a `build` that takes it as its second argument; `spec.training` in docs/api.md.
+    """What the job trains with (`spec.training` in docs/api.md), for a `build` that takes it as its second argument.
 
     steps: of the whole job; None if `training.until` counts epochs or tokens, which `steps_with` turns into steps.
-    global_batch_size, micro_batch_size: in samples. precision,
-    parameter_precision: as in the manifest.
+    global_batch_size, micro_batch_size: in samples.
     """
 
     steps: int | None

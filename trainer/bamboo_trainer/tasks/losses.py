@@ -19,8 +19,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 class Weighted:
     """A sum over a microbatch, and its weight: how many tokens or samples it is the sum over.
 
-    A loss of this form is the sum of all totals of the global batch divided by the sum of all weights. If these are all
-    0, `training.nonFinite` says what follows.
+    A loss of this form is the sum of all totals of the global batch divided by the sum of all weights.
 
     total: a scalar tensor. weight: at least 0.
     """
