@@ -72,6 +72,8 @@ def _type(field: str, schema: Schema, found: dict[str, str]) -> str:
             return name
         case "object" if "x-kubernetes-int-or-string" in schema.get("additionalProperties", {}):
             return "Mapping[str, str | int]"
+        case "object" if schema.get("additionalProperties", {}).get("type") == "string":
+            return "Mapping[str, str]"
         case "object":
             return "Mapping[str, Any]"
     word = str(schema.get("pattern", "")).strip("^$")

@@ -277,7 +277,7 @@ class Node:
                 self.exit_code = 4
         return 0.0
 
-    def stage(self, stage: int, stages: Sequence[tuple[int, int]]) -> StandIn:
+    def stage(self, stage: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> StandIn:
         """The engine's stage in its first state."""
         return StandIn(StandInValues(self.around.oracle, stages, stage), self._spend)
 

@@ -43,6 +43,7 @@ from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies, copies_by_device, together
 from bamboo_trainer.stage.stage import Stage, build_stage
@@ -178,12 +179,14 @@ class StagesOfWorker:
     job: "Job"
     worker: str
     config: TrainingConfig
+    first: FirstTask
 
-    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
-        return self.job.stage(self.worker, index, stages, self.config)
+    def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
+        task = self.first.get() if begins else self.job.task
+        return self.job.stage(self.worker, task, index, stages, self.config, self.first.get)
 
     def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
-        return self.job.whole(stages, self.config)
+        return self.job.whole(stages, self.config, self.first.get)
 
 
 class Watch:
@@ -280,14 +283,22 @@ class Job:
         self.faults.remove(fault)
         return True
 
-    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        """A stage in its first state, for that worker."""
+    def stage(
+        self,
+        worker: str,
+        task: Task,
+        stage: int,
+        stages: Sequence[tuple[int, int]],
+        config: TrainingConfig,
+        first: Callable[[], Task],
+    ) -> Stage:
+        """A stage of the task in its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
-        return build_stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
+        return build_stage(task, stage, stages, config, device, copies=self._by_device[worker][device], first=first)
 
-    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig, first: Callable[[], Task]) -> Stage:
         """The whole model of a worker that holds a shard of the optimizer's state."""
-        return build_stage(self.task, 0, stages, config, self.computes_on[0], remembers=False)
+        return build_stage(self.task, 0, stages, config, self.computes_on[0], first=first, remembers=False)
 
     def where(self) -> str:
         lines = [
@@ -381,12 +392,16 @@ class Job:
         events: deque[Any] = deque()
 
         coordinator = ToCoordinator(self.inbox, name)
+
+        def told(text: str) -> None:
+            coordinator.tell(protocol.WorkerWarning(reason=protocol.INITIAL_WEIGHTS, message=text))
+
         on_cpu = all(device.type == "cpu" for device in self.computes_on)
         engine = make_engine(
             Ports(
                 worker=name,
                 steps=training.steps,
-                builder=StagesOfWorker(self, name, config),
+                builder=StagesOfWorker(self, name, config, FirstTask(self.spec.task.initial_from, self.task, told)),
                 files=FilesOfWorker(self.store, coordinator),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),

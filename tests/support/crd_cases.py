@@ -143,9 +143,16 @@ def _object_edits(schema: Mapping[str, Any], value: dict[str, Any], path: Path) 
         yield from (Edit((*path, name.lower()), 1, "wrong case") for name in fields if name.lower() not in fields)
     if "maxProperties" in schema:
         most = schema["maxProperties"]
-        yield Edit(path, _named_numbers(most), f"{most} values", False)
-        yield Edit(path, _named_numbers(most + 1), f"{most + 1} values")
-    if values:
+        text = (values or {}).get("type") == "string"
+        yield Edit(path, _named_values(most, text), f"{most} values", False)
+        yield Edit(path, _named_values(most + 1, text), f"{most + 1} values")
+    if values and values.get("type") == "string":
+        for name in ("", "a b", "-a", "a*b*", "a\n", "é", "a" * 254):
+            yield Edit((*path, name), "x", "no name of a tensor")
+        yield Edit((*path, "a"), "x*", "a star in one name only")
+        for name in ("a", "A_b.c", "(a)", "a" * 253):
+            yield Edit((*path, name), "x", "a name of a tensor", False)
+    elif values:
         for name in ("", "a b", "-a", "/a", "a/", "a/b/c", "a\n", "é", "a" * 254):
             yield Edit((*path, name), 1, "no resource name")
         for name in ("a", "A_b.c", "example.com/a", "a" * 253):
@@ -153,8 +160,8 @@ def _object_edits(schema: Mapping[str, Any], value: dict[str, Any], path: Path) 
 
 
 @cache
-def _named_numbers(count: int) -> dict[str, int]:
-    return {f"n{i}": i for i in range(count)}
+def _named_values(count: int, text: bool) -> dict[str, int | str]:
+    return {f"n{i}": f"m{i}" if text else i for i in range(count)}
 
 
 def _list_edits(schema: Mapping[str, Any], value: list[Any], path: Path) -> Iterator[Edit]:
@@ -209,6 +216,14 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
 AUTO: dict[str, Any] = {"topology": {}, "elastic": {"maxWorkers": 8}}  # what says least
 UNTIL: dict[str, Any] = {"training.steps": ABSENT, "training.until": {"epochs": 2}}
 RULES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"task.initialFrom.rename": {"a b": "x"}},
+        'spec.task.initialFrom.rename: expected the name of a tensor with at most one "*"',
+    ),
+    (
+        {"task.initialFrom.rename": {"h.*": "x"}},
+        'spec.task.initialFrom.rename: expected a "*" in both names or in none',
+    ),
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
     (UNTIL | {"training.until": {"epochs": 2, "steps": 3}}, "spec.training.until: expected exactly one of steps"),
     (
@@ -439,7 +454,9 @@ def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
 
 def _objects(schema: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     if "additionalProperties" in schema:
-        return st.dictionaries(RESOURCES, values(schema["additionalProperties"]), max_size=3)
+        held = values(schema["additionalProperties"])
+        plain = held.filter(lambda text: "*" not in text) if schema["additionalProperties"].get("type") else held
+        return st.dictionaries(RESOURCES, plain, max_size=3)
     fields = {name: values(inner) for name, inner in schema["properties"].items()}
     needed = schema.get("required", ())
     optional = {name: strategy | st.none() for name, strategy in fields.items() if name not in needed}

@@ -71,7 +71,7 @@ class StagesOfTask:
     task: Task
     config: TrainingConfig = CONFIG
 
-    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
+    def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
         return build_stage(self.task, index, stages, self.config)
 
     def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:

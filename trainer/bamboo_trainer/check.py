@@ -14,6 +14,7 @@ from bamboo_core.planning.grid import layer_ranges
 from bamboo_core.planning.splits.devices import device_layers
 from bamboo_core.text import one_line
 from bamboo_trainer.compilation.toolchain import require_toolchain
+from bamboo_trainer.initial.first_task import begin_with
 from bamboo_trainer.loading import settled_task, task_of
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.measurements import try_measurements
@@ -27,8 +28,8 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """What a manifest's task is made of. The answer has `problem`, one sentence, or what was found; only JSON
     values. Nothing is trained.
 
-    layers, parameters: numbers. stages: first and last layer of each, and its parameters; as many as may be, if the
-    coordinator chooses them (`chosen`). devices: of a worker. calm,
+    initial: sentences about task.initialFrom. layers, parameters: numbers. stages: first and last layer of each, and
+    its parameters; as many as may be, if the coordinator chooses them (`chosen`). devices: of a worker. calm,
     taken_over: the stage whose worker needs most memory, and bytes by kind, for one device; taken_over: while it also
     runs the stages of lost neighbours, `neighbours` of them.
     """
@@ -60,6 +61,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     body_channel(spec.topology.transport, "check", spec.topology.flows_per_link)
     require_toolchain(spec.training, gpu=torch.cuda.is_available())
     task, spec = settled_task(spec)
+    initial = begin_with(spec.task.initial_from, task)[1] if spec.task.initial_from else []
     evaluation_schedule(task, spec.training)
     loggers_of(task, spec.training)
     costs = profile(task, spec)
@@ -71,6 +73,7 @@ def _check(spec: JobSpec) -> dict[str, Any]:
     sizes = measure(task, spec)
     try_measurements(task, spec)
     return {
+        "initial": initial,
         "layers": len(sizes),
         "parameters": sum(size.parameters - size.tied for size in sizes),
         "stages": [[first, end - 1, sum(size.parameters for size in sizes[first:end])] for first, end in stages],

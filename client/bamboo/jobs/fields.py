@@ -7,6 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict
 
 
+class InitialFromFields(TypedDict, total=False):
+    """The weights that training begins with. A job that goes on from a checkpoint of its own does not look at them."""
+
+    url: Required[str]
+    """A folder that training has left (weights), a folder with model.safetensors or its index, a file NAME.safetensors,
+    or where checkpoints are.
+    """
+    step: int
+    """Of which step the checkpoint is; required with checkpoints."""
+    averaged: bool
+    """Of a checkpoint the averages of weights (training.ema)."""
+    drop: Sequence[str]
+    """Names of tensors that are left there, and of the model's that begin anew."""
+    extend: Sequence[str]
+    """Names of the model's tensors that may have more rows than there are: the others begin anew."""
+    rename: Mapping[str, str]
+    """The model's names by those there. Both have one "*", which stands for the same characters, or none."""
+
+
 class TaskFields(TypedDict, total=False):
     """What is trained. Cannot change."""
 
@@ -16,6 +35,8 @@ class TaskFields(TypedDict, total=False):
     """The function's argument: any JSON object, of at most 10000 values in 16 levels, with strings of at most 65536
     characters and names of at most 253.
     """
+    initialFrom: InitialFromFields
+    """The weights that training begins with. A job that goes on from a checkpoint of its own does not look at them."""
 
 
 class EvaluationFields(TypedDict, total=False):

@@ -15,7 +15,7 @@ from bamboo_core.coordinator.verification import verification
 from bamboo_core.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo_core.coordinator.workers.platforms import refuse_other_data
 from bamboo_core.planning.grid import layer_ranges
-from bamboo_core.planning.plan import WorkerId
+from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.text import count, metrics, one_line
 
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
@@ -238,6 +238,8 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
             turn.do(Emit("LoggerFailed", text, warning=True))
         case "CopiesNotKept":
             turn.do(Emit("CopiesNotKept", text, warning=True))
+        case protocol.INITIAL_WEIGHTS if turn.state.plan and turn.state.plan.at(ROOT).owner == worker:
+            turn.do(Emit("InitialWeights", one_line(message.message)))  # every worker says the same
 
 
 def told_when_over(worker: WorkerId, message: object) -> tuple[Emit, ...]:

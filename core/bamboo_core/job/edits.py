@@ -106,7 +106,8 @@ def numbers_digest(spec: JobSpec) -> str:
     training.pop("loss_scale", None)
     if scaling := spec.training.scaling:
         training["loss_scale"] = asdict(scaling)
-    numbers = [task_digest(spec), training, spec.training.groups]
+    initial = [asdict(spec.task.initial_from)] if spec.task.initial_from else []
+    numbers = [task_digest(spec), training, spec.training.groups, *initial]
     return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, Final
 
-from bamboo_core.job.forms import Inside, Integer, IntegerOr, Integers, TextOf, Tree
+from bamboo_core.job.forms import Inside, Integer, IntegerOr, Integers, Renames, TextList, TextOf, Tree
 from bamboo_core.job.model import ListOf, Mark, Named, Values, completes
 from bamboo_core.job.placement_spec import (
     CleanPodPolicy,
@@ -25,7 +26,18 @@ from bamboo_core.job.placement_spec import (
     VerifyMode,
     WorkerSpec,
 )
-from bamboo_core.job.text_patterns import DATE_TIME, DECIMAL, DNS_LABEL, DNS_NAME, ENTRYPOINT, MANAGER, MONEY, URI
+from bamboo_core.job.text_patterns import (
+    DATE_TIME,
+    DECIMAL,
+    DNS_LABEL,
+    DNS_NAME,
+    ENTRYPOINT,
+    MANAGER,
+    MONEY,
+    TENSORS,
+    URI,
+    WEIGHTS,
+)
 from bamboo_core.job.training_spec import TrainingSpec
 from bamboo_core.storage.url import shown_url
 
@@ -75,6 +87,31 @@ class FailureAction(StrEnum):
     IGNORE = "Ignore"  # replace the worker without counting against backoffLimit
 
 
+_PATTERNS: Final = partial(
+    TextList, TENSORS, "names of tensors", 'A name, in which "*" stands for any characters.', 100
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialSpec:
+    """Where the model's first values come from, instead of random ones."""
+
+    url: Annotated[str, TextOf(WEIGHTS, shown=shown_url)]
+    """A folder that training has left (weights), a folder with model.safetensors or its index, a file NAME.safetensors,
+    or where checkpoints are.
+    """
+    step: Annotated[int | None, Integer(0)] = None
+    """Of which step the checkpoint is; required with checkpoints."""
+    averaged: bool = False
+    """Of a checkpoint the averages of weights (training.ema)."""
+    drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
+    """Names of tensors that are left there, and of the model's that begin anew."""
+    extend: Annotated[tuple[str, ...], _PATTERNS()] = ()
+    """Names of the model's tensors that may have more rows than there are: the others begin anew."""
+    rename: Annotated[Mapping[str, str], Renames()] = field(default_factory=dict)
+    """The model's names by those there. Both have one "*", which stands for the same characters, or none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
     """What is trained: what `build(config)` returns, the function at the entrypoint."""
@@ -85,6 +122,8 @@ class TaskSpec:
     """The function's argument: any JSON object, of at most 10000 values in 16 levels, with strings of at most 65536
     characters and names of at most 253.
     """
+    initial_from: InitialSpec | None = None
+    """The weights that training begins with. A job that goes on from a checkpoint of its own does not look at them."""
 
 
 class PipelineSchedule(StrEnum):

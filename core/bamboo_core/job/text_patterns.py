@@ -52,6 +52,15 @@ URI = _form(
     rf'|abfss?://([!"$-.0-9;->A-~]+@)?{_PLACE}{_PATH}|memory://({_PLACE})?{_PATH})',
     2048,
 )
+WEIGHTS = _form(
+    "a path without spaces and colons, or the URL of a store without credentials and parameters",
+    rf"({URI.pattern.pattern}|[!-,.-9;-~][!-9;-~]*)",
+    2048,
+)
+TENSORS = _form('the name of a tensor, in which "*" stands for any characters', r"[!-,.-~][!-~]*")
+RENAMED_TENSORS = _form(
+    'the name of a tensor with at most one "*"', r"([*][!-)+-~]*|[!-)+,.-~][!-)+-~]*([*][!-)+-~]*)?)"
+)
 IMAGE = _form("a container image", r"[^- \t\n\v\f\r][^ \t\n\v\f\r]*", 1024)
 MACHINE = _form(
     "the name of a machine, of at most 63 printable characters without spaces, from a letter or digit on",

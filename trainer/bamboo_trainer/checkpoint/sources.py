@@ -72,50 +72,60 @@ class Checkpoint:
         return stored
 
 
-class WeightsFolder:
-    """What `bamboo run --output` and jobs on a cluster leave: a file for each stage."""
+class TensorFiles:
+    """Files of safetensors that together are one state dict."""
 
     step = None
 
-    def __init__(self, folder: Path) -> None:
-        self._files = sorted(folder.glob(STAGE_FILES))
-
-    @staticmethod
-    def is_one(folder: Path) -> bool:
-        return folder.is_dir() and any(folder.glob(STAGE_FILES))
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = tuple(files)
 
     def entries(self) -> tuple[StateEntry, ...]:
         found: dict[str, StateEntry] = {}
         for number, path in enumerate(self._files):
             with _opened(path) as file:
-                try:
-                    stages = stages_of(file.metadata())
-                except ValueError as error:
-                    raise CheckpointError(f"{path} is damaged: {error}") from None
-                if stages not in (None, len(self._files)):
-                    raise CheckpointError(
-                        f"{path} is one of {stages} files of weights, and {len(self._files)} are in its folder"
-                    )
+                self._check(path, file.metadata())
                 for name in file.keys():  # noqa: SIM118
                     if name in found:
-                        raise CheckpointError(
-                            f"{path} has {name}, which an earlier stage has too: they are of two jobs"
-                        )
-                    part = file.get_slice(name)
-                    dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
-                    if dtype not in DTYPES:
-                        raise CheckpointError(
-                            f"{name} in {path} is of type {dtype}, which cannot be exported from here"
-                        )
-                    size = DTYPES[dtype].itemsize * torch.Size(shape).numel()
-                    found[name] = StateEntry(
-                        name=name, layer=number, tensor=name, dtype=dtype, shape=shape, complex="", bytes=size
-                    )
+                        raise CheckpointError(f"{path} has {name}, which {self._files[found[name].layer]} has too")
+                    found[name] = _entry(path, number, name, file.get_slice(name))
         return tuple(found.values())
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         with _opened(self._files[file]) as opened:
             return {entry.tensor: opened.get_tensor(entry.tensor) for entry in entries}
+
+    def _check(self, path: Path, metadata: Mapping[str, Any] | None) -> None:
+        """Raises CheckpointError if that file does not belong to the others."""
+
+
+class WeightsFolder(TensorFiles):
+    """What `bamboo run --output` and jobs on a cluster leave: a file for each stage."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(sorted(folder.glob(STAGE_FILES)))
+
+    @staticmethod
+    def is_one(folder: Path) -> bool:
+        return folder.is_dir() and any(folder.glob(STAGE_FILES))
+
+    def _check(self, path: Path, metadata: Mapping[str, Any] | None) -> None:
+        try:
+            stages = stages_of(metadata)
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
+        if stages not in (None, len(self._files)):
+            raise CheckpointError(
+                f"{path} is one of {stages} files of weights, and {len(self._files)} are in its folder"
+            )
+
+
+def _entry(path: Path, number: int, name: str, part: Any) -> StateEntry:
+    dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{name} in {path} is of type {dtype}, which cannot be used here")
+    size = DTYPES[dtype].itemsize * torch.Size(shape).numel()
+    return StateEntry(name=name, layer=number, tensor=name, dtype=dtype, shape=shape, complex="", bytes=size)
 
 
 def _opened(path: Path) -> Any:

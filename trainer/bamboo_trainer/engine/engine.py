@@ -138,7 +138,7 @@ class Engine:
         owned = {plan.state_of(cell) for cell in plan.owned_by(self._ports.worker)}
         for index in first_states(plan, self._ports.worker):
             assert not plan.moved, f"stage {index} has none of the layers that were moved"
-            stages[index] = self._ports.builder.stage(index, plan.state_layers)
+            stages[index] = self._ports.builder.stage(index, plan.state_layers, begins=plan.restore is None)
             share = kept_share(plan, self._ports.worker)
             if plan.restore and not self._restore(stages[index].values, plan, share):
                 return

@@ -21,18 +21,21 @@ from bamboo_trainer.training import TrainingConfig
 
 
 class FirstLook:
-    """At a stage. shared: ids of its tied parameters."""
+    """At a stage. first: the task with the values that training begins with. shared: ids of its tied parameters. last:
+    the stage is the last one.
+    """
 
     def __init__(
         self,
-        task: Task,
+        first: Callable[[], Task],
         config: TrainingConfig,
         layers: Mapping[int, nn.Module],
         parameters: FlatParameters,
         shared: frozenset[int],
+        last: bool,
     ) -> None:
-        self._task, self._config = task, config
-        self._layers, self._parameters, self._shared = layers, parameters, shared
+        self._first, self._config = first, config
+        self._layers, self._parameters, self._shared, self._last = layers, parameters, shared, last
 
     def before(
         self, reader: BatchReader, place: tuple[int, int, int], inputs: Parts | None, device: torch.device, call: Call
@@ -42,19 +45,19 @@ class FirstLook:
         place: stage, step and microbatch. inputs: None on the first stage. call: runs a layer, as its forward does.
         """
         stage, step, microbatch = place
-        loss, last = None, max(self._layers) == len(self._task.layers) - 1
-        if inputs is None or last:
+        task, loss = self._first(), None
+        if inputs is None or self._last:
             (given, targets), again = reader.twice(stage, step, microbatch)
-            compare_batches((given, targets), again, self._config.samples(step, microbatch, len(self._task.dataset)))
+            compare_batches((given, targets), again, self._config.samples(step, microbatch, len(task.dataset)))
             inputs = given if inputs is None else inputs
             there = tuple(p.to(device) for p in targets)
-            loss = (lambda outputs: _measured(self._task, outputs, there)) if last else None
+            loss = (lambda outputs: _measured(task, outputs, there)) if self._last else None
 
         def run(index: int, one: Any, capture: Capture) -> Any:
             return call(index, forward_seed(self._config.seed, step, microbatch, index), one, capture)
 
         with reader.quiet():
-            looked = DeterminismCheck(self._task, self._config.seed, dict(self._layers), self._shared, run, loss)
+            looked = DeterminismCheck(task, self._config.seed, dict(self._layers), self._shared, run, loss)
             looked.check(tuple(p.to(device) for p in inputs))
         forget_casts()
 
@@ -75,9 +78,8 @@ class FirstLook:
         foreign = stranger(ends, self._parameters.trained())
         if foreign is not None:
             first, end = min(self._layers), max(self._layers)
-            last = end == len(self._task.layers) - 1
             raise TaskError(
-                f"layers {first} to {end}{' or the loss' if last else ''} use a parameter "
+                f"layers {first} to {end}{' or the loss' if self._last else ''} use a parameter "
                 f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
                 f"trained with it: {HAVE_IT}"
             )

@@ -4,7 +4,7 @@ Knows no peers, no schedule, no clock. Every result is a pure function of (task,
 owner, its shadow and a later replay get the same bits.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -44,9 +44,15 @@ class Stage:
     """
 
     def __init__(
-        self, values: StageValues, reader: BatchReader | None = None, copies: HostCopies | None = None
+        self,
+        values: StageValues,
+        reader: BatchReader | None = None,
+        copies: HostCopies | None = None,
+        first: Callable[[], Task] | None = None,
     ) -> None:
-        """reader: of the task's data. copies: bring what is received to the device of the values."""
+        """reader: of the task's data. copies: bring what is received to the device of the values. first: the task with
+        the values that training begins with, if that of the values has others.
+        """
         task, config, device = values.task, values.config, values.device
         layers, parameters = values.layers, values.parameters
         self.values, self._config = values, config
@@ -59,7 +65,7 @@ class Stage:
         self._backwards = BackwardRunner(
             layers, parameters, self.bring, config.microbatches, splits=not self._forwards.repeats
         )
-        self._first_look = FirstLook(task, config, layers, parameters, values.shared)
+        self._first_look = FirstLook(first or (lambda: task), config, layers, parameters, values.shared, values.last)
         self._evaluator = Evaluator(task, config, layers, device, values.last)
         self.context: ContextSize | None = None
         self.as_built = None if config.compile else AsBuilt(layers)
@@ -202,9 +208,10 @@ def build_stage(
     device: torch.device | str = "cpu",
     reader: BatchReader | None = None,
     copies: HostCopies | None = None,
+    first: Callable[[], Task] | None = None,
     *,
     remembers: bool = True,
 ) -> Stage:
-    """A stage with the values before the first step. stages, remembers: as of `StageValues`."""
+    """A stage with the values before the first step. stages, remembers: as of `StageValues`; first: as of `Stage`."""
     values = StageValues(task, index, stages, config, device, copies, remembers=remembers)
-    return Stage(values, reader, copies)
+    return Stage(values, reader, copies, first)

@@ -20,8 +20,8 @@ from bamboo_trainer.task import Parts
 class StageBuilder(Protocol):
     """Makes stages in the state before the first step. stages: the layers of all, half-open ranges."""
 
-    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
-        """The one of that number."""
+    def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
+        """The one of that number. begins: training begins with its values, and no other state takes their place."""
 
     def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
         """The whole model as one stage, without what an optimizer remembers."""

@@ -18,6 +18,8 @@ from bamboo_core.checkpoint.resume import owner_of
 from bamboo_core.complaints import said_by
 from bamboo_core.control.client import Control
 from bamboo_core.control.protocol import (
+    INITIAL_WEIGHTS,
+    MOST_TEXT,
     Bye,
     CellFinished,
     CommitCheckpoint,
@@ -38,6 +40,7 @@ from bamboo_core.control.protocol import (
     TakeCheckpoint,
     Welcome,
     WorkerFailed,
+    WorkerWarning,
 )
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.control.weights import CommitWeights, Save
@@ -54,6 +57,7 @@ from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.ports import Ports
+from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import device_memory, headroom
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
@@ -296,7 +300,7 @@ class WorkerAgent:
         return Ports(
             worker=self.worker,
             steps=spec.training.steps,
-            builder=StagesOfJob(job, self.devices, copies),
+            builder=StagesOfJob(job, FirstTask(spec.task.initial_from, task, self._tell_initial), self.devices, copies),
             files=files,
             new_id=lambda: secrets.token_hex(6),
             transport=self.transport,
@@ -336,6 +340,9 @@ class WorkerAgent:
             self.late = self.late or time.monotonic()
         else:
             self.control.send(message)
+
+    def _tell_initial(self, told: str) -> None:
+        self.control.send(WorkerWarning(reason=INITIAL_WEIGHTS, message=told[:MOST_TEXT]))
 
     def _fail(self, reason: str, message: str) -> None:
         self.control.send(WorkerFailed(reason=reason, message=message))

@@ -13,6 +13,7 @@ from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.splits.devices import device_of
 from bamboo_core.planning.steps.layer_bytes import LayerBytes
 from bamboo_trainer.data.record import record_of
+from bamboo_trainer.initial.first_task import FirstTask
 from bamboo_trainer.loading import settled_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.loggers.interface import MakeLogger
@@ -55,22 +56,26 @@ class LoadedJob:
 
 @dataclass(frozen=True, slots=True)
 class StagesOfJob:
-    """Builds the stages of a job on this worker's devices, in turn. See `StageBuilder`."""
+    """Builds the stages of a job on this worker's devices, in turn. See `StageBuilder`. first: the task as the job
+    begins with it.
+    """
 
     job: LoadedJob
+    first: FirstTask
     devices: Sequence[torch.device]
     copies: Mapping[torch.device, HostCopies]
 
-    def stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
-        return self._built(index, stages, remembers=True)
+    def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
+        return self._built(self.first.get() if begins else self.job.task, index, stages, remembers=True)
 
     def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
-        return self._built(0, stages, remembers=False)
+        return self._built(self.job.task, 0, stages, remembers=False)
 
-    def _built(self, index: int, stages: Sequence[tuple[int, int]], *, remembers: bool) -> Stage:
+    def _built(self, task: Task, index: int, stages: Sequence[tuple[int, int]], *, remembers: bool) -> Stage:
         job, device = self.job, self.devices[device_of(index, len(self.devices))]
         copies = self.copies[device]
-        return build_stage(job.task, index, stages, job.config, device, job.reader, copies, remembers=remembers)
+        first = self.first.get
+        return build_stage(task, index, stages, job.config, device, job.reader, copies, first, remembers=remembers)
 
 
 def load_job(manifest: Mapping[str, Any]) -> LoadedJob:

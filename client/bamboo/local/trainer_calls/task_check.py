@@ -46,7 +46,8 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
         return Checked(problem=str(error))
     if problem := answer.get("problem"):
         return Checked(problem=str(problem))
-    return Checked(told=(_task(answer), _memory(answer)))
+    initial = (f"initial values: {line}" for line in answer["initial"])
+    return Checked(told=(_task(answer), *initial, _memory(answer)))
 
 
 def count_layers(manifest: dict[str, Any], folders: Sequence[Path]) -> int | str:

@@ -72,22 +72,30 @@ class PublishedWeights:
         return found.to(form.dtype, copy=True)  # a copy, not a view of the file
 
     def _found(self) -> dict[str, Path]:
-        single, index = self.folder / SINGLE, self.folder / INDEX
-        if single.exists():
-            with opened(single) as file:
-                return dict.fromkeys(file.keys(), single)
-        if not index.exists():
+        if not (self.folder / SINGLE).exists() and not (self.folder / INDEX).exists():
             raise ValueError(
                 f"model: {self.folder} has neither {SINGLE} nor {INDEX}; to begin with random values say random: true"
             )
-        named = read_json(index).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
-            raise ValueError(f"model: {index} must have a weight_map of tensor names to file names")
-        if strange := [file for file in named.values() if Path(file).name != file]:
-            raise ValueError(f"model: {index} names {strange[0]}, expected the name of a file beside it")
-        if missing := sorted({file for file in named.values() if not (self.folder / file).is_file()}):
-            raise ValueError(f"model: {index} names {missing[0]}, which is not there")
-        return {name: self.folder / file for name, file in named.items()}
+        try:
+            return published_files(self.folder)
+        except ValueError as error:
+            raise ValueError(f"model: {error}") from None
+
+
+def published_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor, by its published name. Raises ValueError if the index does not say."""
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists():
+        with opened(single) as file:
+            return dict.fromkeys(file.keys(), single)
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+        raise ValueError(f"{index} must have a weight_map of tensor names to file names")
+    if strange := [file for file in named.values() if Path(file).name != file]:
+        raise ValueError(f"{index} names {strange[0]}, expected the name of a file beside it")
+    if missing := sorted({file for file in named.values() if not (folder / file).is_file()}):
+        raise ValueError(f"{index} names {missing[0]}, which is not there")
+    return {name: folder / file for name, file in named.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

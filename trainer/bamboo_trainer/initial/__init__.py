@@ -1,0 +1,1 @@
+"""`task.initialFrom`: other weights as the first values of a model's tensors."""

@@ -1,0 +1,212 @@
+"""A task whose layers begin with other weights: each worker reads those of the layers that it builds."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bamboo_core.job.spec import InitialSpec
+from bamboo_core.storage.errors import StorageError
+from bamboo_trainer.checkpoint.sources import StateSource
+from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
+from bamboo_trainer.initial.matching import (
+    FIELD,
+    Matching,
+    OfferedTensor,
+    Take,
+    WantedTensor,
+    match,
+    with_merged_adapters,
+)
+from bamboo_trainer.initial.opening import open_weights
+from bamboo_trainer.split.layers import SplitLayer
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.inspection.costs import layer_without_values
+from bamboo_trainer.tasks.inspection.no_values import values_wanted
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.ties import tied_groups
+from bamboo_trainer.tasks.user_code import build_layer, same_bits
+
+logger = logging.getLogger(__name__)
+
+_OF_LAYER = "module."  # before the whole module's names, in a layer of a split one
+
+
+class _Form(msgspec.Struct, frozen=True):
+    """A tensor of a layer: all its names there."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class _LayerForms(msgspec.Struct, frozen=True):
+    split: bool
+    tensors: tuple[_Form, ...]
+
+
+class FirstTask:
+    """The task as a job begins with it. The weights are looked at when it is first asked for, and told of."""
+
+    def __init__(self, spec: InitialSpec | None, task: Task, tell: Callable[[str], None]) -> None:
+        self._spec, self._plain, self._tell = spec, task, tell
+        self._made: Task | None = None
+
+    def get(self) -> Task:
+        """Raises TaskError if the weights are not those of such a model."""
+        if self._spec is None:
+            return self._plain
+        if self._made is None:
+            self._made, lines = begin_with(self._spec, self._plain)
+            for line in lines:
+                logger.info("%s", line)
+            self._tell("; ".join(lines))
+        return self._made
+
+
+def begin_with(spec: InitialSpec, task: Task) -> tuple[Task, list[str]]:
+    """The task whose layers have the weights as their first values, and what was taken, left and begun anew, in
+    sentences. Raises TaskError.
+    """
+    forms = _forms(task)
+    split = all(form.split for form in forms)
+    wanted, opened = _wanted(task, forms, split), open_weights(spec)
+    offered = with_merged_adapters(opened.offered(of_module=split), wanted)
+    matching = match(wanted, offered, spec, opened.shown)
+    takes = _by_layer(matching)
+    layers = [
+        partial(_begun, factory, takes[index], opened.source) if index in takes else factory
+        for index, factory in enumerate(task.layers)
+    ]
+    return replace(task, layers=layers), matching.in_words(opened.shown)
+
+
+# What the model has
+
+
+def _forms(task: Task) -> list[_LayerForms]:
+    """Layers are built one after the other, and without memory for their values if they can be."""
+    mode, numbers = FakeTensorMode(allow_non_fake_inputs=True), range(len(task.layers))
+
+    def lines() -> Iterator[str]:
+        for index in numbers:
+            yield msgspec.json.encode(_form_of(layer_without_values(task, index, mode))).decode()
+
+    told, _ = lines_of_child(lines())
+    known = [msgspec.json.decode(line, type=_LayerForms) for line in told]
+    return [*known, *(_form_of(build_layer(task, 0, index)) for index in numbers[len(known) :])]
+
+
+def _form_of(layer: nn.Module) -> _LayerForms:
+    names: dict[int, list[str]] = {}
+    tensors = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
+    for name, tensor in layer.state_dict(keep_vars=True).items():
+        if id(tensor) in tensors:
+            names.setdefault(id(tensor), []).append(name)
+    found = (
+        _Form(tuple(own), tuple(tensors[known].shape), str(tensors[known].dtype).removeprefix("torch."))
+        for known, own in names.items()
+    )
+    return _LayerForms(isinstance(layer, SplitLayer), tuple(found))
+
+
+def _wanted(task: Task, forms: Sequence[_LayerForms], split: bool) -> list[WantedTensor]:
+    """Tied parameters are one tensor. split: it is called as in the whole module."""
+    groups = tied_groups(task)
+    together: dict[object, list[tuple[int, _Form]]] = {}
+    for layer, form in enumerate(forms):
+        for tensor in form.tensors:
+            group = next((groups[f"{layer}.{n}"][0] for n in tensor.names if f"{layer}.{n}" in groups), None)
+            key: object = (layer, tensor.names[0]) if group is None else group
+            together.setdefault(key, []).append((layer, tensor))
+    return [_one(places, split) for places in together.values()]
+
+
+def _one(places: Sequence[tuple[int, _Form]], split: bool) -> WantedTensor:
+    called = [
+        name.removeprefix(_OF_LAYER) if split else f"layers.{layer}.{name}"
+        for layer, form in places
+        for name in form.names
+    ]
+    first = places[0][1]
+    return WantedTensor(
+        names=tuple(dict.fromkeys(called)),
+        places=tuple((layer, form.names[0]) for layer, form in places),
+        shape=first.shape,
+        dtype=getattr(torch, first.dtype),
+    )
+
+
+# Reading
+
+
+def _by_layer(matching: Matching) -> dict[int, list[tuple[str, Take]]]:
+    found: dict[int, list[tuple[str, Take]]] = {}
+    for take in matching.takes:
+        for layer, name in take.wanted.places:
+            found.setdefault(layer, []).append((name, take))
+    return found
+
+
+def _begun(factory: Callable[[], nn.Module], takes: Sequence[tuple[str, Take]], source: StateSource) -> nn.Module:
+    """A layer of the factory's, with what is taken as its values."""
+    layer = factory()
+    if not values_wanted():
+        return layer
+    own = layer.state_dict(keep_vars=True)
+    found = _read(source, [entry for _, take in takes for entry in _entries(take)])
+    with torch.no_grad():
+        for name, take in takes:
+            value = _value(take, found)
+            into = own[name] if take.rows is None else own[name][: take.rows]
+            if into.shape != value.shape:
+                raise TaskError(f"{FIELD}: {take.offers[0].name} has changed while it was read")
+            into.copy_(value)
+    return layer
+
+
+def _entries(take: Take) -> Iterator[StateEntry]:
+    for offer in take.offers:
+        yield from offer.entries
+        if offer.adapter:
+            yield from (offer.adapter.a, offer.adapter.b, offer.adapter.scale)
+
+
+def _read(source: StateSource, entries: Sequence[StateEntry]) -> dict[str, Tensor]:
+    """The tensors by the names of their entries; each file is read once."""
+    found: dict[str, Tensor] = {}
+    try:
+        for file, wanted in by_file(entries).items():
+            tensors = source.tensors(file, wanted)
+            for entry in wanted:
+                stored = tensors[entry.tensor]
+                found[entry.name] = torch.view_as_complex(stored) if entry.complex else stored
+    except StorageError as error:
+        raise TaskError(f"{FIELD}: {error}") from None
+    return found
+
+
+def _value(take: Take, found: Mapping[str, Tensor]) -> Tensor:
+    """The value, which has to be one if it is stored several times."""
+    values = [_merged(offer, entry, found) for offer in take.offers for entry in offer.entries]
+    for entry, value in zip([e for offer in take.offers for e in offer.entries], values, strict=True):
+        if not same_bits(value, values[0]):
+            raise TaskError(
+                f"{FIELD}: {take.offers[0].entries[0].name} and {entry.name} differ, and are one tensor of the model "
+                f"({', '.join(take.wanted.names[:2])}): drop one of them"
+            )
+    return values[0]
+
+
+def _merged(offer: OfferedTensor, entry: StateEntry, found: Mapping[str, Tensor]) -> Tensor:
+    tensor, adapter = found[entry.name], offer.adapter
+    if adapter is None:
+        return tensor
+    a, b, scale = (found[part.name] for part in (adapter.a, adapter.b, adapter.scale))
+    return tensor.float() + (b.float() @ a.float()) * scale.float()

@@ -1,0 +1,226 @@
+"""Which tensor of other weights becomes the first value of which tensor of the model. Pure."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from bamboo_core.job.spec import InitialSpec
+from bamboo_core.text import count
+from bamboo_trainer.checkpoint.sources import DTYPES
+from bamboo_trainer.checkpoint.state_dict import StateEntry
+from bamboo_trainer.tasks.task_errors import TaskError
+
+FIELD: Final = "task.initialFrom"
+MOST_NAMED: Final = 8
+COMPLEX: Final = {"c64": torch.complex64, "c128": torch.complex128}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedTensor:
+    """A parameter or a persistent buffer of the model. names: all that it is called by. places: the layers that have
+    it, each with its name there.
+    """
+
+    names: tuple[str, ...]
+    places: tuple[tuple[int, str], ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """The tensors of a low-rank update: what is added to the weight is b @ a, times the scale."""
+
+    a: StateEntry
+    b: StateEntry
+    scale: StateEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedTensor:
+    """A tensor of the other weights. entries: several where it is stored several times. adapter: to be added to it."""
+
+    name: str
+    entries: tuple[StateEntry, ...]
+    adapter: Adapter | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.entries[0]
+        return first.shape[:-1] if first.complex else first.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        first = self.entries[0]
+        return COMPLEX[first.complex] if first.complex else DTYPES[first.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """A tensor of the model and what it begins with. offers: equal ones, where the model has one tensor for them.
+
+    rows: so many are taken, and those behind them begin anew; None: all.
+    """
+
+    wanted: WantedTensor
+    offers: tuple[OfferedTensor, ...]
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """takes: what is taken. left: names of what is not. anew: names of the model's tensors that have nothing there."""
+
+    takes: tuple[Take, ...]
+    left: tuple[str, ...]
+    anew: tuple[str, ...]
+
+    def in_words(self, shown: str) -> list[str]:
+        """One sentence about each. shown: where the weights are."""
+        merged = sum(offer.adapter is not None for take in self.takes for offer in take.offers)
+        adapters = f", {count(merged, 'adapter')} merged into them" if merged else ""
+        lines = [f"taken from {shown}: {count(len(self.takes), 'tensor')}{adapters}"]
+        lines += [f"left there: {_named(self.left)}"] if self.left else []
+        lines += [
+            f"taken in part: the first {take.rows} of {count(take.wanted.shape[0], 'row')} of {take.wanted.names[0]}"
+            for take in self.takes
+            if take.rows is not None
+        ]
+        return [*lines, f"begun anew: {_named(self.anew)}"] if self.anew else lines
+
+
+def match(wanted: Sequence[WantedTensor], offered: Sequence[OfferedTensor], spec: InitialSpec, shown: str) -> Matching:
+    """Raises TaskError, in a sentence, if a tensor on either side has no counterpart and is not dropped, if shapes or
+    types differ, or if a pattern fits nothing.
+    """
+    drops = [_Pattern(text) for text in spec.drop]
+    renames = {_Pattern(old): new for old, new in spec.rename.items()}
+    extends = [_Pattern(text) for text in spec.extend]
+    left, by_name = list[str](), dict[str, OfferedTensor]()
+    for offer in offered:
+        if _fits(drops, offer.name):
+            left.append(offer.name)
+            continue
+        name = _renamed(offer.name, renames)
+        if name in by_name:
+            raise TaskError(f"{FIELD}.rename: {by_name[name].name} and {offer.name} would both be {name}")
+        by_name[name] = offer
+    known = {name for one in wanted for name in one.names}
+    _check_used("drop", drops, {*(offer.name for offer in offered), *known})
+    _check_used("rename", renames, [offer.name for offer in by_name.values()])
+    _check_used("extend", extends, known)
+    if not known & by_name.keys():
+        raise TaskError(
+            f"{FIELD}: nothing is taken: {shown} has {_named(list(by_name))}, and the model {_named(sorted(known))}; "
+            "rename says which are which"
+        )
+    takes, anew, missing = list[Take](), list[str](), list[str]()
+    for one in wanted:
+        offers = tuple(by_name[name] for name in one.names if name in by_name)
+        if offers:
+            takes.append(Take(wanted=one, offers=offers, rows=_rows(one, offers, extends)))
+        elif any(_fits(drops, name) for name in one.names):
+            anew.append(one.names[0])
+        else:
+            missing.append(one.names[0])
+    _check_missing(missing, [name for name in by_name if name not in known], shown)
+    return Matching(takes=tuple(takes), left=tuple(left), anew=tuple(anew))
+
+
+def with_merged_adapters(offered: Sequence[OfferedTensor], wanted: Sequence[WantedTensor]) -> list[OfferedTensor]:
+    """The offers with each adapter of `bamboo_trainer.lora` as a part of the weight it belongs to, under the name that
+    has without it; unless the model has adapters itself.
+    """
+    if any(name.endswith(".lora_a") for one in wanted for name in one.names):
+        return list(offered)
+    by_name = {offer.name: offer for offer in offered}
+    found = []
+    for offer in offered:
+        at, _, leaf = offer.name.rpartition(".")
+        if leaf in ("lora_a", "lora_b", "lora_scale") and f"{at}.base.weight" in by_name:
+            continue
+        above, _, base = at.rpartition(".")
+        parts = [by_name.get(f"{above}.{part}") for part in ("lora_a", "lora_b", "lora_scale")]
+        a, b, scale = parts
+        if base != "base" or a is None or b is None or scale is None:
+            found.append(offer)
+            continue
+        adapter = Adapter(a=a.entries[0], b=b.entries[0], scale=scale.entries[0]) if leaf == "weight" else None
+        found.append(OfferedTensor(name=f"{above}.{leaf}", entries=offer.entries, adapter=adapter))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A name in which "*" stands for any characters."""
+
+    text: str
+
+    def match(self, name: str) -> re.Match[str] | None:
+        return re.fullmatch("(.*)".join(map(re.escape, self.text.split("*"))), name)
+
+
+def _fits(patterns: Iterable[_Pattern], name: str) -> bool:
+    return any(pattern.match(name) for pattern in patterns)
+
+
+def _renamed(name: str, renames: Mapping[_Pattern, str]) -> str:
+    found = [(old, new, match) for old, new in renames.items() if (match := old.match(name))]
+    if not found:
+        return name
+    if len(found) > 1:
+        raise TaskError(f"{FIELD}.rename: {found[0][0].text!r} and {found[1][0].text!r} both fit {name}")
+    _, new, match = found[0]
+    return new.replace("*", match[1]) if "*" in new else new
+
+
+def _rows(wanted: WantedTensor, offers: Sequence[OfferedTensor], extends: Sequence[_Pattern]) -> int | None:
+    """How many rows are taken; None: all. Raises TaskError if the offers do not fit."""
+    extended = any(_fits(extends, name) for name in wanted.names)
+    rows = set[int | None]()
+    for offer in offers:
+        both_floats = offer.dtype.is_floating_point and wanted.dtype.is_floating_point
+        if offer.dtype != wanted.dtype and not both_floats:
+            raise TaskError(f"{FIELD}: {offer.name} is of {offer.dtype} there, expected {wanted.dtype}")
+        if offer.shape == wanted.shape:
+            rows.add(None)
+            continue
+        longer = bool(wanted.shape) and offer.shape[1:] == wanted.shape[1:] and len(offer.shape) == len(wanted.shape)
+        if extended and longer and offer.shape[0] < wanted.shape[0]:
+            rows.add(offer.shape[0])
+            continue
+        instead = "" if not longer else f", extend: [{wanted.names[0]}] takes the rows that are there"
+        raise TaskError(
+            f"{FIELD}: {offer.name} is {list(offer.shape)} there and {wanted.names[0]} {list(wanted.shape)} in the "
+            f"model: drop: [{offer.name}] lets it begin anew{'' if extended else instead}"
+        )
+    if len(rows) > 1:
+        raise TaskError(f"{FIELD}: {_named([o.name for o in offers])} are of different shapes, and one in the model")
+    return rows.pop()
+
+
+def _check_missing(missing: Sequence[str], strange: Sequence[str], shown: str) -> None:
+    if strange:
+        raise TaskError(
+            f"{FIELD}: {shown} has {_named(strange)}, which the model does not have: rename, or drop (drop: "
+            f"[{strange[0]}] leaves it there)"
+        )
+    if missing:
+        raise TaskError(
+            f"{FIELD}: {shown} does not have {_named(missing)} of the model: rename, or drop (drop: [{missing[0]}] "
+            "lets it begin anew)"
+        )
+
+
+def _check_used(field: str, patterns: Iterable[_Pattern], names: Collection[str]) -> None:
+    unused = next((one.text for one in patterns if not any(map(one.match, names))), None)
+    if unused is not None:
+        raise TaskError(f"{FIELD}.{field}: no tensor fits {unused!r}")
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (", ".join(names[:MOST_NAMED]) or "nothing") + more

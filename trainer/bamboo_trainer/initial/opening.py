@@ -1,0 +1,85 @@
+"""The weights that `task.initialFrom` names: a folder, a file or a checkpoint, of which the beginnings are read."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bamboo_core.job.spec import InitialSpec
+from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.url import parse_url
+from bamboo_trainer.checkpoint.errors import ExportError
+from bamboo_trainer.checkpoint.sources import StateSource, TensorFiles, WeightsFolder, open_source
+from bamboo_trainer.checkpoint.state_dict import StateEntry
+from bamboo_trainer.initial.matching import FIELD, OfferedTensor
+from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE, published_files
+from bamboo_trainer.tasks.task_errors import TaskError
+
+_OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # as `from_module` calls its layers' tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """shown: where the weights are, for a person."""
+
+    source: StateSource
+    shown: str
+
+    def offered(self, *, of_module: bool) -> list[OfferedTensor]:
+        """The tensors that are there. of_module: by their names in the whole module, where one was split."""
+        try:
+            entries = self.source.entries()
+        except (StorageError, ExportError) as error:
+            raise TaskError(f"{FIELD}: {error}") from None
+        inner = [_OF_MODULE.fullmatch(entry.name) for entry in entries]
+        by_name: dict[str, list[StateEntry]] = {}
+        for entry, match in zip(entries, inner, strict=True):
+            name = match[1] if match and of_module and all(inner) else entry.name
+            by_name.setdefault(name, []).append(entry)
+        return [_offered(name, found) for name, found in by_name.items()]
+
+
+def open_weights(spec: InitialSpec) -> Opened:
+    """Raises TaskError, in a sentence, if nothing is there or it cannot be read."""
+    try:
+        url = parse_url(spec.url, f"{FIELD}.url")
+        files = _files(Path(url.path)) if url.protocol == "file" else None
+    except ValueError as error:
+        raise TaskError(f"{FIELD}.url: {error}" if FIELD not in str(error) else str(error)) from None
+    if files is not None:
+        said = "step" if spec.step is not None else "averaged" if spec.averaged else ""
+        if said:
+            raise TaskError(f"{FIELD}.{said}: expected only with checkpoints, and {url.shown} has weights")
+        return Opened(source=files, shown=url.shown)
+    try:
+        if spec.step is None:
+            source, _ = open_source(spec.url, None, averaged=spec.averaged)
+            newest = f"the newest one in {url.shown} is of step {source.step}"
+            raise TaskError(f"{FIELD}.step: expected the step of a checkpoint; {newest}")
+        source, _ = open_source(spec.url, spec.step, averaged=spec.averaged)
+    except (StorageError, ExportError) as error:
+        raise TaskError(f"{FIELD}: {error}") from None
+    return Opened(source=source, shown=f"the checkpoint of step {spec.step} in {url.shown}")
+
+
+def _files(path: Path) -> TensorFiles | None:
+    """None if that is a folder of checkpoints, or of nothing known. Raises ValueError if nothing is there."""
+    if path.is_file():
+        return TensorFiles([path])
+    if not path.is_dir():
+        raise ValueError(f"there is no {path}")
+    if WeightsFolder.is_one(path):
+        return WeightsFolder(path)
+    if (path / SINGLE).exists() or (path / INDEX).exists():
+        return TensorFiles(list(dict.fromkeys(published_files(path).values())))
+    if WeightsFolder.is_one(path / "weights"):
+        raise ValueError(f"expected a folder of weights, such as {path / 'weights'}, got {path}")
+    return None
+
+
+def _offered(name: str, entries: Sequence[StateEntry]) -> OfferedTensor:
+    """Raises TaskError if the entries cannot be one tensor."""
+    if len({(entry.shape, entry.dtype, entry.complex) for entry in entries}) > 1:
+        raise TaskError(f"{FIELD}: {' and '.join(entry.name for entry in entries[:2])} would both be {name}")
+    return OfferedTensor(name=name, entries=tuple(entries))
