@@ -40,9 +40,13 @@ def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None
     store.commit(make_manifest(place, [parts[number] for number in sorted(parts)]))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3", "bert"])
-def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, tmp_path: Path) -> None:
-    config = config_of(family, learningRate=1e-2)
+@pytest.mark.parametrize(
+    ("family", "objective"),
+    [("gpt2", "causal"), ("qwen3", "causal"), ("bert", "masked"), ("bert", "choice"), ("bert", "token")],
+)
+def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, objective: str, tmp_path: Path) -> None:
+    labels = {"labels": ["PER", "ORG", "O"]} if objective == "token" else {}
+    config = config_of(family, objective=objective, learningRate=1e-2, **labels)
     task = load_task(ENTRYPOINT, config)
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=2, micro_batch_size=2)
     _, state = train(task, plain, 2)
@@ -60,7 +64,7 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, tm
     out = tmp_path / "out"
     arguments = ["--format", "huggingface", "--output", str(out), "--quiet"]
     assert export([*arguments, "--job", str(manifest), "--", str(kept)]) == 0
-    auto = transformers.AutoModelForMaskedLM if family == "bert" else transformers.AutoModelForCausalLM
+    auto = getattr(transformers, huggingface.AUTO[objective][0])  # type: ignore[index]
     model, info = auto.from_pretrained(out, output_loading_info=True, local_files_only=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     layers = layers_of(task)
@@ -71,6 +75,7 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, tm
         module.eval()
     inputs, _ = task.dataset.batch([3, 4])
     assert torch.equal(run(layers, inputs)[0], model(input_ids=inputs[0]).logits)
+    assert objective != "token" or model.config.id2label == {0: "PER", 1: "ORG", 2: "O"}
 
 
 def test_tokenizer_files_come_along_and_the_folder_may_be_elsewhere(published: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.state_dict import StateEntry
-from bamboo_trainer.models.huggingface import objective_of, published_config, read_settings, transformers
+from bamboo_trainer.models.huggingface import AUTO, objective_of, published_config, read_settings, transformers
 
 WEIGHTS: Final = "model.safetensors"
 MODULE: Final = "module."  # before the model's own names in a split layer
@@ -63,9 +63,7 @@ def describe(config: Mapping[str, Any], folder: Path) -> None:
         objective = settings.objective or objective_of(published)
     except ValueError as error:
         raise ExportError(f"task.config: {error}") from None
-    library = transformers()
-    causal = objective == "causal"
-    classes = library.MODEL_FOR_CAUSAL_LM_MAPPING if causal else library.MODEL_FOR_MASKED_LM_MAPPING
+    classes = getattr(transformers(), AUTO[objective][1])
     published.architectures = [classes[type(published)].__name__]
     published.dtype = "float32"
     published.save_pretrained(folder)

@@ -1,4 +1,5 @@
-"""Any causal or masked language model of transformers: `bamboo_trainer.models.huggingface:build`.
+"""Any language model of transformers, causal, masked or with a head for labels:
+`bamboo_trainer.models.huggingface:build`.
 
 The model's blocks become layers. Their values are read from the folder's safetensors when a worker makes them, so no
 process holds the whole model; `bamboo export --format huggingface` writes what was trained in the same layout.
@@ -6,6 +7,7 @@ Nothing is ever fetched from the Hub.
 """
 
 import importlib
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,14 +29,32 @@ from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
-from bamboo_trainer.models.parts.sequences import Objective, accuracy, open_sequences, token_loss, with_length
+from bamboo_trainer.models.parts.labels import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
+from bamboo_trainer.models.parts.sequences import Objective as TokenObjective
+from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, with_length
 from bamboo_trainer.models.parts.settings import decaying, evaluation
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.split.module import SplitModule
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
 
+logger = logging.getLogger(__name__)
+
+Objective = TokenObjective | Head
 ATTENTIONS: Final = ("sdpa", "eager")
+AUTO: Final[dict[Objective, tuple[str, str]]] = {  # what makes the model, and of which configs there is one
+    "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
+    "sequence": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
+    "token": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
+    "choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING"),
+}
+_PUBLISHED_FOR: Final[dict[str, Objective]] = {  # what the name of an architecture says of its objective
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForMultipleChoice": "choice",
+}
+_INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")
 _SAVE: Final = (
     "transformers.AutoModel.from_pretrained(ID).save_pretrained(FOLDER) "
     "(AutoModelForCausalLM or AutoModelForMaskedLM for its head, AutoTokenizer for its tokenizer)"
@@ -55,7 +75,8 @@ class HuggingFaceSettings:
     # data, evaluation: as `models.sequences` reads them
     data: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
-    objective: Objective | None = None  # "causal" or "masked"; None: what the model is for
+    objective: Objective | None = None  # None: what the model is for
+    labels: int | Sequence[str] | None = None  # their number or names, for a head; None: as the model's config says
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
     blocks: Sequence[str] | str | None = None  # the names of its lists of blocks, if they are not found
     random: bool = False  # first values, even if the folder has others
@@ -72,6 +93,7 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "data": ("data", Mapping),
     "evaluation": ("evaluation", Mapping),
     "objective": ("objective", str),
+    "labels": ("labels", (int, list)),
     "attention": ("attention", str),
     "blocks": ("blocks", (str, list)),
     "random": ("random", bool),
@@ -88,18 +110,19 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings = read_settings(config)
     model_config = published_config(settings)
     objective = settings.objective or objective_of(model_config)
-    words = (vocabulary_of(model_config), mask_token(model_config) if objective == "masked" else 0)
-    dataset = open_sequences(settings.data or {}, objective, words)
+    check_objective(model_config, objective)
+    data = settings.data or {}
+    dataset = _opened(data, objective, model_config)
 
     def held_out(given: Mapping[str, Any]) -> Dataset:
-        opened = open_sequences(with_length(given, (settings.data or {}).get("length")), objective, words, "evaluation")
-        expect(opened.masked == dataset.masked, "evaluation: expected a mask of those that count just if data has one")
+        opened = _opened(with_length(given, data.get("length")), objective, model_config, "evaluation")
+        expect(opened.inputs == dataset.inputs, "evaluation: expected a mask of those that count just if data has one")
         return opened
 
     weights = None
     if settings.model is not None and not settings.random:
         weights = PublishedWeights(Path(settings.model))
-    measured = evaluation(settings.evaluation, held_out, _accuracy)
+    measured = evaluation(settings.evaluation, held_out, label_accuracy)
     lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
 
     def make() -> nn.Module:
@@ -107,14 +130,14 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         check_positions(model, model_config, lengths)
         return model
 
-    call, read = partial(_logits, dataset.masked), weights.read if weights else None
+    call, read = partial(_logits, dataset.inputs), weights.read if weights else None
     balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
-    if weights:
-        weights.check(split.forms)
+    if weights and (anew := weights.check(split.forms, partial(_is_head, objective, model_config))):
+        logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
     return task_of(
         split,
-        loss=token_loss,
+        loss=label_loss,
         dataset=dataset,
         evaluation=measured,
         tokens_per_sample=dataset.tokens_per_sample,
@@ -128,9 +151,10 @@ def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
     settings = HuggingFaceSettings(**typed_values(config, _KEYS))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
     expect(
-        settings.objective in (None, "causal", "masked"),
-        f"objective must be causal or masked, got {settings.objective!r}",
+        settings.objective is None or settings.objective in AUTO,
+        f"objective must be one of {', '.join(AUTO)}, got {settings.objective!r}",
     )
+    check_labels(settings)
     expect(settings.attention in (None, *ATTENTIONS), f"attention must be sdpa or eager, got {settings.attention!r}")
     expect(settings.learning_rate > 0, f"learningRate must be positive, got {settings.learning_rate}")
     expect(settings.warmup_steps >= 0, f"warmupSteps must be at least 0, got {settings.warmup_steps}")
@@ -150,12 +174,65 @@ def published_config(settings: HuggingFaceSettings) -> Any:
         if not folder.exists():
             raise ValueError(f"model: {nothing_there(settings.model, _SAVE)}")
         expect((folder / "config.json").is_file(), f"model: {folder} has no config.json, as save_pretrained writes it")
-        return _made("model", lambda: library.AutoConfig.from_pretrained(str(folder), local_files_only=True))
+        found = _made("model", lambda: library.AutoConfig.from_pretrained(str(folder), local_files_only=True))
+        return _with_labels(found, settings.labels)
     content = settings.architecture
     given = {"model_type": content} if isinstance(content, str) else dict(content or {})
     kind = given.pop("model_type", None)
     expect(isinstance(kind, str), "architecture must have a model_type, such as gpt2, llama, qwen3 or bert")
-    return _made("architecture", lambda: library.AutoConfig.for_model(kind, **given))
+    found = _made("architecture", lambda: library.AutoConfig.for_model(kind, **given))
+    return _with_labels(found, settings.labels)
+
+
+def check_labels(settings: HuggingFaceSettings) -> None:
+    """Raises ValueError if they can be none."""
+    labels = settings.labels
+    if labels is None:
+        return
+    expect(settings.objective in (None, "sequence", "token"), "labels: expected only with objective sequence or token")
+    names = isinstance(labels, int) or (
+        len(labels) > 0 and len(set(map(str, labels))) == len(labels) and all(isinstance(name, str) for name in labels)
+    )
+    expect(names and labels != 0, f"labels must be a number of at least 1 or a list of names, got {labels!r}")
+
+
+def _with_labels(config: Any, labels: int | Sequence[str] | None) -> Any:
+    """The config with so many labels, or these."""
+    if isinstance(labels, int):
+        config.num_labels = labels
+    elif labels is not None:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {name: number for number, name in enumerate(labels)}
+    return config
+
+
+def check_objective(config: Any, objective: Objective) -> None:
+    """Raises ValueError if the architecture has no such model, or cannot find the end of a sequence."""
+    library, kind = transformers(), config.model_type
+    expect(
+        type(config) in getattr(library, AUTO[objective][1]),
+        f"objective: transformers has no {AUTO[objective][0].removeprefix('AutoModel')} of {kind}",
+    )
+    expect(
+        objective != "sequence"
+        or type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
+        or config.get_text_config().pad_token_id is not None,
+        f"the config of {kind} has no pad_token_id, by which the last token of a sequence is found",
+    )
+
+
+def _opened(data: Mapping[str, Any], objective: Objective, config: Any, where: str = "data") -> Sequences | Labelled:
+    words = vocabulary_of(config)
+    if objective == "causal" or objective == "masked":
+        return open_sequences(data, objective, (words, mask_token(config) if objective == "masked" else 0), where)
+    return open_labelled(data, objective, words, int(config.num_labels), where)
+
+
+def _is_head(objective: Objective, config: Any, name: str) -> bool:
+    """May a folder be without that parameter? What is behind the blocks is made anew for other labels."""
+    library = transformers()
+    prefix = getattr(library, AUTO[objective][1])[type(config)].base_model_prefix if objective in HEADS else ""
+    return bool(prefix) and (not name.startswith(f"{prefix}.") or ".pooler." in name)
 
 
 def objective_of(config: Any) -> Objective:
@@ -163,6 +240,10 @@ def objective_of(config: Any) -> Objective:
     for it and no decoder.
     """
     library = transformers()
+    for architecture in getattr(config, "architectures", None) or ():
+        for ending, said in _PUBLISHED_FOR.items():
+            if architecture.endswith(ending):
+                return said
     causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
     masked = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
     expect(
@@ -177,8 +258,7 @@ def objective_of(config: Any) -> Objective:
 
 def make_model(config: Any, objective: Objective, attention: str | None = None) -> nn.Module:
     """The whole model, in fp32: what is computed in bf16 is said by training.precision."""
-    library = transformers()
-    auto = library.AutoModelForCausalLM if objective == "causal" else library.AutoModelForMaskedLM
+    auto = getattr(transformers(), AUTO[objective][0])
     model: nn.Module = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return model
 
@@ -262,17 +342,13 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _accuracy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    return accuracy((logits,), (target,))
-
-
-def _logits(masked: bool, model: nn.Module, inputs: Parts) -> Tensor:
-    """The logits of a language model. inputs: token ids, and a mask of those that count if the data have one."""
-    ids = inputs[0]
-    mask = inputs[1] if masked else torch.ones_like(ids)
+def _logits(count: int, model: nn.Module, inputs: Parts) -> Tensor:
+    """The logits of a language model. inputs: so many: token ids, a mask of those that count, the kinds of tokens."""
+    named = dict(zip(_INPUTS[:count], inputs, strict=True))
+    mask = {} if count > 1 else {"attention_mask": torch.ones_like(inputs[0])}
     more = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
-    with _masks_made(masked):
-        output = model(input_ids=ids, attention_mask=mask, use_cache=False, return_dict=True, **more)
+    with _masks_made(count > 1):
+        output = model(**named, **mask, use_cache=False, return_dict=True, **more)
     logits: Tensor = output.logits
     return logits
 

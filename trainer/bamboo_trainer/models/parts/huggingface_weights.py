@@ -4,7 +4,7 @@ Each is read when it is asked for. Nothing but the files' beginnings is read bef
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,14 +40,16 @@ class PublishedWeights:
                 values[id(form)] = self._tensor(published, form)
         return {name: values[id(form)] for name, form in wanted.items() if id(form) in values}
 
-    def check(self, wanted: Mapping[str, Tensor]) -> None:
-        """ValueError if a parameter is not there."""
+    def check(self, wanted: Mapping[str, Tensor], may_lack: Callable[[str], bool] = lambda name: False) -> list[str]:
+        """The parameters that are not there, and may be so: they begin with random values. ValueError for others."""
         known = {id(form) for name, form in wanted.items() if self._name(name) is not None}
-        for name, form in wanted.items():
-            if id(form) not in known and isinstance(form, torch.nn.Parameter):
+        lacks = [n for n, form in wanted.items() if id(form) not in known and isinstance(form, torch.nn.Parameter)]
+        for name in lacks:
+            if not may_lack(name):
                 raise ValueError(
                     f"model: {self.folder} has no tensor {name}; to begin with random values say random: true"
                 )
+        return lacks
 
     def _name(self, name: str) -> str | None:
         """What the folder calls it: a model may be published without its head, and older names are known, too."""

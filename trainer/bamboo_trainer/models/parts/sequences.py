@@ -40,7 +40,7 @@ class Sequences:
                 f"{where}: expected tokens, perhaps a mask, and targets, "
                 f"got {len(given)} inputs and {len(targets)} targets"
             )
-        self.masked = len(given) == 2
+        self.inputs, self.masked = len(given), len(given) == 2
         self.length = int(given[0].shape[1])
         length = None if self.masked else self.length
         self.tokens_per_sample: int | None = getattr(source, "tokens_per_sample", None) or length
@@ -120,7 +120,7 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
 def _made_up(config: dict[str, Any], vocabulary: int, where: str) -> TensorDataset:
     """Each token follows from the one before it, but for one in eight: there is something to learn."""
     padding = bool(config.pop("padding", False))
-    values = {key: _whole(config.pop(key, default), f"{where}.{key}") for key, default in SYNTHETIC.items()}
+    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in SYNTHETIC.items()}
     for key in config:
         raise ValueError(
             f"{where}: unknown key {key!r}, expected some of {', '.join([*SYNTHETIC, 'padding', 'shift'])}"
@@ -142,7 +142,8 @@ def _made_up(config: dict[str, Any], vocabulary: int, where: str) -> TensorDatas
     return TensorDataset((ids[:, :-1] * mask, mask.long()), (targets,))
 
 
-def _whole(value: Any, key: str) -> int:
+def whole_number(value: Any, key: str) -> int:
+    """The value. Raises ValueError, naming the key, if it is none of at least 1."""
     if type(value) is not int or value < 1:
         raise ValueError(f"{key} must be a whole number of at least 1, got {value!r}")
     return value

@@ -1,0 +1,188 @@
+"""Heads of transformers' models: the same logits, losses and gradients, and what labels may be."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bamboo_core.planning.plan import Cell
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.models import huggingface
+from bamboo_trainer.models.parts.labels import label_accuracy
+from bamboo_trainer.task import Weighted
+from bamboo_trainer.tasks.task_errors import TaskError
+from manifest_kit import bamboojob, training
+from training_job import Fault, Job, check_same_bits
+from transformers_kit import FAMILIES, LENGTH, config_of, layers_of, run, state_of, transformers
+
+pytest_plugins = ["transformers_fixtures"]
+ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
+HEADS = [
+    ("bert", "sequence", True),
+    ("bert", "token", True),
+    ("bert", "choice", True),
+    ("gpt2", "sequence", True),
+    ("gpt2", "token", False),
+    ("llama", "sequence", False),
+    *(
+        pytest.param(family, head, padding, marks=pytest.mark.slow)
+        for family, head, padding in [
+            ("qwen2", "sequence", True),
+            ("qwen3", "token", True),
+            ("modernbert", "sequence", True),
+            ("modernbert", "token", True),
+            ("modernbert", "choice", True),
+            ("mistral", "sequence", True),
+            ("mixtral", "token", True),
+        ]
+    ),
+]
+
+
+def headed(family: str, objective: str, **more: Any) -> dict[str, Any]:
+    """Made-up data are filled up with the token 0."""
+    config = config_of(family, objective=objective, **more)
+    config["architecture"]["pad_token_id"] = 0
+    return config
+
+
+def npz(path: Path, **arrays: Any) -> dict[str, Any]:
+    np.savez(path, **arrays)
+    names = [name for name in arrays if name != "labels"]
+    return {"kind": "npz", "path": str(path), "inputs": names, "targets": ["labels"]}
+
+
+@pytest.mark.parametrize(("family", "objective", "padding"), HEADS)
+def test_logits_losses_and_gradients_are_those_of_transformers(family: str, objective: str, padding: bool) -> None:
+    labels = {} if objective == "choice" else {"labels": 5}
+    config = headed(family, objective, data={"padding": padding}, **labels)
+    task = huggingface.build(config)
+    layers = layers_of(task)
+    published = huggingface.published_config(huggingface.read_settings(config))
+    model = huggingface.make_model(published, objective)  # type: ignore[arg-type]
+    assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
+    for module in (*layers, model):
+        module.eval()
+    inputs, (target,) = task.dataset.batch([1, 5, 7])
+    output = model(input_ids=inputs[0], attention_mask=inputs[1] if padding else None, labels=target)
+    (logits,) = run(layers, inputs)
+    counts = inputs[1].bool() if padding and objective == "token" else slice(None)
+    assert torch.equal(logits[counts], output.logits[counts])
+    weighted = task.loss((logits,), (target,))
+    assert isinstance(weighted, Weighted)
+    loss = weighted.total / weighted.weight
+    torch.testing.assert_close(loss, output.loss)
+    loss.backward()
+    output.loss.backward()
+    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    compared = 0
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name], parameter.grad)
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_values_and_labels_that_hold_or_not_are_learned_as_transformers_does(labels: int, tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(64, (6, LENGTH), generator=draw)
+    target = torch.rand(6, generator=draw) if labels == 1 else (torch.rand(6, labels, generator=draw) > 0.5).float()
+    kinds = torch.arange(LENGTH).expand(6, -1) // 7
+    data = npz(tmp_path / "x.npz", ids=ids, mask=torch.ones_like(ids), kinds=kinds, labels=target)
+    config = headed("bert", "sequence", labels=labels) | {"data": data}
+    task = huggingface.build(config)
+    layers = layers_of(task)
+    published = huggingface.published_config(huggingface.read_settings(config))
+    model = huggingface.make_model(published, "sequence").eval()
+    model.load_state_dict(state_of(layers), strict=False)
+    for layer in layers:
+        layer.eval()
+    inputs, (wanted,) = task.dataset.batch(range(6))
+    (logits,) = run(layers, inputs)
+    output = model(ids, torch.ones_like(ids), kinds, labels=target)
+    assert torch.equal(logits, output.logits)
+    weighted = task.loss((logits,), (wanted,))
+    assert isinstance(weighted, Weighted)
+    torch.testing.assert_close(weighted.total / weighted.weight, output.loss)
+    right, of = label_accuracy(logits, wanted)
+    assert 0 <= right <= of == 6 * labels
+
+
+@pytest.mark.parametrize(("family", "objective"), [("bert", "choice"), ("gpt2", "sequence")])
+def test_a_worker_is_lost_and_the_bits_stay(family: str, objective: str) -> None:
+    config = headed(
+        family, objective, data={"padding": True}, learningRate=1e-3, evaluation={"samples": 8, "padding": True}
+    )
+    numbers = training(3, 8, 2, maxGradientNorm=1.0, evaluation={"everySteps": 3})
+
+    def job(*faults: Fault) -> Job:
+        task = {"entrypoint": ENTRYPOINT, "config": config}
+        return Job(bamboojob(task=task, training=numbers, topology={"stages": 3, "pipelines": 1}), faults).run()
+
+    calm = job()
+    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][3]
+    check_same_bits(calm, job(fault))
+    assert 0 <= calm.state.progress.evaluations[3]["accuracy"] <= 1
+
+
+def test_a_published_model_gets_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And goes on from its own, under the names that it was published with."""
+    published = transformers.BertConfig(**FAMILIES["bert"])
+    transformers.BertForMaskedLM(published).save_pretrained(tmp_path)
+    names = ["PER", "ORG", "O"]
+    with caplog.at_level("INFO"):
+        task = huggingface.build({"model": str(tmp_path), "objective": "token", "labels": names})
+    assert "has no such tensors: classifier.weight, classifier.bias" in caplog.text
+    kept = transformers.BertForMaskedLM.from_pretrained(tmp_path).state_dict()
+    own = state_of(layers_of(task))
+    assert all(torch.equal(own[name], kept[name]) for name in own if name.startswith("bert."))
+    headed = transformers.BertForTokenClassification(
+        transformers.BertConfig(**FAMILIES["bert"], id2label=dict(enumerate(names)))
+    )
+    headed.save_pretrained(tmp_path / "tagger")
+    settings = huggingface.read_settings({"model": str(tmp_path / "tagger")})
+    assert huggingface.objective_of(huggingface.published_config(settings)) == "token"
+    again = state_of(layers_of(huggingface.build({"model": str(tmp_path / "tagger")})))
+    assert torch.equal(again["classifier.weight"], headed.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (headed("gpt2", "choice"), "objective: transformers has no ForMultipleChoice of gpt2"),
+        (config_of("gpt2", objective="sequence"), "the config of gpt2 has no pad_token_id, by which the last token of"),
+        (headed("bert", "choice", labels=3), "labels: expected only with objective sequence or token"),
+        (headed("bert", "token", labels=0), "labels must be a number of at least 1 or a list of names, got 0"),
+        (headed("bert", "token", labels=["a", "a"]), "labels must be a number of at least 1 or a list of names"),
+        (headed("bert", "token", data={"lenght": 2}), "data: unknown key 'lenght', expected some of length, samples"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaskError) as refused:
+        load_task(ENTRYPOINT, config)
+    assert said in str(refused.value)
+
+
+IDS = np.ones((4, 5), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("objective", "arrays", "said"),
+    [
+        ("sequence", {"ids": IDS, "labels": np.array([0, 1, 2, 1])}, "data: expected labels below 2, or -100, got 2"),
+        ("sequence", {"ids": IDS, "labels": np.zeros((4, 5), int)}, "data: expected labels of shape [1], got [1, 5]"),
+        ("sequence", {"ids": IDS, "labels": np.zeros((4, 3), np.float32)}, "expected 2 values a sample, got [1, 3]"),
+        ("token", {"ids": IDS, "labels": np.zeros(4, int)}, "data: expected labels of shape [1, 5], got [1]"),
+        ("token", {"ids": IDS, "labels": np.zeros((4, 5), np.float32)}, "expected whole numbers as labels"),
+        ("choice", {"ids": IDS, "labels": np.zeros(4, int)}, "data: expected tokens [samples, choices, length], perh"),
+        ("token", {"ids": IDS + 99, "labels": np.zeros((4, 5), int)}, "token 100 is outside of the model's vocabulary"),
+    ],
+)
+def test_data_that_cannot_be_are_refused(objective: str, arrays: dict[str, Any], said: str, tmp_path: Path) -> None:
+    config = headed("bert", objective) | {"data": npz(tmp_path / "x.npz", **arrays)}
+    with pytest.raises(ValueError, match="data: ") as refused:
+        load_task(ENTRYPOINT, config).dataset.batch(range(4))
+    assert said in str(refused.value)

@@ -1,0 +1,135 @@
+"""Data with labels, for the heads of language models: of a whole sequence, of each token, of the right choice."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bamboo_trainer.data import TensorDataset, dataset_from
+from bamboo_trainer.models.parts import settings
+from bamboo_trainer.models.parts.sequences import IGNORED, whole_number
+from bamboo_trainer.task import Dataset, Parts, Weighted
+
+Head = Literal["sequence", "token", "choice"]
+HEADS: Final[tuple[Head, ...]] = ("sequence", "token", "choice")
+CHOICES: Final = 3  # of made-up data
+MOST_INPUTS: Final = 3
+MADE_UP: Final = {"length": 32, "samples": 512}
+
+
+class Labelled:
+    """Inputs: int64 token ids, perhaps a mask of those that count, and behind it the kinds of tokens. Their shape is
+    [samples, length], or [samples, choices, length] for "choice".
+
+    Targets: int64 [samples], or [samples, length] for "token", of which -100 does not count. For "sequence" floats are
+    taken, too: [samples] for one label, whose value is to be met, else [samples, labels], of which each holds or not.
+    words: size of the vocabulary. labels: their number. where: the config's key, for messages.
+    """
+
+    def __init__(self, source: Dataset, head: Head, words: int, labels: int, where: str = "data") -> None:
+        self._source, self._head, self._words, self._labels, self._where = source, head, words, labels, where
+        given, targets = source.batch([0])
+        dimensions = 3 if head == "choice" else 2
+        if not 1 <= len(given) <= MOST_INPUTS or len(targets) != 1 or any(t.dim() != dimensions for t in given):
+            shape = "[samples, choices, length]" if head == "choice" else "[samples, length]"
+            raise ValueError(
+                f"{where}: expected tokens {shape}, perhaps a mask and the kinds of tokens, and one target, got inputs "
+                f"{[list(t.shape) for t in given]} and {len(targets)} targets"
+            )
+        self._check(targets[0], given[0])
+        self.inputs, self.masked = len(given), len(given) > 1
+        self.length = int(given[0].shape[-1])
+        self.tokens_per_sample: int | None = None if self.masked else given[0][0].numel()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        """Raises ValueError for a token outside of the vocabulary, or a label that there is not."""
+        given, (target,) = self._source.batch(indices)
+        ids = given[0].long()
+        for token in (int(ids.min()), int(ids.max())):
+            if not 0 <= token < self._words:
+                raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {self._words}")
+        self._check(target, ids)
+        return (ids, *(part.long() for part in given[1:])), (target,)
+
+    def _check(self, target: Tensor, ids: Tensor) -> None:
+        if target.is_floating_point():
+            if self._head != "sequence":
+                raise ValueError(f"{self._where}: expected whole numbers as labels, got {target.dtype}")
+            several = (len(ids), self._labels)
+            if tuple(target.shape) not in ({(len(ids),), several} if self._labels == 1 else {several}):
+                raise ValueError(f"{self._where}: expected {self._labels} values a sample, got {list(target.shape)}")
+            return
+        expected = ids.shape if self._head == "token" else ids.shape[:1]
+        if target.shape != expected:
+            raise ValueError(f"{self._where}: expected labels of shape {list(expected)}, got {list(target.shape)}")
+        most = ids.shape[1] if self._head == "choice" else self._labels
+        strange = target[(target != IGNORED) & ((target < 0) | (target >= most))]
+        if len(strange):
+            raise ValueError(f"{self._where}: expected labels below {most}, or {IGNORED}, got {int(strange[0])}")
+
+
+def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int, where: str = "data") -> Labelled:
+    """The samples that a config describes. config: {"kind": "random", "length", "samples", "padding"} are made up, and
+    the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. Raises ValueError.
+    """
+    given = dict(config)
+    if given.get("kind", settings.MADE_UP) != settings.MADE_UP:
+        return Labelled(dataset_from(given, where), head, words, labels, where)
+    given.pop("kind", None)
+    return Labelled(_made_up(given, head, words, labels, where), head, words, labels, where)
+
+
+def label_loss(logits: Tensor, targets: Tensor) -> Weighted:
+    """As transformers computes it: the cross entropy of labels that count; of floats the squared error of one label,
+    the binary cross entropy of several. Summed, so that a step's loss is the mean over its whole batch.
+    """
+    if not targets.is_floating_point():
+        flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.flatten()
+        summed = F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
+        return Weighted(summed, (wanted != IGNORED).sum())
+    wanted = targets.reshape(logits.shape)
+    if logits.shape[-1] == 1:
+        return Weighted(F.mse_loss(logits, wanted, reduction="sum"), torch.tensor(wanted.numel()))
+    summed = F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+    return Weighted(summed, torch.tensor(wanted.numel()))
+
+
+def label_accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the labels that count those that have the highest logit; of several that hold or not, those that are right; of
+    one value, the samples that are nearer than 0.5.
+    """
+    if not targets.is_floating_point():
+        counts = targets != IGNORED
+        return ((logits.argmax(-1) == targets) & counts).sum(), counts.sum()
+    wanted = targets.reshape(logits.shape)
+    right = (logits - wanted).abs() < 0.5 if logits.shape[-1] == 1 else (logits > 0) == (wanted > 0.5)
+    return right.sum(), torch.tensor(right.numel())
+
+
+def _made_up(config: dict[str, Any], head: Head, words: int, labels: int, where: str) -> TensorDataset:
+    """A sequence's label follows from its second token, a token's from itself; the right choice begins with token 1."""
+    padding = bool(config.pop("padding", False))
+    values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in MADE_UP.items()}
+    for key in config:
+        raise ValueError(f"{where}: unknown key {key!r}, expected some of {', '.join([*MADE_UP, 'padding'])}")
+    samples, length = values["samples"], max(2, values["length"])
+    generator = torch.Generator().manual_seed(0 if where == "data" else settings.HELD_OUT)
+    shape = (samples, CHOICES, length) if head == "choice" else (samples, length)
+    ids = torch.randint(min(2, words - 1), words, shape, generator=generator)
+    target = ids % labels if head == "token" else ids[:, 1] % labels if head == "sequence" else None
+    if target is None:
+        target = torch.randint(CHOICES, (samples,), generator=generator)
+        ids[torch.arange(samples), target, 0] = 1
+    elif labels == 1:
+        target = ids[:, 1] / words if head == "sequence" else target
+    if not padding:
+        return TensorDataset((ids,), (target,))
+    least = torch.randint(length // 2 + 1, length + 1, (*shape[:-1], 1), generator=generator)
+    mask = torch.arange(length) < least
+    target = torch.where(mask, target, IGNORED) if head == "token" else target
+    return TensorDataset((ids * mask, mask.long()), (target,))
