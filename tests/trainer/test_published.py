@@ -1,6 +1,7 @@
 """What was trained is loaded by transformers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,10 @@ def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, ob
     assert objective != "token" or model.config.id2label == {0: "PER", 1: "ORG", 2: "O"}
 
 
-def test_tokenizer_files_come_along_and_the_folder_may_be_elsewhere(published: Path, tmp_path: Path) -> None:
+def test_what_lies_beside_the_model_comes_along_and_the_folder_may_be_elsewhere(
+    published: Path, tmp_path: Path
+) -> None:
+    published = Path(shutil.copytree(published, tmp_path / "model"))
     task = huggingface.build({"model": str(published), "data": {"length": LENGTH}})
     _, state = train(
         task, TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=1, micro_batch_size=2), 1
@@ -88,5 +92,15 @@ def test_tokenizer_files_come_along_and_the_folder_may_be_elsewhere(published: P
     arguments = ["--format", "huggingface", "--output", str(out), "--quiet", "--", str(tmp_path)]
     assert export(arguments) == 1
     assert export(["--model", str(published), *arguments]) == 0
-    assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"}
+    transformers.AutoModelForCausalLM.from_pretrained(published).save_pretrained(tmp_path / "theirs")
+    assert names >= {path.name for path in (tmp_path / "theirs").iterdir()}
+    said = {"temperature": 0.7, "do_sample": True}
+    (published / "generation_config.json").write_text(json.dumps(said))
+    (published / "additional_chat_templates").mkdir()
+    (published / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
+    assert export(["--model", str(published), "--force", *arguments]) == 0
+    assert transformers.GenerationConfig.from_pretrained(out).temperature == 0.7
+    assert (out / "additional_chat_templates" / "rag.jinja").is_file()
     assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]

@@ -17,8 +17,11 @@ WEIGHTS: Final = "model.safetensors"
 MODULE: Final = "module."  # before the model's own names in a split layer
 COMPANIONS: Final = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "generation_config.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "bpe.codes"),
+    *("chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json"),
 )
+GENERATION: Final = "generation_config.json"
+TEMPLATES: Final = "additional_chat_templates"  # a folder
 
 
 def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
@@ -67,6 +70,24 @@ def describe(config: Mapping[str, Any], folder: Path) -> None:
     published.architectures = [classes[type(published)].__name__]
     published.dtype = "float32"
     published.save_pretrained(folder)
-    for name in COMPANIONS if settings.model else ():
-        if (path := Path(str(settings.model)) / name).is_file():
-            shutil.copyfile(path, folder / name)
+    source = Path(settings.model) if settings.model else None
+    if source:
+        _copy_companions(source, folder)
+    if objective == "causal":
+        _write_generation(source, published, folder)
+
+
+def _copy_companions(source: Path, folder: Path) -> None:
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    if (source / TEMPLATES).is_dir():
+        shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
+
+
+def _write_generation(source: Path | None, published: Any, folder: Path) -> None:
+    """As `save_pretrained` has them: the folder's settings for generation, or those that follow from the config."""
+    if source and (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, folder / GENERATION)
+    else:
+        transformers().GenerationConfig.from_model_config(published).save_pretrained(folder)
