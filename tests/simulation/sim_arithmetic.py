@@ -38,6 +38,7 @@ class Arithmetic:
     skipped: frozenset[int] = frozenset()  # steps whose loss is not finite
     evaluated: tuple[int, int] = (0, 0)  # (every so many steps, batches); (0, 0): never
     left_out: int = 0  # steps that an early stop saves; `steps` are those before it
+    by_decision: bool = False  # a decision of the task stops it, and no evaluation
 
     @property
     def wanted_steps(self) -> int:
@@ -127,6 +128,10 @@ class Arithmetic:
     def applied(self, state: int, version: int, gradient: Sequence[float], norm: float, running: int) -> int:
         return hash((state, 6, version, norm, running, *(int(g) for g in gradient)))
 
+    def remembered(self, told: int, loss: float | None) -> int:
+        """What decisions remember after a step of that loss. None: it is not finite."""
+        return hash((10, told, loss or 0.0)) % 1_000_003
+
     def digest(self, state: int, version: int) -> str:
         return f"{state & (2**64 - 1):048x}{version:016x}"
 
@@ -149,6 +154,7 @@ class Oracle:
     added: list[float] = field(default_factory=list)  # of the loss, what layers add
     states: list[list[int]] = field(default_factory=list)  # [version][layer]
     running: list[list[int]] = field(default_factory=list)  # [version][layer]
+    told: list[int] = field(default_factory=lambda: [0])  # by version: what decisions remember
 
     def __post_init__(self) -> None:
         self.states.append([self.arithmetic.initial(s) for s in range(self.arithmetic.layers)])
@@ -157,7 +163,7 @@ class Oracle:
             self._step(step)
         if self.arithmetic.left_out:  # one more is begun, and given up
             self._step(self.arithmetic.steps)
-            for history in (self.norms, self.losses, self.added, self.states, self.running):
+            for history in (self.norms, self.losses, self.added, self.states, self.running, self.told):
                 history.pop()
 
     def evaluation(self, version: int) -> dict[str, float | None] | None:
@@ -192,6 +198,7 @@ class Oracle:
         added = [a.added(s, step, m, self.inputs[s, step, m]) * a.weight(m) for s, m in self._places()]
         self.losses.append(math.fsum([*losses, *added]) / a.whole)
         self.added.append(math.fsum(added) / a.whole)
+        self.told.append(a.remembered(self.told[-1], self.losses[-1] if math.isfinite(self.losses[-1]) else None))
         self.finals.update({(s, step): totals[s] for s in range(a.layers)})
         if step in a.skipped:
             self.running.append(list(self.running[step]))

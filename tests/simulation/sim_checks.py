@@ -101,7 +101,7 @@ class Checks:
             raise Violation(f"the loss of step {said.step} is of {said.microbatches} microbatches only")
 
     def evaluated(self, said: Evaluated) -> None:
-        if said.metrics != self.oracle.evaluation(said.step):
+        if (said.metrics or None) != self.oracle.evaluation(said.step):
             expected = self.oracle.evaluation(said.step)
             raise Violation(f"the state after step {said.step} has the metrics {said.metrics}, not {expected}")
 

@@ -236,11 +236,16 @@ def _with_value(job: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
-    """Half of what befalls a certain step befalls the one that is given up, or the one before."""
+    """Half of what befalls a certain step befalls the one that is given up, or the one before.
+
+    An evaluation ends two in three jobs, and a decision the others, half of which evaluate nothing.
+    """
     a = job.arithmetic
     every = rng.choice([n for n in range(1, a.steps + 1) if a.steps % n == 0])
     faults = [replace(f, step=a.steps - rng.randint(0, 1)) if rng.random() < 0.5 else f for f in job.faults]
     a = replace(a, evaluated=(every, rng.randint(1, 3)), left_out=rng.randint(1, 5))
+    if rng.random() < 1 / 3:
+        a = replace(a, by_decision=True, evaluated=rng.choice(((0, 0), a.evaluated)))
     return replace(job, arithmetic=a, faults=tuple(faults))
 
 

@@ -29,7 +29,7 @@ class Kind(StrEnum):
     SHARDED = "sharded", "as with siblings, and each has but a shard of the optimizer's state"
     ZBH1 = "zbh1", "weight gradients are postponed"
     SCHEDULES = "schedules", "the schedule changes again and again while the job runs"
-    STOPS = "stops", "an evaluation ends the job early"
+    STOPS = "stops", "an evaluation or a decision ends the job early"
     VERIFY = "verify", "results that are there twice are compared; none of them differ"
     DEVICES = "devices", "what is sent has to be copied from a device, which takes a while"
     NODES = "nodes", "nodes have several workers, and are lost with all of them"

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bamboo_core.control.digests import add_digests
 from bamboo_core.control.evaluations import Course
-from bamboo_trainer.frames.payloads import Contributed, Contribution
+from bamboo_trainer.decisions import Committed
+from bamboo_trainer.frames.payloads import Contributed, Contribution, Decided
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
@@ -81,6 +82,7 @@ class StandInValues:
         self.states = {layer: self.arithmetic.initial(layer) for layer in self.mine}
         self._running = dict.fromkeys(self.mine, 0)
         self.version = 0
+        self.told = 0  # what decisions remember: a number made of all losses so far
         self.size = self.gradient_size = sum(self.arithmetic.sizes[layer] for layer in self.mine)
         self.running_size, self.dtype = 8 * len(self.mine), torch.float32
         self.shares = False
@@ -152,14 +154,26 @@ class StandInValues:
 
     def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
         """The oracle says which state is the last one."""
-        return (
-            Course(without=1)
-            if metrics and self.arithmetic.left_out and self.version == self.arithmetic.steps
-            else None
-        )
+        return Course(without=1) if metrics and self._is_last and not self.arithmetic.by_decision else None
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         self.require("ends", self.ends_with(metrics), None)
+
+    def stopped_by(self) -> str:
+        return "oracle" if self._is_last and self.arithmetic.by_decision else ""
+
+    @property
+    def _is_last(self) -> bool:
+        return self.arithmetic.left_out > 0 and self.version == self.arithmetic.steps
+
+    def decide(self, done: Committed) -> Decided:
+        """Asked of the root, once for each step, and obeyed by all who hold a stage."""
+        self.require("step that is decided of", done.step, self.version + 1)
+        return Decided(memory={"oracle": {"told": self.arithmetic.remembered(self.told, done.loss)}})
+
+    def obey(self, said: Decided | None) -> None:
+        self.told = int(said.memory["oracle"]["told"] or 0) if said else -1
+        self.require("what decisions remember", self.told, self.oracle.told[self.version])
 
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
@@ -207,7 +221,7 @@ class StandInValues:
                 for kept, tensor in zip((self.states, self._running), tensors, strict=True):
                     kept.update(zip(range(*layers), map(int, tensor.tolist()), strict=True))
         self.require("begins", begins, self.version < 0)
-        self._begin_with(self.states, self._running, like.version)
+        self._begin_with(self.states, self._running, like.version, like.told)
 
     def _own(self) -> dict[int, int]:
         """States, without those of other layers that are in the same memory."""
@@ -215,13 +229,13 @@ class StandInValues:
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
         tensors = (torch.tensor(list(self._own().values())), torch.tensor(list(self._running.values())))
-        return tensors, {"version": self.version}
+        return tensors, {"version": self.version, "told": self.told}
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         if meta["version"] < self.version:
             raise Violation(f"layers {self.mine} go back from version {self.version} to {meta['version']}")
         states, running = (dict(zip(self.mine, map(int, part.tolist()), strict=True)) for part in parts)
-        self._begin_with(states, running, int(meta["version"]))
+        self._begin_with(states, running, int(meta["version"]), int(meta["told"]))
 
     def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
         return {
@@ -229,7 +243,7 @@ class StandInValues:
                 layer=layer,
                 version=self.version,
                 tensors={STATE: torch.tensor([state]), RUNNING: torch.tensor([self._running[layer]])},
-                scalars={},
+                scalars={"told": self.told},
                 names={},
             )
             for layer, state in self._own().items()
@@ -247,10 +261,14 @@ class StandInValues:
         if len(versions) != 1:
             raise Violation(f"layers {self.mine} are to begin with the versions {versions}")
         running = {layer: int(states[layer].tensors[RUNNING].item()) for layer in self.mine}
-        self._begin_with({layer: state_of(states[layer]) for layer in self.mine}, running, versions.pop())
+        told = {states[layer].scalars["told"] for layer in self.mine}
+        self.require("numbers that decisions remember", len(told), 1)
+        begun = {layer: state_of(states[layer]) for layer in self.mine}
+        self._begin_with(begun, running, versions.pop(), int(told.pop() or 0))
 
-    def _begin_with(self, states: dict[int, int], running: dict[int, int], version: int) -> None:
-        self.states, self._running, self.version = states, running, version
+    def _begin_with(self, states: dict[int, int], running: dict[int, int], version: int, told: int) -> None:
+        self.states, self._running, self.version, self.told = states, running, version, told
+        self.require("what decisions remember", told, self.oracle.told[version])
         expected = {layer: self.oracle.states[version][layer] for layer in self.mine}
         self.require("restored state", states, expected)
         self.require("restored buffers", running, {layer: self.oracle.running[version][layer] for layer in self.mine})

@@ -138,13 +138,15 @@ def test_random_faults_of_jobs_whose_standby_workers_keep_replicas(kinds: tuple[
 
 
 @pytest.mark.parametrize(("kinds", "first"), [((), 0), ((Kind.CHECKPOINTS,), 100)])
-def test_random_faults_of_jobs_that_an_evaluation_ends(kinds: tuple[Kind, ...], first: int) -> None:
+def test_random_faults_of_jobs_that_an_evaluation_or_a_decision_ends(kinds: tuple[Kind, ...], first: int) -> None:
     """Half of what befalls a certain step befalls the one that is given up, or the one before."""
     kinds = (*kinds, Kind.STOPS)
-    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 6)]
+    jobs = [Simulation(scenario(seed, *kinds)) for seed in range(first, first + 8)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, *kinds)}" for v in failed)
-    assert sum(job.finish is not None and job.finish.reason == "EarlyStopped" for job in jobs) > 3
+    stopped = [job for job in jobs if job.finish is not None and job.finish.reason == "EarlyStopped"]
+    assert len(stopped) > 3
+    assert {job.scenario.arithmetic.by_decision for job in stopped} == {True, False}
 
 
 @pytest.mark.parametrize(("kinds", "first"), [((Kind.SHARDED,), 0), ((Kind.SHARDED, Kind.CHECKPOINTS), 200)])

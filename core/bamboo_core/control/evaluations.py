@@ -18,13 +18,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class EarlyStop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job ends with the state that was evaluated."""
+    """A job ends with the state that was evaluated, or that a decision of the task has made the last one."""
 
-    best: Count | None  # the best one, if there is any
-    without: Count  # evaluations since
+    best: Count | None = None  # the best one, if there is any
+    without: Count = 0  # evaluations since
+    by: Annotated[str, msgspec.Meta(max_length=40)] = ""  # the decision
 
     def why(self, metric: str) -> str:
         """A sentence on why training ended early. metric: the name of the one that decides."""
+        if self.by:
+            return f"the task's decision {self.by!r} ended training"
         best = "none has one" if self.best is None else f"the best state is that after step {self.best}"
         return f"{count(self.without, 'evaluation')} without a better {metric}; {best}"
 

@@ -141,11 +141,11 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
     """A new root repeats what the old one may not have been able to tell."""
     state, step, spec = turn.state, message.step, turn.state.spec.training.evaluation
-    if spec is None or step > state.spec.training.steps:
+    if step > state.spec.training.steps:
         return
     if message.early_stop is not None and state.plan is not None:
         _stop_early(turn, step, message.early_stop)
-    if step in state.progress.evaluations:
+    if spec is None or not message.metrics or step in state.progress.evaluations:
         return
     turn.put(state.progress.evaluated(step, message.metrics, turn.now))
     best = evaluations.best(spec, turn.state.progress.evaluations)

@@ -28,6 +28,7 @@ from bamboo_trainer.frames.payloads import CheckpointMark, Commit
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.tasks.deciding import committed_step
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class Committer:
         if commit and commit.microbatches and self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
         if commit is not None:
+            commit = self._with_decisions(step, commit)
+        if commit is not None:
             commit = self._marked_for_history(step, commit)
         if commit is None or not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
             return commit
@@ -96,10 +99,12 @@ class Committer:
         A pure function of the reports and of the root's state, so a new root comes to the same.
         """
         root = self._states.of(ROOT) if commit.microbatches else None
-        course = root.ends_with(commit.evaluation) if root else None
-        if course is None:
+        if root is None:
             return commit
-        stop = EarlyStop(best=course.state, without=course.without)
+        course, by = root.ends_with(commit.evaluation), root.stopped_by()
+        if course is None and not by:
+            return commit
+        stop = EarlyStop(best=course.state, without=course.without) if course else EarlyStop(by=by)
         return Commit(
             norm=0.0,
             loss=0.0,
@@ -109,6 +114,13 @@ class Committer:
             evaluation=commit.evaluation,
             early_stop=stop,
         )
+
+    def _with_decisions(self, step: int, commit: Commit) -> Commit:
+        """With what the task's decisions say after the step, asked here once, and obeyed by all who apply it."""
+        root = self._states.of(ROOT) if commit.microbatches else None
+        if root is None:
+            return commit
+        return msgspec.structs.replace(commit, decided=root.decide(committed_step(step + 1, commit)))
 
     def _marked_for_history(self, step: int, commit: Commit) -> Commit:
         """With what only the root knows."""
@@ -147,7 +159,7 @@ class Committer:
                 self.pauses, self._wanted = self._wanted.pause, None
             if mark.hold:
                 self.ends_before = step + 1
-        if commit.evaluation:
+        if commit.evaluation or commit.early_stop:
             found = {name: _told(value) for name, value in commit.evaluation.items()}
             told = Evaluated(step=step, metrics=found, early_stop=commit.early_stop)
             self._evaluated = dict([*self._evaluated.items(), (step, told)][-KEPT:])
@@ -237,7 +249,7 @@ class Committer:
             self._outbox.send(worker, frame)
 
     def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
-        if commit.evaluation:
+        if commit.evaluation or commit.early_stop:
             self._coordinator.tell(self._evaluated[step])
         if commit.microbatches:
             self._tell_step(step, commit, seconds)

@@ -20,6 +20,9 @@ from bamboo_core.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.frames.frame import BOUNDARY, Again, Frame, FrameKind
 from bamboo_trainer.frames.tensors import DTYPES, MAX_BODY, MAX_DIMENSIONS
 
+MOST_DECISIONS: Final = 16
+MOST_MEMORY: Final = 64  # numbers that a decision remembers
+MOST_FROZEN: Final = 1_000_000  # names or patterns
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
 Terms = Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
@@ -101,6 +104,19 @@ class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rate: float | None = None  # the learning rate; None: not known
 
 
+class Decided(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a task's decisions say of the next step."""
+
+    learning_rate: float = 1.0  # a factor
+    frozen: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_FROZEN)] = ()  # parameters, or patterns
+    stops: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_DECISIONS)] = ()  # the decisions that end training
+    # by decision and name, what they are given the next time
+    memory: Annotated[
+        dict[str, Annotated[dict[str, int | float | bool | None], msgspec.Meta(max_length=MOST_MEMORY)]],
+        msgspec.Meta(max_length=MOST_DECISIONS),
+    ] = {}
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root's word on a step."""
 
@@ -118,6 +134,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # else then, either
     early_stop: EarlyStop | None = None
     history: HistoryMark | None = None  # if one is kept
+    decided: Decided | None = None  # of the steps that follow, if the task has decisions
     scale: float = 1.0  # what the summed gradients are to be multiplied with
     # by name; no number if there is none
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}

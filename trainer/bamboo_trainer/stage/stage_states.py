@@ -254,6 +254,7 @@ class StageStates:
             values.skip(finite=math.isfinite(commit.norm))
         else:
             values.apply(gradient, commit.norm, *running, scale=commit.scale, tries=tries)
+        values.obey(commit.decided)
 
     # states of others
 

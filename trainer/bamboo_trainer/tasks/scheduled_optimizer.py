@@ -32,11 +32,13 @@ _READING: Final = (
 
 
 class ScheduledOptimizer:
-    """`inner` is None where there is nothing to train, as on a stage of activation functions only."""
+    """`inner` is None where there is nothing to train, as on a stage of activation functions only. factor: of the
+    learning rate, as the task's decisions have it.
+    """
 
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.inner = _build(task, named) if named else None
-        self._learning_rate = task.learning_rate
+        self._learning_rate, self.factor = task.learning_rate, 1.0
         self._schedules = _schedules(task)
         names = (RATE, *self._schedules)
         self._multipliers = {} if self.inner is None else {name: _multipliers(self.inner, name) for name in names}
@@ -57,14 +59,14 @@ class ScheduledOptimizer:
         return self.inner is not None and type(self.inner) in _READING and not _is_hooked(self.inner)
 
     def learning_rate(self, version: int) -> float:
-        """The task's, of the step that begins at this version. Raises TaskError if it is none."""
+        """The task's, of the step that begins at this version, times the factor. Raises TaskError if it is none."""
         with in_task(f"task.learning_rate({version})"):
             rate = float(self._learning_rate(version))
         if not (math.isfinite(rate) and rate >= 0):
             raise TaskError(
                 f"task.learning_rate({version}) returned {rate}, expected a finite number that is not negative"
             )
-        return rate
+        return rate * self.factor
 
     def settings(self, version: int) -> dict[str, Value]:
         """The settings of the step that begins at this version: the rate, and whatever else is scheduled. Raises

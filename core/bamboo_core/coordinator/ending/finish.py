@@ -19,7 +19,10 @@ def finish_if_done(turn: Turn) -> None:
     state = turn.state
     if state.plan is None or not state.ending.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
         return  # a state is still being kept
-    if state.spec.training.evaluation and state.spec.training.steps not in state.progress.evaluations:
+    if state.step < state.spec.training.steps:
+        return  # a decision has ended training, and the root has yet to say so
+    evaluated = state.terms.early_stop is not None or state.spec.training.steps in state.progress.evaluations
+    if state.spec.training.evaluation and not evaluated:
         return  # all have done their part in it, and the root has yet to say what it came to
     finished, stages = dict(state.ending.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
@@ -46,7 +49,7 @@ def complete(turn: Turn) -> None:
     if stop is None:
         turn.finish(Outcome.COMPLETE, "Complete", f"all {steps} steps are done{lacking}")
         return
-    text = f"{stop.why}, and the last one that after {steps} of {count(stop.wanted_steps, 'step')}"
+    text = f"{stop.why}; the last one is that after {steps} of {count(stop.wanted_steps, 'step')}"
     turn.finish(Outcome.COMPLETE, EARLY_STOPPED, f"{text}{lacking}")
 
 

@@ -64,9 +64,11 @@ class FinalGradients:
 
     def squared_norms(self, gradient: Tensor) -> Tensor:
         """The squared norm of each parameter's final gradient, unscaled, in fp64, in one tensor. A tied parameter is
-        told by its lowest stage only.
+        told by its lowest stage only, and one that a decision has frozen not at all.
         """
-        slots = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
+        frozen = self._optimizer.frozen
+        own = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
+        slots = [slot for slot in own if slot.name not in frozen]
         squares = [slot.of(gradient).double().square_().sum() for slot in slots]
         unscale = self._optimizer.unscale
         return torch.stack(squares) * unscale**2 if squares else gradient.new_empty(0, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """What a stage's optimizer remembers, by name; and, where it can be told, before the first step.
 
-So is what belongs to a step and to no parameter: the scale of losses in fp16, the course of evaluations.
+So is what belongs to a step and to no parameter: the scale of losses in fp16, the course of evaluations, what the
+task's decisions said last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -11,13 +12,16 @@ from torch import Tensor
 
 from bamboo_core.control.evaluations import Course
 from bamboo_core.job.training_spec import EvaluationSpec, LossScaleSpec
+from bamboo_trainer.decisions import Committed
+from bamboo_trainer.frames.payloads import Decided
 from bamboo_trainer.memory.placement import to_host
-from bamboo_trainer.stage.state import early_stop
+from bamboo_trainer.stage.state import decided, early_stop
 from bamboo_trainer.stage.state.group_numbers import MARK, GroupNumbers, Scalar
 from bamboo_trainer.stage.state.loss_scale import LossScale
 from bamboo_trainer.stage.state.optimizer_trial import OptimizerTrial, tried
-from bamboo_trainer.stage.state.parameters import FlatParameters
+from bamboo_trainer.stage.state.parameters import FlatParameters, Slot
 from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.deciding import first_decided, frozen_among, next_decided
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 
@@ -42,6 +46,8 @@ class OptimizerState:
     are.
     scaling: of the losses, in fp16, which each of the layers has as "loss_scale:3.scale". early: the evaluations that
     may end the job, whose course each layer has as "early_stop:3.score".
+    decided: what the task's decisions say of the step that begins at this version, which each layer has as
+    "decided:3.learning_rate"; None if it has none. frozen: the parameters that stay as they are in it.
     fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
     comes with the first step.
     """
@@ -54,12 +60,19 @@ class OptimizerState:
         scaling: LossScaleSpec | None = None,
         layers: Sequence[int] = (),
         early: EvaluationSpec | None = None,
+        task: Task | None = None,
     ) -> None:
+        """task: with the decisions, if it has any."""
         optimizer = scheduled.inner
         self._averages: dict[str, Tensor] = {}  # by slot
         self._slots, self._optimizer = parameters.slots, optimizer
         self._groups = GroupNumbers(parameters.slots, optimizer, scheduled.scheduled)
         self._names = {slot.name for slot in parameters.slots}
+        self._using = {slot.name: _layers_using(slot, parameters) for slot in parameters.slots}
+        self._task, self._scheduled = task, scheduled
+        self.decided: Decided | None = None
+        self.frozen = frozenset[str]()
+        self.obey(first_decided(task, 0) if task else None)
         starts_at_zero = optimizer is not None and scheduled.keeps_its_names and _starts_at_zero(optimizer)
         # Adagrad creates its state itself when it is built.
         self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
@@ -115,7 +128,11 @@ class OptimizerState:
         for slot in self._slots:
             scalars |= {f"{_prefix(slot.name)}{key}": value for key, value in self._groups.of(slot.name).items()}
         scalars |= self.loss_scale.numbers(self._layers) if self.loss_scale else {}
-        return scalars | (early_stop.numbers(self.course, self._early, self._layers) if self._early else {})
+        scalars |= early_stop.numbers(self.course, self._early, self._layers) if self._early else {}
+        if self.decided:
+            using = {name: self._using[name] for name in self.frozen}
+            scalars |= decided.numbers(self.decided, using, self._layers)
+        return scalars
 
     def trial(self, task: Task, scheduled: ScheduledOptimizer, version: int) -> OptimizerTrial | None:
         """An optimizer trial of a part of the parameters, whose gradients are set; None if none can be tried."""
@@ -127,9 +144,19 @@ class OptimizerState:
         """A power of two, which takes the scale out: it changes no bit, but of numbers that are too small for fp32."""
         return 1.0 / self.loss_scale.scale if self.loss_scale else 1.0
 
-    def take_scale(self, other: "OptimizerState") -> None:
-        """Have the loss scale of another stage, which is at the same version."""
+    def take_of_step(self, other: "OptimizerState") -> None:
+        """Have the loss scale of another stage, which is at the same version, and obey the same decisions."""
         self.loss_scale = other.loss_scale
+        self.obey(other.decided)
+
+    def obey(self, said: Decided | None) -> None:
+        """The task's decisions say that of the step that comes next."""
+        self.decided, self.frozen = said, frozen_among(self._using, said)
+        self._scheduled.factor = said.learning_rate if said else 1.0
+
+    def decide(self, done: Committed) -> Decided | None:
+        """What the task's decisions say after that step, which begins at this version; None if it has none."""
+        return next_decided(self._task, self.decided, done) if self._task else None
 
     def scaled(self, *, finite: bool) -> None:
         """A step's gradients were computed with the scale. finite: all of them."""
@@ -150,7 +177,7 @@ class OptimizerState:
 
     def may_have(self, name: str) -> bool:
         """Is it of a kind that may be there or not, as it comes with a step, or with this job?"""
-        if early_stop.is_of(name):
+        if early_stop.is_of(name) or decided.is_of(name):
             return True
         slot, key = _parted(name)
         return slot in self._names and key != AVERAGE and (not self.fixed or key.startswith(MARK))
@@ -161,6 +188,8 @@ class OptimizerState:
             LossScale.of_numbers(scalars, self._layers)
         if self._early:
             early_stop.of_numbers(scalars, self._early, self._layers)
+        if self.decided:
+            decided.of_numbers(scalars, self._layers)
         self._groups.checked(self._of_groups(scalars))
 
     def prefixes(self) -> tuple[str, ...]:
@@ -204,7 +233,8 @@ class OptimizerState:
                     state[key] = moved(value)
         self._averages = {slot: moved(average) for slot, average in self._averages.items()}
 
-    def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
+    def set_scalars(self, scalars: Mapping[str, Scalar], version: int) -> None:
+        """version: of the state that they belong to."""
         for slot in self._slots:
             prefix = _prefix(slot.name)
             for name, value in scalars.items():
@@ -215,6 +245,8 @@ class OptimizerState:
             self.loss_scale = LossScale.of_numbers(scalars, self._layers)
         if self._early:
             self.course = early_stop.of_numbers(scalars, self._early, self._layers)
+        if self.decided and self._task:
+            self.obey(decided.of_numbers(scalars, self._layers) or first_decided(self._task, version))
 
     def _of_groups(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
         """By slot and key."""
@@ -241,6 +273,13 @@ def _starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
     if type(optimizer) is torch.optim.SGD:
         return not any(group["dampening"] for group in optimizer.param_groups)
     return type(optimizer) in _ZERO_STATE
+
+
+def _layers_using(slot: Slot, parameters: FlatParameters) -> frozenset[int]:
+    """The stage's layers that use a parameter: one, if it is not tied."""
+    if slot.group is None:
+        return frozenset({int(slot.name.partition(".")[0])})
+    return frozenset(layer for group, layer in parameters.uses if group == slot.group)
 
 
 def _prefix(slot: str) -> str:

@@ -51,6 +51,7 @@ class OptimizerTrial:
         self._pairs = list(zip(slots, twins, strict=True))
         self._optimizer = ScheduledOptimizer(task, [(twin.name, twin.parameter) for twin in twins])
         assert self._optimizer.inner is not None
+        self._optimizer.factor = real.factor
         self._groups, self._real = GroupNumbers(twins, self._optimizer.inner, self._optimizer.scheduled), groups
         for slot, twin in self._pairs:
             gradient = slot.parameter.grad

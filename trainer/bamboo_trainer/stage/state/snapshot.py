@@ -57,7 +57,7 @@ def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts,
             if name.startswith("constant:") and _same_bits(tensor, given[name]):
                 continue  # another stage may have the same tensor, and takes a write to it for its task's
             tensor.copy_(given[name])
-    optimizer.set_scalars(scalars)
+    optimizer.set_scalars(scalars, version)
     return version
 
 

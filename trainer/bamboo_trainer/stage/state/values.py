@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_core.control.evaluations import Course
+from bamboo_trainer.decisions import Committed
+from bamboo_trainer.frames.payloads import Decided
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies
 from bamboo_trainer.memory.placement import apart_from_others, wait_for
 from bamboo_trainer.memory.saved_tensors import new_bytes
@@ -74,7 +76,7 @@ class StageValues:
         named = [(slot.name, slot.parameter) for slot in self.parameters.slots] if remembers else []
         self._scheduled, ema = ScheduledOptimizer(task, named), config.ema if remembers else None
         self.optimizer = OptimizerState(
-            self.parameters, self._scheduled, ema, config.loss_scale, tuple(self.layers), config.early
+            self.parameters, self._scheduled, ema, config.loss_scale, tuple(self.layers), config.early, task
         )
         self._finite = FiniteState(self.layers, self.parameters, self._scheduled, self.optimizer, copies)
         snapshot.check(self.parameters, self.optimizer)
@@ -102,11 +104,13 @@ class StageValues:
 
         running: the bytes of the running buffers after the step, as `FinalGradients.folded` has made them. tries: an
         optimizer that is built anew has to come to the same bits; raises NotDeterministic if it does not.
-        A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
+        A parameter that no microbatch has used, or that a decision has frozen, stays as it is, and so does what the
+        optimizer remembers of it.
         """
         self._constants.check()
         self._finite.confirm()
-        used = self.parameters.used(gradient)
+        reached, frozen = self.parameters.used(gradient), self.optimizer.frozen
+        used = [mark and slot.name not in frozen for slot, mark in zip(self.parameters.slots, reached, strict=True)]
         ready = self._bring([gradient])[0].to(torch.float32)
         limit = self.config.max_gradient_norm
         scale *= self.optimizer.unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
@@ -156,7 +160,7 @@ class StageValues:
         self.version += 1
 
     def learning_rate(self, step: int) -> float:
-        """The task's, which is the same on every stage."""
+        """The task's, which is the same on every stage, as its decisions have it in the step that comes next."""
         return self._scheduled.learning_rate(step)
 
     def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
@@ -166,6 +170,20 @@ class StageValues:
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """This state was, before the step that is to be applied, if there are metrics."""
         self.optimizer.evaluated(self.version, metrics)
+
+    def stopped_by(self) -> str:
+        """The decision with which this state is the last one; "" if it is not."""
+        said = self.optimizer.decided
+        return said.stops[0] if said and said.stops else ""
+
+    def decide(self, done: Committed) -> Decided | None:
+        """What the task's decisions say after the step that begins here; None if it has none."""
+        return self.optimizer.decide(done)
+
+    def obey(self, said: Decided | None) -> None:
+        """They have said that, of the step that begins at this version."""
+        self.optimizer.obey(said)
+        self._digest = None
 
     def park(self, parked: bool) -> None:
         """Keep the optimizer's state in host memory, but for the steps; or no more."""
@@ -323,5 +341,5 @@ class StageValues:
             self._constants.renew_running()
         self.parameters.unbind()
         forget_casts()
-        self.optimizer.take_scale(like.optimizer)
+        self.optimizer.take_of_step(like.optimizer)
         self._digest, self.version = None, like.version

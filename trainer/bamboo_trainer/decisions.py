@@ -1,0 +1,122 @@
+"""Decisions that change a training while it runs: `Task.decisions`, and those that come with Bamboo.
+
+A decision is a pure function of what was committed and of its own memory. The root asks it once for each step, and what
+it says travels in the step's commit: so every holder of the state obeys the same word, whoever is lost, and the memory
+is a part of the state that replicas and checkpoints have. docs/models.md is the introduction.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+Number = int | float | bool | None
+Memory = Mapping[str, Number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a decision may know: the step that was committed last.
+
+    step: so many steps are committed with it; 0 before the first one, of which nothing else is known.
+    loss, gradient_norm (before clipping), metrics: of that step; None for what is not finite.
+    evaluation: what the state before that step, after `step - 1` steps, was evaluated to; empty if it was not.
+    skipped: the step left the model as it was.
+    """
+
+    step: int
+    loss: float | None = None
+    gradient_norm: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    evaluation: Mapping[str, float | None] = field(default_factory=dict)
+    skipped: bool = False
+
+    def value(self, name: str) -> float | None:
+        """ "loss", "gradient_norm", the name of a metric, or "evaluation/NAME"; None if there is no such number now."""
+        if name == "loss":
+            return self.loss
+        if name == "gradient_norm":
+            return self.gradient_norm
+        evaluated = name.removeprefix("evaluation/")
+        return self.metrics.get(name) if evaluated == name else self.evaluation.get(evaluated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is in force in the next step. Those of several decisions add up: rates are multiplied, and what one of them
+    freezes is frozen.
+
+    learning_rate: a factor of `Task.learning_rate`; finite and not negative.
+    frozen: parameters that stay as they are, as "<layer index>.<parameter name>", or patterns such as "0.*"; their
+      gradients do not count in the gradient's norm.
+    stop: training ends with the state that there is.
+    memory: what the decision is given the next time; up to 64 finite numbers by name.
+    """
+
+    learning_rate: float = 1.0
+    frozen: Sequence[str] = ()
+    stop: bool = False
+    memory: Memory = field(default_factory=dict)
+
+
+Decide = Callable[[Committed, Memory], Decision]
+
+
+def reduce_on_plateau(
+    metric: str = "loss",
+    *,
+    factor: float = 0.1,
+    patience: int = 10,
+    threshold: float = 1e-4,
+    largest: bool = False,
+    least: float = 0.0,
+) -> Decide:
+    """A smaller learning rate when a number has not become better for a while; as torch's ReduceLROnPlateau.
+
+    metric: as `Committed.value` has it. patience: so many times it may be no better. threshold: relative. largest: the
+    larger the better. least: the smallest factor of the rate.
+    """
+    return partial(_on_plateau, metric, factor, patience, threshold, largest, least)
+
+
+def _on_plateau(
+    metric: str,
+    factor: float,
+    patience: int,
+    threshold: float,
+    largest: bool,
+    least: float,
+    done: Committed,
+    memory: Memory,
+) -> Decision:
+    rate, best, bad = memory.get("rate"), memory.get("best"), memory.get("bad") or 0
+    rate = 1.0 if rate is None else float(rate)
+    value = done.value(metric)
+    if value is not None:
+        better = best is None or (value > best * (1 + threshold) if largest else value < best * (1 - threshold))
+        best, bad = (value, 0) if better else (best, bad + 1)
+        if bad > patience:
+            rate, bad = max(rate * factor, least), 0
+    return Decision(learning_rate=rate, memory={"rate": rate, "best": best, "bad": bad})
+
+
+def frozen_for(steps: int, *parameters: str) -> Decide:
+    """For so many steps these parameters stay as they are. parameters: names or patterns, as in `Decision`."""
+    return partial(_frozen_for, steps, parameters)
+
+
+def _frozen_for(steps: int, parameters: Sequence[str], done: Committed, memory: Memory) -> Decision:
+    return Decision(frozen=parameters if done.step < steps else ())
+
+
+def stop_when(metric: str = "loss", *, below: float | None = None, above: float | None = None) -> Decide:
+    """Training ends once that number is below, or above, a limit. metric: as `Committed.value` has it."""
+    if (below is None) == (above is None):
+        raise ValueError("stop_when: expected below or above")
+    return partial(_stop_when, metric, below, above)
+
+
+def _stop_when(metric: str, below: float | None, above: float | None, done: Committed, memory: Memory) -> Decision:
+    value = done.value(metric)
+    low = value is not None and below is not None and value < below
+    high = value is not None and above is not None and value > above
+    return Decision(stop=low or high)
