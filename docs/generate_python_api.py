@@ -18,6 +18,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.schedules": (
         *("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "milestones", "one_cycle", "cycled"),
     ),
+    "bamboo_trainer.callbacks": ("Callback",),
     "bamboo_trainer.decisions": ("Committed", "Decision", "reduce_on_plateau", "frozen_for", "stop_when"),
     "bamboo_trainer.optimizers": ("Combined",),
     "bamboo_trainer.from_module": ("from_module",),

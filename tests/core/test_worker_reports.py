@@ -45,11 +45,13 @@ def test_what_loggers_lack_is_told_although_the_job_is_over() -> None:
     world.settle()
     world.tell(Received("w0", protocol.WorkerFailed(reason="TaskFailed", message="no")))
     over, said = world.state, len(world.told)
-    for reason in (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed", "HistoryNotWritten"):
+    reasons = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed", "CallbackFailed", "HistoryNotWritten")
+    for reason in reasons:
         world.tell(Received("w0", protocol.WorkerWarning(reason=reason, message="so it is")))
     assert world.state == over
     assert [(emit.reason, emit.message, emit.warning) for emit in world.told[said:]] == [
         ("LoggersAwaited", "w0: so it is", False),
         ("LoggerIncomplete", "w0: so it is", True),
         ("LoggerFailed", "w0: so it is", True),
+        ("CallbackFailed", "w0: so it is", True),
     ]

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from bamboo_trainer.callbacks import MakeCallback
 from bamboo_trainer.decisions import Decide
 from bamboo_trainer.loggers.interface import MakeLogger
 from bamboo_trainer.tasks.losses import Weighted, add_loss
@@ -79,6 +80,7 @@ class Task:
     costs: what each layer costs, in any unit, if that is known better than it can be counted.
     evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
     tokens_per_sample: for `training.until` in tokens.
+    callbacks: by name, what makes each (`bamboo_trainer.callbacks`), such as its class.
     loggers: by name, a function that makes each (`bamboo_trainer.loggers`).
     sample: an optional demonstration of the trained model as text, given all layers.
     """
@@ -98,6 +100,7 @@ class Task:
     sample: Callable[[Sequence[nn.Module]], str] | None = None
     metrics: Mapping[str, Callable[[Parts, Parts], torch.Tensor | float | Weighted]] = field(default_factory=dict)
     decisions: Mapping[str, Decide] = field(default_factory=dict)
+    callbacks: Mapping[str, MakeCallback] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

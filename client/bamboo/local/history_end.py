@@ -52,6 +52,7 @@ class StepsHeard:
             seconds=said.seconds or None,
             samples=step * self._batch,
             skipped=said.skipped,
+            checkpoint=said.checkpoint is not None,
             metrics=said.metrics,
         )
         self._steps.append(record)

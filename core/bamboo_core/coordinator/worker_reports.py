@@ -236,6 +236,10 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
             turn.do(Emit("CheckpointStoreNotWritable", text, warning=True))
         case "LoggerFailed":
             turn.do(Emit("LoggerFailed", text, warning=True))
+        case "CallbackFailed":
+            turn.do(Emit("CallbackFailed", text, warning=True))
+        case "CallbacksNotCalled":
+            turn.do(Emit("CallbacksNotCalled", text, warning=True))
         case "CopiesNotKept":
             turn.do(Emit("CopiesNotKept", text, warning=True))
         case protocol.INITIAL_WEIGHTS if turn.state.plan and turn.state.plan.at(ROOT).owner == worker:
@@ -256,7 +260,7 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
         declare_lost(turn, worker, "it has left")
 
 
-AFTER_THE_END = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed")
+AFTER_THE_END = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed", "CallbackFailed")
 _OF_STATES = (
     protocol.ReplicaSynced,
     protocol.LeftBehind,

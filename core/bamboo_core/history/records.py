@@ -37,6 +37,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     tokens: int | None = None  # None if the data set does not say how many a sample has
     tokens_per_second: float | None = None
     skipped: bool = False  # the model was left as it was
+    checkpoint: bool = False  # a checkpoint was begun of the state after it
     metrics: Metrics = msgspec.field(default_factory=dict)  # further numbers, by name; None if not finite
 
 
@@ -146,5 +147,5 @@ def _counted(old: _StepFromZero) -> Iterator[Record]:
     if old.evaluation:
         yield EvaluationRecord(attempt=old.attempt, step=old.step, time=old.time, metrics=old.evaluation)
     if old.trained:
-        known = {name: getattr(old, name) for name in StepRecord.__struct_fields__}
+        known = {name: getattr(old, name) for name in StepRecord.__struct_fields__ if name != "checkpoint"}
         yield StepRecord(**(known | {"step": old.step + 1}))

@@ -1,6 +1,6 @@
 """What the engine tells of its commits for the job's history, and asks of whoever keeps it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bamboo_core.planning.plan import Plan
@@ -33,7 +33,10 @@ class History(Protocol):
 
 
 class NoHistory:
-    """None is kept."""
+    """None is kept. missed: called when this worker becomes the root."""
+
+    def __init__(self, missed: Callable[[], None] = lambda: None) -> None:
+        self._missed, self._leads = missed, False
 
     def mark(self, origin: int, seconds: float, rate: float | None) -> HistoryMark | None:
         return None
@@ -42,7 +45,9 @@ class NoHistory:
         pass
 
     def take_role(self, plan: Plan, leads: bool) -> None:
-        pass
+        if leads and not self._leads:
+            self._missed()
+        self._leads = leads
 
     def informed(self) -> None:
         pass

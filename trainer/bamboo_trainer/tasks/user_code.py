@@ -4,6 +4,7 @@ Running out of memory is nobody's mistake, and a TaskOutOfMemory.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -25,6 +26,7 @@ from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, is_an_e
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
 _AS_IT_IS: Final = nullcontext()
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _VERSION: Final = attrgetter("_version")
 
 
@@ -266,6 +268,17 @@ def check_metrics(task: Task) -> None:
         raise TaskError(f"Task.metrics: {len(task.metrics)} metrics, at most {MOST_METRICS} are accepted")
     for name in task.metrics:
         checked_name(name, "Task.metrics: a name")
+
+
+def check_callbacks(task: Task) -> None:
+    """Raises TaskError if the task's callbacks are not made by functions by name."""
+    if not isinstance(task.callbacks, Mapping) or not all(callable(make) for make in task.callbacks.values()):
+        raise TaskError(
+            f"Task.callbacks: expected classes or functions by name, which make callbacks, got {_form(task.callbacks)}"
+        )
+    for name in task.callbacks:
+        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+            raise TaskError(f"Task.callbacks: a name is {name!r}, expected letters, digits, _ and - (at most 40)")
 
 
 def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:

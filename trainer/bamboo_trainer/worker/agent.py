@@ -62,6 +62,7 @@ from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import device_memory, headroom
 from bamboo_trainer.memory.host_copies import Copied, HostCopies, copies_by_device, together
 from bamboo_trainer.memory.placement import choose_devices, use
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
@@ -292,7 +293,8 @@ class WorkerAgent:
 
     def _keep_history(self, job: LoadedJob, url: str) -> HistoryKeeper:
         rates = Rates(batch=job.spec.training.global_batch_size, tokens=tokens_of(job.task))
-        loggers = LoggingThreads(job.loggers, facts_of(job.spec.name, url), url, self.control.send)
+        facts = facts_of(job.spec.name, url)
+        loggers = LoggingThreads(job.loggers, job.task.callbacks, facts, url, self.control.send)
         return HistoryKeeper(url, rates, self.control.send, loggers)
 
     def _ports(self, job: LoadedJob, files: Checkpointing, copies: Mapping[torch.device, HostCopies]) -> Ports:
@@ -305,7 +307,7 @@ class WorkerAgent:
             new_id=lambda: secrets.token_hex(6),
             transport=self.transport,
             coordinator=self,
-            history=self.history or NoHistory(),
+            history=self.history or NoHistory(partial(self._tell_of_callbacks, task)),
             observer=self.inside,
             clock=time.monotonic,
             work_clock=WorkClock(),
@@ -319,6 +321,13 @@ class WorkerAgent:
             spots=SpotSchedule() if job.config.deterministic else None,
             copies=together(copies),
         )
+
+    def _tell_of_callbacks(self, task: Task) -> None:
+        """As the root of a job without a history: what is told with it goes untold."""
+        if task.callbacks:
+            names = ", ".join(sorted(task.callbacks))
+            text = f"the callbacks {names} are called with what is in the job's history, and it keeps none"
+            self.control.send(WorkerWarning(reason="CallbacksNotCalled", message=text))
 
     def _commit(self, request: CommitCheckpoint) -> None:
         """If this worker keeps the history, what leads to a checkpoint is in it before the checkpoint counts."""
@@ -334,7 +343,7 @@ class WorkerAgent:
         That a step is committed is told when the next instruction has been run, or there is none.
         """
         if self.history and isinstance(message, CellFinished) and message.cell == ROOT:
-            self.history.when_written(partial(self.control.send, message))
+            self.history.complete(partial(self.control.send, message))
         elif isinstance(message, StepCommitted):
             self.control.send(message, late=True)
             self.late = self.late or time.monotonic()

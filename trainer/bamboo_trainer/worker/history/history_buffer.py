@@ -286,6 +286,7 @@ class HistoryBuffer:
             tokens=None if tokens is None else step * tokens,
             tokens_per_second=tokens / seconds if tokens and seconds else None,
             skipped=commit.skipped,
+            checkpoint=commit.checkpoint is not None,
             metrics=_finite_ones(commit.metrics),
         )
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from bamboo_core.control.protocol import MOST_TEXT, HistoryEvents, HistoryKept, Message, WorkerWarning
@@ -109,6 +110,15 @@ class HistoryKeeper:
                 self._hurry()
                 return
         callback()
+
+    def complete(self, callback: Callable[[], None]) -> None:
+        """Training is complete: called once what led to it is written, and callbacks have been told, after a while in
+        any case; by any thread.
+        """
+        if self._loggers is None:
+            self.when_written(callback)
+        else:
+            self.when_written(partial(self._loggers.complete, callback, HELD_SECONDS))
 
     def announce_end(self, logger_seconds: float) -> None:
         """Tells for what the end will wait, if it is for something."""

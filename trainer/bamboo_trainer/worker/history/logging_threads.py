@@ -1,6 +1,6 @@
-"""Gives the history to loggers, each in a thread of its own, which alone waits for it.
+"""Gives the history to loggers and callbacks, each in a thread of its own, which alone waits for it.
 
-How far a logger has come is kept beside the history, so that a new root's goes on there.
+How far one has come is kept beside the history, so that a new root's goes on there.
 """
 
 import hashlib
@@ -9,65 +9,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from bamboo_core.control.protocol import LOGGERS_AWAITED, MOST_TEXT, Message, WorkerWarning
 from bamboo_core.history.files import HistoryFiles
 from bamboo_core.history.merge import merged
-from bamboo_core.history.records import EvaluationRecord, EventRecord, Record, StepRecord
+from bamboo_core.history.records import Record, StepRecord
 from bamboo_core.storage.url import parse_url
+from bamboo_trainer.callbacks import MakeCallback
 from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger
+from bamboo_trainer.worker.history.callback_calls import CallbackCalls
+from bamboo_trainer.worker.history.reached import Reached, reached
 
 logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 20_000  # records; a logger that is further behind goes without the oldest
 AGAIN_SECONDS: Final = 10.0  # after a failure
 POLL_SECONDS: Final = 0.5  # while one waits for the one before it
-VERSION: Final = 2  # of `Reached`
 SLOW_SECONDS: Final = 60.0  # in which a logger should have taken what it was given
-
-
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """What a logger has been given: steps up to this one, evaluations up to that (attempt, step), and of each source
-    the events up to that number. version: 1 had counted steps from 0, and had an evaluation in the step after it.
-    """
-
-    attempt: int = 0
-    step: int = 0
-    evaluated: tuple[int, int] = (0, -1)
-    events: dict[str, int] = {}
-    version: int = 1
-
-    def has(self, record: Record) -> bool:
-        match record:
-            case StepRecord():
-                return (record.attempt, record.step) <= (self.attempt, self.step)
-            case EvaluationRecord():
-                return (record.attempt, record.step) <= self.evaluated
-            case EventRecord():
-                return record.number <= self.events.get(record.source, 0)
-        return (record.attempt, record.last) <= (self.attempt, self.step)
-
-    def after(self, records: Sequence[Record]) -> "Reached":
-        attempt, step, evaluated, events = self.attempt, self.step, self.evaluated, dict(self.events)
-        for record in records:
-            if isinstance(record, StepRecord):
-                attempt, step = max((attempt, step), (record.attempt, record.step))
-            elif isinstance(record, EvaluationRecord):
-                evaluated = max(evaluated, (record.attempt, record.step))
-            elif isinstance(record, EventRecord):
-                events[record.source] = max(record.number, events.get(record.source, 0))
-        return Reached(attempt=attempt, step=step, evaluated=evaluated, events=events, version=VERSION)
-
-
-def reached(data: bytes) -> Reached:
-    """As it was written, by any version; of nothing: that nothing was given."""
-    found = msgspec.json.decode(data, type=Reached) if data else Reached(version=VERSION)
-    if found.version > 1:
-        return found
-    return msgspec.structs.replace(found, step=found.step + 1, evaluated=(found.attempt, found.step), version=VERSION)
 
 
 def facts_of(job: str, url: str) -> LoggerFacts:
@@ -76,28 +37,86 @@ def facts_of(job: str, url: str) -> LoggerFacts:
     return LoggerFacts(job=job, run=run, folder=parsed.path if parsed.protocol == "file" else "")
 
 
+class Recipient(Protocol):
+    """Who is given the records. who: in a sentence. file: beside the history, with how far it has come.
+
+    reason: of a warning that it fails. kind: of what is in the file. at_once: records that it is given before that is
+    written.
+    """
+
+    who: str
+    file: str
+    reason: str
+    kind: type[Any]
+    at_once: int
+
+    def write(self, records: Sequence[Record], before: Any) -> Any:
+        """Takes these; how far it has come then."""
+
+    def end(self, before: Any) -> Any:
+        """Training is complete, and all that leads to it was given."""
+
+    def close(self) -> None:
+        """No more will come from this worker."""
+
+
+class LoggerRecipient:
+    """A logger, which is made anew once it has failed."""
+
+    kind = Reached
+    at_once = MOST_WAITING
+
+    def __init__(self, name: str, make: MakeLogger, facts: LoggerFacts) -> None:
+        self.who, self.file, self.reason = f"the logger {name}", f"logger-{name}.json", "LoggerFailed"
+        self._make, self._facts = make, facts
+        self._logger: Logger | None = None
+
+    def write(self, records: Sequence[Record], before: Reached) -> Reached:
+        own, self._logger = self._logger or self._make(self._facts), None
+        own.write(records)
+        self._logger = own
+        return before.after(records)
+
+    def end(self, before: Reached) -> Reached:
+        return before
+
+    def close(self) -> None:
+        if self._logger is not None:
+            self._logger.close()
+
+
 class LoggingThreads:
-    """loggers: by name. tell: to the coordinator. They begin with `begin`."""
+    """loggers, callbacks: by name. tell: to the coordinator. They begin with `begin`."""
 
     def __init__(
-        self, loggers: Mapping[str, MakeLogger], facts: LoggerFacts, url: str, tell: Callable[[Message], None]
+        self,
+        loggers: Mapping[str, MakeLogger],
+        callbacks: Mapping[str, MakeCallback],
+        facts: LoggerFacts,
+        url: str,
+        tell: Callable[[Message], None],
     ) -> None:
-        self._loggers, self._facts, self._url, self._tell = loggers, facts, url, tell
+        self._loggers, self._callbacks, self._facts, self._url, self._tell = loggers, callbacks, facts, url, tell
         self._threads: list[_LoggingThread] = []  # while this worker is the root
-        self._retired: dict[str, _LoggingThread] = {}  # by name: the last one that was told to leave
+        self._retired: dict[str, _LoggingThread] = {}  # by file: the last one that was told to leave
 
     def begin(self) -> None:
         """This worker is the root; what is in the history and was not given is given first."""
         if not self._threads:
-            for name, make in self._loggers.items():
-                before = self._retired.get(name)
-                self._threads.append(_LoggingThread(name, make, self._facts, self._url, self._tell, before))
+            recipients: list[Recipient] = [
+                LoggerRecipient(name, make, self._facts) for name, make in self._loggers.items()
+            ]
+            for name, called in self._callbacks.items():
+                recipients.append(CallbackCalls(name, called, self._facts, self._tell))
+            for recipient in recipients:
+                before = self._retired.get(recipient.file)
+                self._threads.append(_LoggingThread(recipient, self._url, self._tell, before))
 
     def retire(self) -> None:
         """This worker is the root no longer: another one's loggers go on, and two must not write into the same run."""
         for thread in self._threads:
             thread.retire()
-            self._retired[thread.name] = thread
+            self._retired[thread.recipient.file] = thread
         self._threads = []
 
     def give(self, records: Sequence[Record]) -> None:
@@ -105,11 +124,19 @@ class LoggingThreads:
         for thread in self._threads:
             thread.give(records)
 
+    def complete(self, done: Callable[[], None], seconds: float) -> None:
+        """Training is complete: the callbacks are told so, and `done` is called after them, by any thread, or after
+        that time.
+        """
+        threads = [thread for thread in self._threads if isinstance(thread.recipient, CallbackCalls)]
+        countdown = _Countdown(len(threads), done, seconds)
+        for thread in threads:
+            thread.complete(countdown.one)
+
     def announce_end(self, seconds: float) -> None:
         """Tells that the end waits for those that have been given something, and for how long at most."""
-        if names := [thread.name for thread in self._threads]:
-            who = "the logger" if len(names) == 1 else "the loggers"
-            text = f"waiting up to {seconds:g} s for {who} {', '.join(names)} to take all of the history"
+        if names := [thread.recipient.who for thread in self._threads]:
+            text = f"waiting up to {seconds:g} s for {', '.join(names)} to take all of the history"
             self._tell(WorkerWarning(reason=LOGGERS_AWAITED, message=text[:MOST_TEXT]))
 
     def close(self, seconds: float) -> None:
@@ -124,7 +151,9 @@ class LoggingThreads:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
             if missing := thread.missing():
-                text = f"the logger {thread.name} {missing}; `bamboo history --to` writes the history into it"
+                text = f"{thread.recipient.who} {missing}"
+                if isinstance(thread.recipient, LoggerRecipient):
+                    text += "; `bamboo history --to` writes the history into it"
                 logger.warning("%s", text)
                 self._tell(WorkerWarning(reason="LoggerIncomplete", message=text[:MOST_TEXT]))
 
@@ -134,23 +163,23 @@ class _LoggingThread:
 
     def __init__(
         self,
-        name: str,
-        make: MakeLogger,
-        facts: LoggerFacts,
+        recipient: Recipient,
         url: str,
         tell: Callable[[Message], None],
         before: "_LoggingThread | None",
     ) -> None:
-        self.name, self._make, self._facts, self._tell = name, make, facts, tell
+        self.recipient, self._tell = recipient, tell
         self._files = HistoryFiles(url)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque(maxlen=MOST_WAITING)
-        self._logger: Logger | None = None
-        self._reached: Reached | None = None
+        self._reached: Reached | None = None  # once that is read
+        self._behind = True  # it has not been given what is in the history already
+        self._unsaved = False  # what it has reached is not written
+        self._completed: list[Callable[[], None]] = []  # who waits until it has heard that training is complete
         self._ended = self._retired = self._troubled = False
-        self._whole = False  # it has ended, and its logger has taken and closed everything
+        self._whole = False  # it has ended, and its recipient has taken and closed everything
         self._before = before
-        self._thread = threading.Thread(target=self._run, name=f"logger-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=recipient.file.removesuffix(".json"), daemon=True)
         self._thread.start()
 
     def missing(self) -> str:
@@ -164,6 +193,12 @@ class _LoggingThread:
     def give(self, records: Sequence[Record]) -> None:
         with self._changed:
             self._waiting.extend(records)
+            self._changed.notify_all()
+
+    def complete(self, done: Callable[[], None]) -> None:
+        """After what was given its recipient hears that training is complete; then `done` is called."""
+        with self._changed:
+            self._completed.append(done)
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -191,8 +226,9 @@ class _LoggingThread:
         self._before = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ended or self._reached is None)
+                self._changed.wait_for(self._has_work)
                 given, ended, retired = list(self._waiting), self._ended, self._retired
+                completed = list(self._completed)
             if retired:
                 self._whole = self._close()
                 return
@@ -200,9 +236,8 @@ class _LoggingThread:
             watch.daemon = True
             watch.start()
             try:
-                self._write(given)
+                self._write(given, complete=bool(completed))
             except Exception as error:  # whatever a logger raises
-                self._logger = None
                 self._trouble(f"{type(error).__name__}: {error}")
                 with self._changed:
                     if not self._ended:
@@ -212,8 +247,15 @@ class _LoggingThread:
             finally:
                 watch.cancel()
             if ended:
-                self._whole = self._close() and not self._waiting and self._reached is not None
+                self._whole = self._close() and not self._waiting and not self._behind
                 return
+            with self._changed:
+                self._completed = self._completed[len(completed) :]
+            for done in completed:
+                done()
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._ended or self._behind or self._completed)
 
     def _outlive(self, before: "_LoggingThread") -> bool:
         """Waits until that one has gone; False if this one's own time is over first."""
@@ -226,39 +268,69 @@ class _LoggingThread:
                     return False
         return True
 
-    def _write(self, given: Sequence[Record]) -> None:
-        before = self._reached
-        if before is None:  # this is the beginning, or nothing has worked yet
-            before = reached(self._files.read_bytes(self._file))
+    def _write(self, given: Sequence[Record], *, complete: bool) -> None:
+        if self._reached is None:
+            self._reached = reached(self._files.read_bytes(self.recipient.file), self.recipient.kind)
+        if self._behind:
             given = merged([*self._files.read_all(), *given])
-        new, after = [record for record in given if not before.has(record)], before
-        if self._logger is None:
-            self._logger = self._make(self._facts)
-        if new:
-            self._logger.write(new)
-            after = before.after(new)
-            self._files.write_bytes(self._file, msgspec.json.encode(after))
-        self._reached, self._troubled = after, False
+        new = [record for record in given if not self._reached.has(record)]
+        for start in range(0, len(new), self.recipient.at_once):
+            self._save(self.recipient.write(new[start : start + self.recipient.at_once], self._reached))
+        if complete:
+            self._save(self.recipient.end(self._reached))
+        elif self._unsaved:
+            self._save(self._reached)
+        self._behind = self._troubled = False
         with self._changed:
-            while self._waiting and after.has(self._waiting[0]):
+            while self._waiting and self._reached.has(self._waiting[0]):
                 self._waiting.popleft()
 
-    def _close(self) -> bool:
-        if self._logger is not None:
-            try:
-                self._logger.close()
-            except Exception as error:
-                self._trouble(f"{type(error).__name__}: {error}")
-                return False
-        return True
+    def _save(self, now: Reached) -> None:
+        """It has come so far, which is known here though it cannot be written."""
+        self._reached, self._unsaved = now, True
+        self._files.write_bytes(self.recipient.file, msgspec.json.encode(now))
+        self._unsaved = False
 
-    @property
-    def _file(self) -> str:
-        return f"logger-{self.name}.json"
+    def _close(self) -> bool:
+        try:
+            self.recipient.close()
+        except Exception as error:
+            self._trouble(f"{type(error).__name__}: {error}")
+            return False
+        return True
 
     def _trouble(self, message: str) -> None:
         """Said once, until it works again."""
-        logger.warning("the logger %s fails: %s", self.name, message)
+        logger.warning("%s fails: %s", self.recipient.who, message)
         if not self._troubled:
             self._troubled = True
-            self._tell(WorkerWarning(reason="LoggerFailed", message=f"the logger {self.name}: {message}"[:MOST_TEXT]))
+            self._tell(
+                WorkerWarning(reason=self.recipient.reason, message=f"{self.recipient.who}: {message}"[:MOST_TEXT])
+            )
+
+
+class _Countdown:
+    """Calls `done` once, when so many have counted, or after that time in seconds."""
+
+    def __init__(self, many: int, done: Callable[[], None], seconds: float) -> None:
+        self._left, self._done, self._called, self._lock = many, done, False, threading.Lock()
+        self._timer = threading.Timer(seconds, self._finish)
+        self._timer.daemon = True
+        if many:
+            self._timer.start()
+        else:
+            self._finish()
+
+    def one(self) -> None:
+        with self._lock:
+            self._left -= 1
+            left = self._left
+        if left == 0:
+            self._timer.cancel()
+            self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            called, self._called = self._called, True
+        if not called:
+            self._done()
