@@ -69,7 +69,7 @@ class OutputOptions:
     """How results are shown, as the user gave it."""
 
     output: Annotated[SimulationFormat, typer.Option("--output", "-o", help="Output format.")] = SimulationFormat.TEXT
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
 
 
 def rates_of(ctx: typer.Context, nodes: NodeOptions, made_up: Sequence[str]) -> tuple[float, ...]:

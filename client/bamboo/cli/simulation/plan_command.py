@@ -143,7 +143,7 @@ class PlanOptions:
         int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
     ] = None
     output: Annotated[PlanFormat, typer.Option("--output", "-o", help="Output format.")] = PlanFormat.TEXT
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False
 
 
 @app.command()
