@@ -126,9 +126,9 @@ def test_resume_does_not_begin_anew_because_what_is_there_is_of_another_training
         "training (job small): its task or its training section differs; --no-resume begins at step 0\n"
     )
     options = LocalRunOptions(checkpoints=str(folder), resume=True)
-    spec, _ = options.job(job)
+    spec = options.job(job).spec
     store = CheckpointStore(str(folder))
     save(store, 10, digest=numbers_digest(spec))
     options.check_checkpoints(spec)
     for fine in (LocalRunOptions(checkpoints=str(tmp_path / "empty"), resume=True), LocalRunOptions(resume=None)):
-        fine.check_checkpoints(fine.job(job)[0])
+        fine.check_checkpoints(fine.job(job).spec)

@@ -180,7 +180,7 @@ class JobCost(ApiPart, frozen=True):
     on_demand_total: Amount | None = None
     """What the same workers would have cost since comparedSince at the price of the first pool of capacity OnDemand."""
     saved: Annotated[str, _schema(maxLength=32, pattern=r"^-?[0-9]+(\.[0-9]+)?$")] | None = None
-    """onDemandTotal less the real cost since comparedSince."""
+    """What remains of onDemandTotal after the real cost since comparedSince."""
     compared_since: Time | None = None
     """Since when onDemandTotal and saved are counted."""
     counted_until: Time | None = None
