@@ -137,6 +137,18 @@ def test_arguments_that_do_not_fit_are_told_by_their_names() -> None:
         quickstart(suspend=True).run()
 
 
+def test_weights_that_are_not_there_are_an_error_of_bamboos(tmp_path: Path) -> None:
+    with pytest.raises(bamboo.BambooError, match="nothing-here"):
+        bamboo.load(tmp_path / "nothing-here")
+
+
+def test_a_field_of_a_pod_that_is_not_known_here_is_a_warning() -> None:
+    """The cluster may be newer than this program."""
+    template = {"spec": {"newField": 1}}
+    told = quickstart(worker={"template": template}).validate().warnings
+    assert any("newField" in text for text in told)
+
+
 def test_errors_come_through_a_process_as_they_are() -> None:
     invalid = bamboo.InvalidJob([Problem("spec.x", "expected y")])
     failed = bamboo.JobFailed("job", "TaskFailed", "no", "Traceback")

@@ -1,6 +1,7 @@
 """Jobs that a program runs on its machine: followed, disturbed, suspended, failed, and ended with the program."""
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 import bamboo
+from bamboo.local.scratch import collect
 from bamboo_trainer.models import mlp
 
 WAIT_SECONDS = 120.0  # for anything on a loaded machine
@@ -32,6 +34,7 @@ def build(config):
 """
 SCRIPT = """\
 import bamboo
+from bamboo.local.scratch import collect
 from bamboo_trainer.models import mlp
 
 
@@ -120,6 +123,8 @@ def test_a_job_is_suspended_resumed_and_stopped(tmp_path: Path) -> None:
     with pytest.raises(bamboo.InvalidRequest, match="does not train yet"):
         handle.preempt()
     trains(handle)
+    with pytest.raises(bamboo.InvalidRequest, match=r"worker 'nope': expected one of w0, w1"):
+        handle.preempt("nope")
     assert handle.progress.page.startswith("http://127.0.0.1:")
     with pytest.raises(bamboo.NotInTime):
         handle.wait(0.1)
@@ -127,11 +132,13 @@ def test_a_job_is_suspended_resumed_and_stopped(tmp_path: Path) -> None:
     until(lambda: handle.progress.preemptions == 1)
     handle.suspend()
     kept = handle.checkpoints()[0].step
+    assert handle.progress.message == f"the state of step {kept} is kept"
     assert (handle.progress.state, handle.progress.step >= kept) == ("Suspended", True)
     with pytest.raises(bamboo.InvalidRequest, match=r"suspended; resume\(\)"):
         handle.wait()
     handle.resume()
     trains(handle, kept + 3)
+    assert handle.progress.preemptions == 1, "they are counted on"
     handle.stop()
     with pytest.raises(bamboo.JobInterrupted):
         handle.wait()
@@ -186,10 +193,85 @@ def test_ctrl_c_ends_the_job_and_not_the_program() -> None:
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=press).start()
+    presses = threading.Thread(target=press)
+
+    def wait() -> None:
+        presses.start()
+        handle.wait(WAIT_SECONDS)
+
     with pytest.raises(KeyboardInterrupt):
-        handle.wait()
+        wait()
+    presses.join()
     assert handle.progress.state == "Interrupted"
+    handle.close()
+
+
+def test_two_who_suspend_a_job_keep_its_state(tmp_path: Path) -> None:
+    """A second request to stop is none to end at once."""
+    handle = job(ENDLESS, checkpoint={"storage": {"uri": tmp_path.as_uri()}}).run(page=False)
+    trains(handle)
+    others = [threading.Thread(target=handle.suspend), threading.Thread(target=handle.stop)]
+    for one in others:
+        one.start()
+    for one in others:
+        one.join(WAIT_SECONDS)
+    assert handle.progress.state == "Suspended"
+    assert handle.checkpoints()[0].state == "Complete"
+    handle.close()
+
+
+def test_a_slow_listener_hears_the_last_event() -> None:
+    with job().run(page=False) as handle:
+        feed = handle.events(follow=True)
+        first = next(feed)
+        handle.wait(WAIT_SECONDS)
+        reasons = [first.reason, *(event.reason for event in feed)]
+    assert (reasons[0], reasons[-1]) == ("WorkerJoined", "Complete")
+
+
+def test_a_job_ends_though_nobody_reads_what_it_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    with job(ENDLESS).run(page=False, output=None) as handle:
+        trains(handle)
+        handle.stop()
+        assert handle.progress.state == "Interrupted"
+
+
+FORKING = """\
+    import os, sys, time
+    while handle.progress.step < 3:
+        time.sleep(0.1)
+    if not os.fork():
+        sys.exit(0)
+    os.wait()
+    time.sleep(0.5)
+    print(handle.progress.state, flush=True)
+    handle.close()
+"""
+
+
+def test_a_fork_of_the_program_ends_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.partition("    for event")[0] + FORKING)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
+    assert done.stdout == "Running\n", done.stderr
+
+
+def test_a_script_that_is_run_as_a_module_uses_its_own_function(tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "steps.py").write_text("STEPS = 5\n")
+    own = SCRIPT.replace("import bamboo\n", "import bamboo\nfrom .steps import STEPS\n", 1)
+    own = own.replace("1_000_000", "STEPS").partition("    for event")[0] + "    print(handle.wait(100).state)\n"
+    (package / "train.py").write_text(own)
+    done = subprocess.run(
+        [sys.executable, "-m", "mine.train"], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
+    assert done.stdout == "Complete\n", done.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -212,8 +294,8 @@ def test_nothing_outlives_the_program(tmp_path: Path, how: signal.Signals) -> No
     script.wait(WAIT_SECONDS)
     script.stdout.close()
     until(lambda: not marked(tmp_path))
-    if how is signal.SIGINT:
-        assert not list((tmp_path / "tmp").iterdir())
+    collect(tmp_path / "tmp")  # as the next run does, after a program that was killed
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def marked(folder: Path) -> list[int]:

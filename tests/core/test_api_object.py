@@ -52,7 +52,8 @@ def test_what_is_none_and_a_part_that_says_nothing_are_left_out() -> None:
         ({"count": "many", "name": "a", "later": 1}, Outer(name="a")),
         ({"count": None, "one": None, "other": None}, Outer()),
         ({"one": {"soFar": 1, "at": "noon"}, "other": {"soFar": []}}, Outer(one=Inner(so_far=1), other=Inner())),
-        ({"one": 3, "names": ["a", 1], "numbers": {"x": "y"}}, Outer()),
+        ({"one": 3, "names": "a", "numbers": ["x"]}, Outer()),
+        ({"names": ["a", 1], "numbers": {"x": "y", "z": 2}}, Outer(names=("a",), numbers={"z": 2})),
     ],
 )
 def test_what_is_unknown_null_or_of_another_type_counts_as_absent(said: object, found: Outer) -> None:

@@ -127,7 +127,18 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         namespace="team-a",
         suspend=True,
         managed_by="kueue.x-k8s.io/multikueue",
-        task=s.TaskSpec(entrypoint="a.b:build", config={"rate": 0.001, "sizes": [1, 2.5, None, {"deep": True}]}),
+        task=s.TaskSpec(
+            entrypoint="a.b:build",
+            config={"rate": 0.001, "sizes": [1, 2.5, None, {"deep": True}]},
+            initial_from=s.InitialSpec(
+                url="s3://bucket/other",
+                step=40,
+                averaged=True,
+                drop=("head.*",),
+                extend=("wpe.weight",),
+                rename={"h.*": "blocks.*", "a": "b"},
+            ),
+        ),
         training=t.TrainingSpec(
             steps=100,
             global_batch_size=256,

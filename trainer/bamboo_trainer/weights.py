@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from bamboo_core.complaints import complain
+from bamboo_core.storage.errors import StorageError
+from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.sources import open_source
 from bamboo_trainer.checkpoint.state_dict import by_file
 
@@ -23,13 +25,16 @@ def load(url: str | Path, *, step: int | None = None, averaged: bool = False) ->
 
     url: what `bamboo run --output` has written (its folder weights), or where checkpoints are. step: of a checkpoint;
     None: the newest sound one. averaged: what training.ema keeps, instead of the weights. Raises StorageError if
-    nothing is there or it is damaged, ExportError if there are no averages.
+    nothing is there, it is damaged, or there are no averages.
     """
-    source, passed = open_source(str(url), step, averaged=averaged)
+    try:
+        source, passed = open_source(str(url), step, averaged=averaged)
+        entries = source.entries()
+    except ExportError as error:
+        raise StorageError(str(error)) from None
     for note in passed:
         complain(note)
     found = {}
-    entries = source.entries()
     for file, wanted in by_file(entries).items():
         tensors = source.tensors(file, wanted)
         for entry in wanted:

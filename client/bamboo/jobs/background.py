@@ -4,33 +4,58 @@ It is made when the first thing is asked of it, and ends with the interpreter.
 """
 
 import asyncio
+import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 END_SECONDS: Final = 90.0  # for what is cancelled to end
+Close = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _Background:
-    """The loop and its thread."""
+    """The loop, its thread, and what is to be closed before the interpreter ends. A fork has none of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: list[Close] = []
         self._pid = 0
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():  # a fork has no threads but its own
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="bamboo", daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(work, self._started())
+
+    def opened(self, close: Close) -> None:
+        with self._lock:
+            self._started()
+            self._open.append(close)
+
+    def closed(self, close: Close) -> None:
+        with self._lock:
+            if close in self._open:
+                self._open.remove(close)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or self._pid != os.getpid():
+            self._loop, self._pid, self._open = asyncio.new_event_loop(), os.getpid(), []
+            threading.Thread(target=self._loop.run_forever, name="bamboo", daemon=True).start()
+            atexit.register(self._close_all)
+        return self._loop
+
+    def _close_all(self) -> None:
+        if self._pid == os.getpid() and self._open:
+            call(_all_of(self._open.copy()))
 
 
 _BACKGROUND: Final = _Background()
+
+
+async def _all_of(closing: list[Close]) -> None:
+    await asyncio.gather(*(close() for close in closing), return_exceptions=True)
 
 
 def call(work: Coroutine[Any, Any, T]) -> T:
@@ -55,3 +80,13 @@ def call(work: Coroutine[Any, Any, T]) -> T:
 async def wait(work: Coroutine[Any, Any, T]) -> T:
     """What the work returns or raises, for whoever awaits it in a loop of their own, as a notebook has one."""
     return await asyncio.wrap_future(_BACKGROUND.submit(work))
+
+
+def opened(close: Close) -> None:
+    """Has this called before the interpreter ends, unless `closed` says before that it was."""
+    _BACKGROUND.opened(close)
+
+
+def closed(close: Close) -> None:
+    """What `opened` was told has been closed."""
+    _BACKGROUND.closed(close)

@@ -12,6 +12,7 @@ from bamboo.jobs.child import Answered, Ask, ChildWork, Raised
 from bamboo.jobs.errors import BambooError
 
 END_SECONDS: Final = 60.0  # from SIGTERM to SIGKILL: a job that keeps its state may take its time
+PRINTED_SECONDS: Final = 2.0  # for its last lines, once it has ended
 TAIL_LINES: Final = 20
 
 
@@ -67,8 +68,13 @@ class ChildProcess:
             if self._process.returncode is None:
                 self._process.kill()
             await self._process.wait()
-            await self._printed
+            await asyncio.wait([self._printed], timeout=PRINTED_SECONDS)  # others may hold its standard error
+            self._printed.cancel()
         return "\n".join(self._tail)
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -91,7 +97,8 @@ class ChildProcess:
                 return
             text = line.decode(errors="replace").rstrip("\n")
             self._tail.append(text)
-            self._say(text)
+            with contextlib.suppress(OSError, ValueError):  # this program's own standard error is closed
+                self._say(text)
 
 
 async def ask(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,6 +1,7 @@
 """`bamboo.Client`: the jobs of a cluster. `AsyncClient` is for programs that await."""
 
 from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
 
 from bamboo.jobs import background
 from bamboo.jobs.cluster_access import ClusterAccess, cluster_access
@@ -19,7 +20,7 @@ class AsyncClient:
         self, job: Job, *, apply: bool = False, force: bool = False, dry_run: bool = False
     ) -> AsyncJobHandle:
         """Makes the job on the cluster; with apply, or merges it into the one there is."""
-        work = self._cluster.submit(job.document, apply=apply, force=force, dry_run=dry_run)
+        work = self._cluster.submit(job.source, apply=apply, force=force, dry_run=dry_run)
         return AsyncJobHandle(await background.wait(work))
 
     async def job(self, name: str) -> AsyncJobHandle:
@@ -62,7 +63,7 @@ class Client:
         """Makes the job on the cluster; with apply, or merges it into the one there is, with force also fields that
         others have set. dry_run: only the API server's own checks are made.
         """
-        work = self._cluster.submit(job.document, apply=apply, force=force, dry_run=dry_run)
+        work = self._cluster.submit(job.source, apply=apply, force=force, dry_run=dry_run)
         return JobHandle(background.call(work))
 
     def job(self, name: str) -> JobHandle:
@@ -72,6 +73,18 @@ class Client:
     def jobs(self) -> list[JobHandle]:
         """All jobs of the namespace, by name."""
         return [JobHandle(job) for job in background.call(self._cluster.jobs())]
+
+    def close(self) -> None:
+        """Closes the connections; jobs go on."""
+        background.call(self._cluster.close())
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def watch(self) -> Iterator[JobProgress]:
         """The progress of each job, and again whenever it is another one; for ever."""

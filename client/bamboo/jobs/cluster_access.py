@@ -1,23 +1,23 @@
 """The way of a program to a cluster, and the jobs there, in the loop in the background."""
 
 import asyncio
-import atexit
-from typing import Any, Final
 
 from bamboo.jobs import background
 from bamboo.jobs.cluster_job import ClusterJob, told
-from bamboo.jobs.errors import InvalidRequest
+from bamboo.jobs.errors import InvalidJob, InvalidRequest
 from bamboo.jobs.results import JobProgress, progress_of
+from bamboo.local.job_source import JobSource
 from bamboo.remote import operations
 from bamboo.remote.session import NAME, patiently
 from bamboo.remote.watch import INTERVAL_SECONDS
+from bamboo_core.job.pod_fields import NEWEST_MINOR, unknown_in_template
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.kubeconfig import load
 from bamboo_core.view.job_view import JobView, view_of
 
 
 class ClusterAccess:
-    """The way to a cluster, in the loop in the background. It is open until the program ends.
+    """The way to a cluster, in the loop in the background. It is open until it is closed, or the program ends.
 
     namespace: of jobs whose manifest names none. Raises what `told` raises.
     """
@@ -25,26 +25,44 @@ class ClusterAccess:
     def __init__(self, namespace: str | None, context: str | None, kubeconfig: str | None) -> None:
         with told():
             access = load(kubeconfig, context)
-        self.namespace = namespace or access.namespace
+        self._given, self.namespace = namespace, namespace or access.namespace
         if not NAME.fullmatch(self.namespace):
             raise InvalidRequest(f"namespace {self.namespace}: expected the name of a namespace")
-        self._api, self._opened = KubeApi(access), asyncio.Lock()
+        self._api, self._opening = KubeApi(access), asyncio.Lock()
         self._is_open = False
 
     async def api(self) -> KubeApi:
-        async with self._opened:
+        async with self._opening:
             if not self._is_open:
                 await self._api.__aenter__()
                 self._is_open = True
-                _OPEN.append(self._api)
+                background.opened(self.close)
         return self._api
 
-    async def submit(self, document: dict[str, Any], *, apply: bool, force: bool, dry_run: bool) -> ClusterJob:
-        namespace = str(document["metadata"].get("namespace") or self.namespace)
+    async def close(self) -> None:
+        """Closes the connections; they are opened again if more is asked."""
+        async with self._opening:
+            if self._is_open:
+                self._is_open = False
+                background.closed(self.close)
+                await self._api.__aexit__(None, None, None)
+
+    async def submit(
+        self, job: JobSource, *, apply: bool, force: bool, dry_run: bool, alone: bool = False
+    ) -> ClusterJob:
+        """alone: the connections are closed with the job's handle."""
+        named = job.document["metadata"].get("namespace")
+        if named and self._given and named != self._given:
+            raise InvalidRequest(f"namespace {self._given}: {job.name} is of namespace {named}")
         with told():
             api = await self.api()
-            _, after = await operations.put(api, namespace, document, apply=apply, force=force, dry_run=dry_run)
-        return ClusterJob(api, after)
+            unknown = unknown_in_template(job.spec)
+            if unknown and await api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
+                raise InvalidJob(unknown)
+            _, after = await operations.put(
+                api, str(named or self.namespace), job.document, apply=apply, force=force, dry_run=dry_run
+            )
+        return ClusterJob(api, after, self.close if alone else None)
 
     async def job(self, name: str) -> ClusterJob:
         with told():
@@ -76,16 +94,3 @@ class ClusterAccess:
 async def cluster_access(namespace: str | None, context: str | None, kubeconfig: str | None) -> ClusterAccess:
     """The way to the cluster that these name, made in the loop. Raises InvalidRequest, ClusterError."""
     return ClusterAccess(namespace, context, kubeconfig)
-
-
-_OPEN: Final[list[KubeApi]] = []
-
-
-@atexit.register
-def _close_all() -> None:
-    async def close() -> None:
-        for api in _OPEN:
-            await api.__aexit__(None, None, None)
-
-    if _OPEN:
-        background.call(close())

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -19,6 +19,7 @@ from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, progress_o
 from bamboo.remote import operations
 from bamboo.remote.job_view import phrases
 from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
+from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import patiently
 from bamboo.remote.victims import VictimChoice, victim
 from bamboo.remote.watch import INTERVAL_SECONDS, WaitTimedOut
@@ -49,8 +50,9 @@ def told() -> Iterator[None]:
 class ClusterJob:
     """One job: another one of its name, made later, is another job. All methods are called in the loop."""
 
-    def __init__(self, api: KubeApi, job: JobView) -> None:
-        self._api, self._job = api, job
+    def __init__(self, api: KubeApi, job: JobView, close: Callable[[], Awaitable[None]] | None = None) -> None:
+        """close: of the connection, if it was made for this job alone."""
+        self._api, self._job, self._close = api, job, close or _nothing
         self._reader = JobReader(api, job.namespace, job.name)
 
     @property
@@ -60,17 +62,22 @@ class ClusterJob:
     async def progress(self) -> JobProgress:
         return progress_of(await self._now())
 
-    async def events(self, *, follow: bool) -> AsyncIterator[Occurrence]:
-        """What the cluster still knows of it: most keep events for an hour."""
-        unseen = UnseenEvents()
-        while True:
-            with told():
-                snapshot = await patiently(lambda: self._reader.snapshot(pod_events=True))
-            for one in unseen.of(snapshot.events):
-                yield Occurrence(time=one.at.timestamp(), reason=one.reason, message=one.message, warning=one.warning)
-            if not follow or snapshot.job.status.ended:
-                return
-            await asyncio.sleep(INTERVAL_SECONDS)
+    def feed(self) -> "ClusterFeed":
+        return ClusterFeed(self)
+
+    async def over(self) -> bool:
+        return (await self._now()).status.ended is not None
+
+    async def moment(self) -> None:
+        await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def snapshot(self, *, pod_events: bool = False) -> JobSnapshot:
+        """The job with its workers and events. Raises JobInterrupted if it was deleted."""
+        await self._now()
+        with told():
+            found = await patiently(lambda: self._reader.snapshot(pod_events=pod_events))
+        self._same(found.job)
+        return found
 
     async def wait(self, seconds: float | None) -> JobProgress:
         """Waits until the job is complete, however often it is suspended meanwhile."""
@@ -88,8 +95,8 @@ class ClusterJob:
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
         """Deletes the pod of that worker, or of one that trains, with grace or without."""
         choice = VictimChoice(worker=worker, random=worker is None)
+        snapshot = await self.snapshot()
         with told():
-            snapshot = await self._reader.snapshot()
             chosen = victim(snapshot.job, snapshot.workers, choice, random.SystemRandom().choice)
             await self._api.delete_pod(self._job.namespace, chosen.name, chosen.uid, None if notice else 0)
 
@@ -98,14 +105,21 @@ class ClusterJob:
             await operations.change_spec(self._api, self._job, {"topology": {"pipelines": pipelines}})
 
     async def suspend(self) -> None:
+        """Raises InvalidRequest if it is over, or comes to its end meanwhile."""
+        self._check_not_over(await self._now(), "suspended")
         with told():
             await operations.change_spec(self._api, self._job, {"suspend": True})
-        job = await self._until(lambda job: job.status.holds("Suspended"), "was not suspended", GONE_SECONDS)
+        job = await self._until(
+            lambda job: job.status.holds("Suspended") or job.status.ended is not None, "was not suspended", GONE_SECONDS
+        )
+        self._check_not_over(job, "suspended")
         with told():
             await operations.until_no_pods(self._api, job, GONE_SECONDS)
 
     async def resume(self) -> None:
+        """Raises InvalidRequest if it is over, or the operator keeps it suspended."""
         job = await self._now()
+        self._check_not_over(job, "resumed")
         if job.held_back:
             raise InvalidRequest(f"{job.name} cannot be resumed: {job.held_back}")
         with told():
@@ -136,16 +150,24 @@ class ClusterJob:
         return self.checkpoint_place()
 
     async def close(self) -> None:
-        """The job goes on."""
+        """The job goes on; a connection that was made for it alone is closed."""
+        await self._close()
 
     async def _now(self) -> JobView:
         """The job as it is. Raises JobInterrupted if it was deleted."""
         with told():
             job = await patiently(lambda: operations.existing(self._api, self._job.namespace, self._job.name))
+        self._job = self._same(job)
+        return self._job
+
+    def _same(self, job: JobView | None) -> JobView:
         if job is None or job.uid != self._job.uid:
             raise JobInterrupted(self.name, "Deleted", "the job was deleted")
-        self._job = job
         return job
+
+    def _check_not_over(self, job: JobView, what: str) -> None:
+        if job.status.ended:
+            raise InvalidRequest(f"{job.name} is over ({job.status.state}); it cannot be {what}")
 
     async def _until(self, met: Callable[[JobView], bool], what: str, seconds: float | None) -> JobView:
         """The job as soon as it is so. Raises NotInTime."""
@@ -158,3 +180,23 @@ class ClusterJob:
             said = f"{self.name} {what} after {seconds:g} s; it is {self._job.status.state}"
             raise NotInTime(f"{said}: {why}" if why else said) from None
         return job
+
+
+async def _nothing() -> None:
+    """The connection is others' as well."""
+
+
+class ClusterFeed:
+    """What has happened to a job since this was asked last, as far as the cluster knows it: most keep events for an
+    hour. One that happens again is told again.
+    """
+
+    def __init__(self, job: ClusterJob) -> None:
+        self._job, self._unseen = job, UnseenEvents()
+
+    async def new(self) -> list[Occurrence]:
+        snapshot = await self._job.snapshot(pod_events=True)
+        return [
+            Occurrence(time=one.at.timestamp(), reason=one.reason, message=one.message, warning=one.warning)
+            for one in self._unseen.of(snapshot.events)
+        ]

@@ -28,11 +28,13 @@ def entrypoint_of(build: Callable[..., Any]) -> tuple[str, Path | None]:
 
 def _of_script(name: str) -> tuple[str, Path]:
     main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None or hasattr(sys, "ps1") or not Path(file).stem.isidentifier():
         raise InvalidRequest(
             f"task: {name} is only in this notebook or session, and the workers import it from a file; begin its cell"
             f" with %%writefile my_task.py, then say import my_task and task=my_task.{name}"
         )
     path = Path(file).resolve()
-    return f"{path.stem}:{name}", path.parent
+    if spec is None:
+        return f"{path.stem}:{name}", path.parent
+    return f"{spec.name}:{name}", path.parents[spec.name.count(".")]  # python -m package.module

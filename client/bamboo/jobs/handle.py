@@ -1,5 +1,6 @@
 """A job that was begun, here or on a cluster: what a program asks of it. `AsyncJobHandle` is for those that await."""
 
+import asyncio
 import importlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -8,12 +9,20 @@ from typing import Any, Protocol
 
 from bamboo.jobs import background
 from bamboo.jobs.checkpoints import StoredCheckpoint, checkpoints_at
-from bamboo.jobs.errors import BambooError, InvalidRequest, NotInTime
+from bamboo.jobs.errors import BambooError, NotInTime
 from bamboo.jobs.export import ExportFormat, export
 from bamboo.jobs.notebook import handle_html
 from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence
+from bamboo.local.trainer_calls.trainer_process import missing_packages
+from bamboo_core.storage.errors import StorageError
 
 PRINT_SECONDS = 2.0  # at least, between two lines of progress
+
+
+class EventFeed(Protocol):
+    """The events of a job that have not been told yet."""
+
+    async def new(self) -> list[Occurrence]: ...
 
 
 class BegunJob(Protocol):
@@ -22,7 +31,13 @@ class BegunJob(Protocol):
     @property
     def name(self) -> str: ...
     async def progress(self) -> JobProgress: ...
-    def events(self, *, follow: bool) -> AsyncIterator[Occurrence]: ...
+    def feed(self) -> "EventFeed": ...
+    async def over(self) -> bool:
+        """Does nothing more happen to it for now?"""
+
+    async def moment(self) -> None:
+        """Waits until something may have happened."""
+
     async def wait(self, seconds: float | None) -> JobProgress: ...
     async def preempt(self, worker: str | None, *, notice: bool) -> None: ...
     async def scale(self, pipelines: int) -> None: ...
@@ -54,9 +69,11 @@ class AsyncJobHandle:
 
     async def events(self, *, follow: bool = False) -> AsyncIterator[Occurrence]:
         """What happened to the job, oldest first; with follow also what does until it is over."""
-        events = self._job.events(follow=follow)
-        while (event := await background.wait(_next(events))) is not None:
-            yield event
+        feed, over = self._job.feed(), False
+        while not over:
+            over, events = await background.wait(_news(self._job, feed, follow=follow))
+            for event in events:
+                yield event
 
     async def history(self) -> HistoryRows:
         """The losses, evaluations and events of all steps."""
@@ -70,7 +87,7 @@ class AsyncJobHandle:
         return await background.wait(self._job.wait(timeout))
 
     async def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
-        """Takes a worker away, as a cloud would, to see the job survive it. worker: None for the last one's."""
+        """Takes a worker away, as a cloud would, to see the job survive it. worker: None for one that trains."""
         await background.wait(self._job.preempt(worker, notice=notice))
 
     async def scale(self, pipelines: int) -> None:
@@ -106,13 +123,23 @@ class AsyncJobHandle:
         place = self._job.checkpoint_place() if step is not None or ema else self._job.weights_place()
         return await background.wait(export(place, Path(path), format, step=step, ema=ema, force=force))
 
+    async def weights(self) -> dict[str, Any]:
+        """The trained weights as a state dict of tensors, named as `load` names them."""
+        return await asyncio.to_thread(load, self._job.weights_place())
+
     async def close(self) -> None:
         """Stops a job that runs here, and removes its temporary output; a job on a cluster goes on."""
         await background.wait(self._job.close())
 
 
-async def _next(events: AsyncIterator[Occurrence]) -> Occurrence | None:
-    return await anext(events, None)
+async def _news(job: BegunJob, feed: EventFeed, *, follow: bool) -> tuple[bool, list[Occurrence]]:
+    """What is new; with follow as soon as something is, or the job is over. Whether nothing more will come."""
+    while True:
+        over = not follow or await job.over()
+        events = await feed.new()
+        if over or events:
+            return over, events
+        await job.moment()
 
 
 class JobHandle:
@@ -140,9 +167,10 @@ class JobHandle:
 
     def events(self, *, follow: bool = False) -> Iterator[Occurrence]:
         """What happened to the job, oldest first; with follow also what does until it is over."""
-        events = self._job.events(follow=follow)
-        while (event := background.call(_next(events))) is not None:
-            yield event
+        feed, over = self._job.feed(), False
+        while not over:
+            over, events = background.call(_news(self._job, feed, follow=follow))
+            yield from events
 
     def history(self) -> HistoryRows:
         """The losses, evaluations and events of all steps."""
@@ -162,18 +190,21 @@ class JobHandle:
 
     def watch(self) -> JobProgress:
         """Waits as `wait` does, and prints meanwhile what happens and, every two seconds, how far the job is."""
-        told, shown = 0, ""
+        feed, shown = self._job.feed(), ""
         while True:
+            ended, failure = None, None
             try:
-                ended, failure = self.wait(PRINT_SECONDS), None
+                ended = self.wait(PRINT_SECONDS)
             except NotInTime:
-                ended, failure = None, None
+                pass
             except BambooError as error:
-                ended, failure = None, error
-            events = list(self.events())
-            for event in events[told:]:
-                print(event, flush=True)
-            told = len(events)
+                failure = error
+            try:
+                for event in background.call(feed.new()):
+                    print(event, flush=True)
+            except BambooError:
+                if failure is None:
+                    raise
             if failure is not None:
                 raise failure
             progress = ended or self.progress
@@ -184,7 +215,7 @@ class JobHandle:
                 return ended
 
     def preempt(self, worker: str | None = None, *, notice: bool = False) -> None:
-        """Takes a worker away, as a cloud would, to see the job survive it. worker: None for the last one's."""
+        """Takes a worker away, as a cloud would, to see the job survive it. worker: None for one that trains."""
         background.call(self._job.preempt(worker, notice=notice))
 
     def scale(self, pipelines: int) -> None:
@@ -237,15 +268,22 @@ class JobHandle:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<JobHandle {self.progress}>"
+        return f"<JobHandle {self._seen()}>"
 
     def _repr_html_(self) -> str:
-        return handle_html(self.progress, self._losses())
+        return handle_html(self._seen(), self._losses())
+
+    def _seen(self) -> JobProgress:
+        """The progress, or why it cannot be told now."""
+        try:
+            return self.progress
+        except BambooError as error:
+            return JobProgress(name=self.name, state="Unknown", message=str(error))
 
     def _losses(self) -> list[tuple[int, float | None]]:
         try:
             return self.history().losses()
-        except InvalidRequest:  # it keeps no history, or has none yet
+        except BambooError:  # it keeps no history, or has none yet
             return []
 
 
@@ -256,8 +294,13 @@ def load(url: str | Path, *, step: int | None = None, averaged: bool = False) ->
     "layers.NUMBER.NAME".
 
     url: of a folder of weights or of checkpoints. step: of a checkpoint; None: the newest. averaged: what training.ema
-    keeps. Raises ModuleNotFoundError without bamboo-trainer, which reads them.
+    keeps. Raises BambooError if nothing is there or it is damaged, and without bamboo-trainer, which reads them.
     """
+    if missing := missing_packages():
+        raise BambooError(f"weights are read with {missing}, not installed here")
     weights = importlib.import_module("bamboo_trainer.weights")
-    found: dict[str, Any] = weights.load(url, step=step, averaged=averaged)
+    try:
+        found: dict[str, Any] = weights.load(url, step=step, averaged=averaged)
+    except (StorageError, ValueError) as error:
+        raise BambooError(str(error)) from None
     return found

@@ -1,7 +1,5 @@
 """`bamboo.Job`: a job that is made, checked, planned, simulated, run and submitted by a program."""
 
-import asyncio
-import atexit
 import copy
 import os
 import re
@@ -35,6 +33,7 @@ from bamboo.preemption.scheduling import parse as parse_schedule
 from bamboo_core.job.budget_reach import past
 from bamboo_core.job.manifest import ManifestError
 from bamboo_core.job.manifest_warnings import warnings as manifest_warnings
+from bamboo_core.job.pod_fields import unknown_in_template
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.yaml_file import source_of
 from bamboo_core.names import API_VERSION, ENV_LAUNCH, KIND
@@ -93,7 +92,7 @@ class Job:
     @classmethod
     def from_file(cls, path: str | Path) -> "Job":
         """The job of a manifest's file. Raises InvalidJob, whose problems name file and line."""
-        return cls.from_source(_source(lambda: source_of_file(str(path))))
+        return cls.from_source(_source(lambda: source_of_file(str(path), pods=False)))
 
     @classmethod
     def from_source(cls, source: JobSource) -> "Job":
@@ -110,6 +109,11 @@ class Job:
     def spec(self) -> JobSpec:
         """What it asks for, with all defaults."""
         return self._source.spec
+
+    @property
+    def source(self) -> JobSource:
+        """The job, with where its modules are looked for."""
+        return self._source
 
     @property
     def document(self) -> dict[str, Any]:
@@ -137,10 +141,11 @@ class Job:
 
     def validate(self, *, load: bool = False) -> Validation:
         """What may not be meant in the job; with load also whether its task can be built here, and what memory its
-        workers need. Raises InvalidJob if the task cannot be used.
+        workers need. Raises BambooError if the task cannot be used.
         """
         spec = self.spec
-        found = tuple(filter(None, (*manifest_warnings(spec), past(spec, datetime.now(UTC)))))
+        pods = map(str, unknown_in_template(spec))
+        found = tuple(filter(None, (*manifest_warnings(spec), *pods, past(spec, datetime.now(UTC)))))
         if not load:
             return Validation(found, ())
         checked = background.call(ask(check_task, self._source.document, self._source.folders))
@@ -236,7 +241,7 @@ class Job:
         page: bool = True,
     ) -> JobHandle:
         """Begins the job on this machine, a process for each worker, and returns at once: `bamboo run`, whose flags
-        these are. It ends with this program. Raises InvalidRequest.
+        these are. It ends with this program. Raises BambooError.
         """
         if ENV_LAUNCH in os.environ:
             raise InvalidRequest(
@@ -274,7 +279,7 @@ class Job:
         program ends. Raises ClusterError.
         """
         cluster = background.call(cluster_access(namespace, context, kubeconfig))
-        work = cluster.submit(self.document, apply=apply, force=force, dry_run=False)
+        work = cluster.submit(self._source, apply=apply, force=force, dry_run=False, alone=True)
         return JobHandle(background.call(work))
 
     def __repr__(self) -> str:
@@ -287,22 +292,7 @@ class Job:
 async def _begun(wanted: LocalRunRequest) -> JobHandle:
     job = LocalJob(wanted)
     await job.start()
-    _BEGUN.append(job)
     return JobHandle(job)
-
-
-_BEGUN: Final[list[LocalJob]] = []
-
-
-@atexit.register
-def _close_all() -> None:
-    """Nothing outlives this program."""
-
-    async def close() -> None:
-        await asyncio.gather(*(job.close() for job in _BEGUN))
-
-    if _BEGUN:
-        background.call(close())
 
 
 def _source(read: Callable[[], JobSource]) -> JobSource:
@@ -329,7 +319,7 @@ def _paths(given: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    """Raises InvalidJob if a value is none of YAML's."""
+    """Raises InvalidRequest if a value is none of YAML's."""
     try:
         return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:

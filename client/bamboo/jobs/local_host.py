@@ -16,12 +16,10 @@ from bamboo.local.output_folder import OutputInUse, only_run_in
 from bamboo.local.runner import RunOptions
 from bamboo.local.session import run_with_page
 from bamboo.local.views.summary import Summary
-from bamboo.terminal.view import ChangeJob, RunView, StopJob, TakeWorker, UserRequest
+from bamboo.terminal.view import RunView, StopJob, UserRequest
 from bamboo_core.complaints import SilentErrorsNamed, complaint_of
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.page.server import PageError
-
-__all__ = ["Began", "ChangeJob", "CouldNotRun", "HostedRun", "Summary", "TakeWorker"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,13 @@
 """A job that runs on this machine, in a process beside this program, as the loop in the background sees it."""
 
 import asyncio
-import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bamboo.jobs import background
 from bamboo.jobs.child_process import ChildDied, ChildProcess, print_error
 from bamboo.jobs.errors import (
     BambooError,
@@ -26,8 +24,11 @@ from bamboo.jobs.results import HistoryRows, JobProgress, Occurrence, local_prog
 from bamboo.local.job_source import JobSource
 from bamboo.local.output_folder import WEIGHTS
 from bamboo.local.runner import RunOptions
+from bamboo.local.scratch import scratch_folder
 from bamboo.local.views.summary import Summary
+from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.view import ChangeJob, StopJob, TakeWorker
+from bamboo_core.complaints import said_by
 from bamboo_core.coordinator.events import Emit, Outcome, Status
 from bamboo_core.history.files import find
 from bamboo_core.history.place import history_url
@@ -46,7 +47,7 @@ ERRORS: Final[dict[Outcome, type[JobError]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRunRequest:
-    """How a job is to run here. options: as `bamboo run` has them, with an output or None. page: None for no page."""
+    """How a job is to run here. options: as `bamboo run` has them. page: its port, 0 for any; None for no page."""
 
     job: JobSource
     options: RunOptions
@@ -56,23 +57,27 @@ class LocalRunRequest:
 class LocalJob:
     """The job, over as many runs as it is suspended and resumed. All methods are called in the loop.
 
-    Its output folder is a temporary one, if none is asked for; `forget` removes that.
+    Without an output of its own it has a temporary folder, which is removed when it is closed, or, if this program is
+    killed, when another run begins on this machine.
     """
 
     def __init__(self, wanted: LocalRunRequest) -> None:
         self._wanted = wanted
-        self._temporary: Path | None = None
+        self._temporary = ExitStack()
         if wanted.options.output is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="bamboo-"))
-            self._wanted = replace(wanted, options=replace(wanted.options, output=self._temporary))
+            folder = self._temporary.enter_context(scratch_folder()) / "output"
+            self._wanted = replace(wanted, options=replace(wanted.options, output=folder))
         self._child: ChildProcess | None = None
         self._running: asyncio.Task[None] | None = None
         self._events: list[Occurrence] = []
+        self._dropped = 0  # of the events, the oldest
         self._news = asyncio.Condition()
         self._progress = JobProgress(name=self.name, state=STARTING, steps=wanted.job.spec.training.known_steps)
+        self._before = self._progress  # what the runs before this one came to
+        self._workers: tuple[str, ...] = ()
         self._page = ""
-        self._suspending = False
-        self._ended: Summary | BambooError | None = None
+        self._stopping = self._suspending = False
+        self._ended: Summary | CouldNotRun | ChildDied | None = None
 
     @property
     def name(self) -> str:
@@ -85,37 +90,48 @@ class LocalJob:
         return output
 
     async def start(self) -> None:
-        """Begins a run. Raises OSError if no process can be started."""
+        """Begins a run. Raises BambooError if no process can be started."""
         work = HostedRun(job=self._wanted.job, options=self._wanted.options, page=self._wanted.page)
-        self._child, self._ended, self._suspending = await ChildProcess.start(work, print_error), None, False
+        background.opened(self.close)
+        try:
+            self._child = await ChildProcess.start(work, print_error)
+        except OSError as error:
+            raise BambooError(f"{self.name}: no process can be started: {said_by(error)}") from None
+        self._ended, self._stopping, self._suspending = None, False, False
         self._running = asyncio.create_task(self._run(self._child))
 
     async def progress(self) -> JobProgress:
         return self._progress
 
-    async def events(self, *, follow: bool) -> AsyncIterator[Occurrence]:
-        """What happened so far; with follow also what does until the job is over or suspended."""
-        told = 0
-        while True:
-            for event in self._events[told:]:
-                told += 1
-                yield event
-            if not follow or self._ended is not None:
-                return
-            async with self._news:
+    def feed(self) -> "LocalFeed":
+        return LocalFeed(self)
+
+    async def over(self) -> bool:
+        return self._ended is not None
+
+    async def moment(self) -> None:
+        """Waits for something to happen."""
+        async with self._news:
+            if self._ended is None:
                 await self._news.wait()
 
+    def since(self, told: int) -> tuple[list[Occurrence], int]:
+        """The events after the first so many, of those that are still known; and how many there were in all."""
+        return self._events[max(0, told - self._dropped) :], self._dropped + len(self._events)
+
     async def wait(self, seconds: float | None) -> JobProgress:
-        """The progress at the end of a complete job. Raises JobError or another BambooError if it ended otherwise."""
+        """The progress at the end of a complete job, however often it is suspended meanwhile. Raises JobError or
+        another BambooError if it ended otherwise.
+        """
         if self._progress.state == SUSPENDED:
             raise InvalidRequest(f"{self.name} is suspended; resume() lets it go on")
         try:
             async with asyncio.timeout(seconds), self._news:
-                await self._news.wait_for(lambda: self._ended is not None)
+                await self._news.wait_for(lambda: self._ended is not None and self._progress.state != SUSPENDED)
         except TimeoutError:
             raise NotInTime(f"{self._progress}; it is not over after {seconds:g} s") from None
-        if isinstance(self._ended, BambooError):
-            raise self._ended
+        if (failure := self._failure()) is not None:
+            raise failure
         return self._progress
 
     async def preempt(self, worker: str | None, *, notice: bool) -> None:
@@ -123,6 +139,8 @@ class LocalJob:
         training = [one for pipeline in self._progress.grid for one in pipeline]
         if not training:
             raise InvalidRequest(f"{self.name} does not train yet ({self._progress.state}): no worker can be taken")
+        if worker is not None and worker not in self._workers:
+            raise InvalidRequest(f"worker {worker[:40]!r}: expected one of {', '.join(sorted(self._workers))}")
         await self._send(TakeWorker(worker or training[-1], notice))
 
     async def scale(self, pipelines: int) -> None:
@@ -134,15 +152,19 @@ class LocalJob:
 
     async def stop(self) -> None:
         """Stops it, after its state is kept if it keeps checkpoints, and waits until it is over."""
-        if self._ended is None:
-            await self._send(StopJob())
-            await self._until_ended()
+        if self._child is None:
+            return
+        if self._ended is None and not self._stopping:
+            self._stopping = True  # a second request would end it at once
+            await self._child.send(StopJob())
+        async with self._news:
+            await self._news.wait_for(lambda: self._ended is not None)
 
     async def interrupted(self) -> None:
         await self.stop()
 
     async def suspend(self) -> None:
-        """Keeps its state and stops it. Raises InvalidRequest if it keeps no checkpoints."""
+        """Keeps its state and stops it. Raises InvalidRequest if it keeps no checkpoints, or is over."""
         if self._wanted.job.spec.checkpoint is None:
             raise InvalidRequest(
                 f"{self.name} cannot be suspended: it keeps no checkpoints (checkpoint.storage says where)"
@@ -151,16 +173,34 @@ class LocalJob:
             raise InvalidRequest(f"{self.name} is over or suspended ({self._progress.state})")
         self._suspending = True
         await self.stop()
+        if self._progress.state != SUSPENDED:
+            raise InvalidRequest(f"{self._progress}; it was over before it could be suspended")
+        if isinstance(self._ended, Summary) and self._ended.committed and not self._ended.kept_step:
+            raise BambooError(f"{self.name} is suspended, and no checkpoint could be written: events() say why")
 
     async def resume(self) -> None:
-        """Lets a suspended job go on from its newest checkpoint."""
+        """Lets a suspended job go on from its newest checkpoint; planned preemptions are not made again."""
         if self._progress.state != SUSPENDED:
             raise InvalidRequest(f"{self.name} is not suspended ({self._progress.state})")
-        part = {**self._wanted.job.document["spec"]["checkpoint"], "resume": "Latest"}
-        self._wanted = replace(self._wanted, job=changed(self._wanted.job, "checkpoint", checkpoint=part))
-        before = self._progress
-        self._progress = JobProgress(name=self.name, state=STARTING, step=before.step, steps=before.steps)
-        await self.start()
+        before, wanted = self._progress, self._wanted
+        part = {**wanted.job.document["spec"]["checkpoint"], "resume": "Latest"}
+        options = replace(wanted.options, preempt=Schedule(), trace=None)
+        self._wanted = replace(wanted, job=changed(wanted.job, "checkpoint", checkpoint=part), options=options)
+        self._before = before
+        self._progress = JobProgress(
+            name=self.name,
+            state=STARTING,
+            step=before.step,
+            steps=before.steps,
+            preemptions=before.preemptions,
+            takeovers=before.takeovers,
+            lost_samples=before.lost_samples,
+        )
+        try:
+            await self.start()
+        except BambooError:
+            self._progress = before
+            raise
 
     async def history(self) -> HistoryRows:
         """Raises InvalidRequest if it keeps none yet."""
@@ -189,8 +229,8 @@ class LocalJob:
         """Stops it, if it runs, and removes a temporary output."""
         with suppress(BambooError):
             await self.stop()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)  # here: when the interpreter ends there are no threads
+        self._temporary.close()
+        background.closed(self.close)
 
     # the run
 
@@ -199,12 +239,9 @@ class LocalJob:
             raise InvalidRequest(f"{self.name} does not run ({self._progress.state})")
         await self._child.send(request)
 
-    async def _until_ended(self) -> None:
-        async with self._news:
-            await self._news.wait_for(lambda: self._ended is not None)
-
     async def _run(self, child: ChildProcess) -> None:
         ended: Summary | CouldNotRun | None = None
+        tail = ""
         try:
             async for message in child.messages():
                 if isinstance(message, Summary | CouldNotRun):
@@ -212,10 +249,11 @@ class LocalJob:
                 else:
                     self._take(message)
                     await self._tell()
-        finally:
-            if ended is None:
-                child.terminate()
             tail = await child.close()
+        finally:
+            if child.running:  # something went wrong here
+                child.terminate()
+                tail = await child.close()
             self._end(ended, tail)
             await self._tell()
 
@@ -225,31 +263,57 @@ class LocalJob:
                 self._page = page
                 self._progress = replace(self._progress, page=page)
             case Status():
-                self._progress = local_progress(self._wanted.job.spec, message, self._page)
-            case Emit():
-                event = Occurrence(
-                    time=time.time(), reason=message.reason, message=message.message, warning=message.warning
+                self._workers = tuple(worker for worker, _ in message.workers)
+                now = local_progress(self._wanted.job.spec, message, self._page)
+                self._progress = replace(
+                    now,
+                    preemptions=now.preemptions + self._before.preemptions,
+                    takeovers=now.takeovers + self._before.takeovers,
+                    lost_samples=(now.lost_samples or 0) + (self._before.lost_samples or 0),
                 )
-                self._events.append(event)
-                del self._events[:-MOST_EVENTS]
+            case Emit(reason, said, warning):
+                self._events.append(Occurrence(time=time.time(), reason=reason, message=said, warning=warning))
+                late = max(0, len(self._events) - MOST_EVENTS)
+                del self._events[:late]
+                self._dropped += late
 
     def _end(self, ended: Summary | CouldNotRun | None, tail: str) -> None:
         state, message = "Failed", ""
-        match ended:
-            case None:
-                why = f"{self.name}: the process that ran it ended without a word"
-                self._ended = ChildDied(f"{why}, perhaps for want of memory" + (f"\n\n{tail}" if tail else ""))
-            case CouldNotRun():
-                self._ended = BambooError(f"{self.name}: {ended.message}")
-            case Summary(outcome=Outcome.COMPLETE):
-                self._ended, state = ended, ended.outcome.value
-            case Summary():
-                suspended = self._suspending and ended.outcome is Outcome.INTERRUPTED
-                state = SUSPENDED if suspended else ended.outcome.value
-                message = f"{ended.reason}: {ended.message}"
-                self._ended = ERRORS[ended.outcome](self.name, ended.reason, ended.message, ended.log_tail or "")
+        if ended is None:
+            why = f"{self.name}: the process that ran it ended without a word, perhaps for want of memory"
+            self._ended = ChildDied(f"{why}\n\n{tail}" if tail else why)
+        else:
+            self._ended = ended
+        if isinstance(ended, Summary):
+            suspended = self._suspending and ended.outcome is Outcome.INTERRUPTED
+            state = SUSPENDED if suspended else ended.outcome.value
+            message = "" if ended.outcome is Outcome.COMPLETE else f"{ended.reason}: {ended.message}"
+            if suspended:
+                message = f"the state of step {ended.kept_step} is kept" if ended.kept_step else "no state is kept"
         self._progress = replace(self._progress, state=state, message=message, page="")
+
+    def _failure(self) -> BambooError | None:
+        """Why the job is not complete; made anew for whoever asks."""
+        match self._ended:
+            case ChildDied() as died:
+                return ChildDied(str(died))
+            case CouldNotRun(message):
+                return BambooError(f"{self.name}: {message}")
+            case Summary() as ended if ended.outcome is not Outcome.COMPLETE:
+                return ERRORS[ended.outcome](self.name, ended.reason, ended.message, ended.log_tail or "")
+        return None
 
     async def _tell(self) -> None:
         async with self._news:
             self._news.notify_all()
+
+
+class LocalFeed:
+    """What has happened to a job since this was asked last."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job, self._told = job, 0
+
+    async def new(self) -> list[Occurrence]:
+        found, self._told = self._job.since(self._told)
+        return found

@@ -37,8 +37,8 @@ def source_of_file(path: str, *, pods: bool = True) -> JobSource:
 
 
 def source_of_manifest(manifest: ManifestSource, folders: tuple[Path, ...]) -> JobSource:
-    """The job of a manifest that was read, as `source_of_file` has it. Raises ManifestError."""
-    return _made(manifest, parse_source(manifest, unknown_in_template), folders)
+    """The job of a manifest that was read, as `source_of_file` has it without pods. Raises ManifestError."""
+    return _made(manifest, parse_source(manifest), folders)
 
 
 def _made(manifest: ManifestSource, spec: JobSpec, folders: tuple[Path, ...]) -> JobSource:

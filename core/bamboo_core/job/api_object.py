@@ -6,12 +6,14 @@ another type counts as absent, and what is absent has a default.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
 P = TypeVar("P", bound="ApiPart")
+NOTHING: Final = object()  # what of a field can be read
 
 
 class ApiPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -60,20 +62,38 @@ def without_nulls(value: Any) -> Any:
 def _fitting(kind: type[P], said: Any) -> P:
     found = {}
     for one in msgspec.structs.fields(kind) if isinstance(said, Mapping) else ():
-        if one.encode_name not in said:
-            continue
-        try:
-            found[one.name] = msgspec.convert(said[one.encode_name], one.type)
-        except msgspec.ValidationError:  # of another type: what of it fits is read
-            if (part := _part(one.type)) is not None:
-                found[one.name] = _fitting(part, said[one.encode_name])
+        if one.encode_name in said and (value := _value(one.type, said[one.encode_name])) is not NOTHING:
+            found[one.name] = value
     return kind(**found)
 
 
-def _part(hint: Any) -> type[ApiPart] | None:
-    """The kind of part that a field is, if it is one."""
-    kinds = (kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, ApiPart))
-    return next(kinds, None)
+def _value(hint: Any, said: Any) -> Any:
+    """The value as that type; of a part, a list or a mapping what fits; NOTHING if nothing does."""
+    try:
+        return msgspec.convert(said, hint)
+    except msgspec.ValidationError:
+        pass
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]  # of a scalar the bounds are what it broke: nothing below fits it
+    if isinstance(hint, type) and issubclass(hint, ApiPart):
+        return _whole(hint, said)
+    if get_origin(hint) is tuple and isinstance(said, list):
+        return tuple(found for item in said if (found := _value(get_args(hint)[0], item)) is not NOTHING)
+    if get_origin(hint) is dict and isinstance(said, Mapping):
+        kind = get_args(hint)[1]
+        return {name: found for name, item in said.items() if (found := _value(kind, item)) is not NOTHING}
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else ():
+        if kind is not NoneType and (found := _value(kind, said)) is not NOTHING:
+            return found
+    return NOTHING
+
+
+def _whole(kind: type[ApiPart], said: Any) -> Any:
+    """The part with what of it fits; NOTHING if a field that it cannot be without does not."""
+    try:
+        return _fitting(kind, said)
+    except TypeError:
+        return NOTHING
 
 
 def written(part: ApiPart) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Preloaded:
         )
         pid = await reader.readline()
         if not pid:
+            self._control = None  # the next one gets another parent
             raise RuntimeError(f"the parent of preloaded containers has ended: {children.tail(self._log)}")
         return children.Child(Forked(int(pid), reader), log)
 
