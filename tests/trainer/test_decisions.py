@@ -1,11 +1,16 @@
 """Decisions that change a training: the same ones, with the same bits, on any grid and whoever is lost."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from bamboo_core.control.digests import add_digests
@@ -16,7 +21,7 @@ from bamboo_trainer.decisions import Committed, Decision, Memory, frozen_for, re
 from bamboo_trainer.task import Task
 from bamboo_trainer.training import TrainingConfig
 from branching_job import kill_at_each
-from manifest_kit import bamboojob, training
+from manifest_kit import bamboojob, gpt_task, training
 from stage_kit import small_task
 from training_job import Fault, Job
 
@@ -196,3 +201,37 @@ def test_a_limit_ends_training() -> None:
     assert [one.stop for one in said(stop_when(above=1.0), 1.0, 1.5)] == [False, True]
     with pytest.raises(ValueError, match="expected below or above"):
         stop_when()
+
+
+# in real processes
+
+
+OWN = """\
+import dataclasses
+
+from bamboo_trainer.decisions import Decision, frozen_for, reduce_on_plateau
+from bamboo_trainer.models import gpt
+
+
+def end(done, memory):
+    return Decision(stop=done.step >= 15)
+
+
+def build(config):
+    decisions = {"plateau": reduce_on_plateau(patience=1), "unfreeze": frozen_for(5, "0.*", "1.*"), "end": end}
+    return dataclasses.replace(gpt.build(config), decisions=decisions)
+"""
+
+
+def test_killed_workers_and_another_grid_end_with_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "own_decisions.py").write_text(OWN)
+    task = {"entrypoint": "own_decisions:build", "config": gpt_task(dModel=16, context=8)["config"]}
+    job = bamboojob("decided", task=task, training=training(24, 8, 2), topology={"stages": 3}, standby={"workers": 1})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    kills = ("--preempt", "at:4:0", "--preempt", "at:9:0", "--preempt", "at:13:1")
+    command = [sys.executable, "-m", "bamboo", "run", str(tmp_path / "job.yaml"), "--json", "--verify", *kills]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["reason"], said["preemptions"]) == ("EarlyStopped", 3), said
+    assert "the last one is that after 15 of 24 steps" in said["message"]
