@@ -54,7 +54,9 @@ _PUBLISHED_FOR: Final[dict[str, Objective]] = {  # what the name of an architect
     "ForTokenClassification": "token",
     "ForMultipleChoice": "choice",
 }
-_INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")
+PACKS: Final = frozenset(  # models of which it is tested that they keep documents of a sequence apart
+    {"gpt2", "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma3_text", "jetmoe"}
+)
 _SAVE: Final = (
     "transformers.AutoModel.from_pretrained(ID).save_pretrained(FOLDER) "
     "(AutoModelForCausalLM or AutoModelForMaskedLM for its head, AutoTokenizer for its tokenizer)"
@@ -116,7 +118,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
     def held_out(given: Mapping[str, Any]) -> Dataset:
         opened = _opened(with_length(given, data.get("length")), objective, model_config, "evaluation")
-        expect(opened.inputs == dataset.inputs, "evaluation: expected a mask of those that count just if data has one")
+        expect(opened.names == dataset.names, "evaluation: expected a mask of those that count just if data has one")
         return opened
 
     weights = None
@@ -130,7 +132,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         check_positions(model, model_config, lengths)
         return model
 
-    call, read = partial(_logits, dataset.inputs), weights.read if weights else None
+    call, read = partial(_logits, dataset.names), weights.read if weights else None
     balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
     split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
     if weights and (anew := weights.check(split.forms, partial(_is_head, objective, model_config))):
@@ -224,7 +226,9 @@ def check_objective(config: Any, objective: Objective) -> None:
 def _opened(data: Mapping[str, Any], objective: Objective, config: Any, where: str = "data") -> Sequences | Labelled:
     words = vocabulary_of(config)
     if objective == "causal" or objective == "masked":
-        return open_sequences(data, objective, (words, mask_token(config) if objective == "masked" else 0), where)
+        token = mask_token(config) if objective == "masked" else 0
+        packs = objective == "causal" and config.model_type in PACKS
+        return open_sequences(data, objective, (words, token), where, packs=packs)
     return open_labelled(data, objective, words, int(config.num_labels), where)
 
 
@@ -342,13 +346,17 @@ def _made(key: str, make: Callable[[], Any]) -> Any:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _logits(count: int, model: nn.Module, inputs: Parts) -> Tensor:
-    """The logits of a language model. inputs: so many: token ids, a mask of those that count, the kinds of tokens."""
-    named = dict(zip(_INPUTS[:count], inputs, strict=True))
-    mask = {} if count > 1 else {"attention_mask": torch.ones_like(inputs[0])}
+def _logits(names: Sequence[str], model: nn.Module, inputs: Parts) -> Tensor:
+    """The logits of a language model. names: of the inputs. Documents of a sequence are told apart by positions that
+    begin again, which transformers looks at where there is no mask.
+    """
+    named = dict(zip(names, inputs, strict=True))
+    masked = "attention_mask" in named
+    if not masked and "position_ids" not in named:
+        named["attention_mask"] = torch.ones_like(inputs[0])
     more = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
-    with _masks_made(count > 1):
-        output = model(**named, **mask, use_cache=False, return_dict=True, **more)
+    with _masks_made(masked):
+        output = model(**named, use_cache=False, return_dict=True, **more)
     logits: Tensor = output.logits
     return logits
 

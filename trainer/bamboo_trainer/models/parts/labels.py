@@ -9,13 +9,12 @@ from torch import Tensor
 
 from bamboo_trainer.data import TensorDataset, dataset_from
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import IGNORED, whole_number
+from bamboo_trainer.models.parts.sequences import IGNORED, INPUTS, trim_of, trimmed_width, whole_number
 from bamboo_trainer.task import Dataset, Parts, Weighted
 
 Head = Literal["sequence", "token", "choice"]
 HEADS: Final[tuple[Head, ...]] = ("sequence", "token", "choice")
 CHOICES: Final = 3  # of made-up data
-MOST_INPUTS: Final = 3
 MADE_UP: Final = {"length": 32, "samples": 512}
 
 
@@ -25,21 +24,27 @@ class Labelled:
 
     Targets: int64 [samples], or [samples, length] for "token", of which -100 does not count. For "sequence" floats are
     taken, too: [samples] for one label, whose value is to be met, else [samples, labels], of which each holds or not.
-    words: size of the vocabulary. labels: their number. where: the config's key, for messages.
+    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names: as of
+    `Sequences`.
     """
 
-    def __init__(self, source: Dataset, head: Head, words: int, labels: int, where: str = "data") -> None:
+    def __init__(
+        self, source: Dataset, head: Head, words: int, labels: int, where: str = "data", *, trim: int = 0
+    ) -> None:
+        self._trim = trim
         self._source, self._head, self._words, self._labels, self._where = source, head, words, labels, where
         given, targets = source.batch([0])
         dimensions = 3 if head == "choice" else 2
-        if not 1 <= len(given) <= MOST_INPUTS or len(targets) != 1 or any(t.dim() != dimensions for t in given):
+        if not 1 <= len(given) <= len(INPUTS) or len(targets) != 1 or any(t.dim() != dimensions for t in given):
             shape = "[samples, choices, length]" if head == "choice" else "[samples, length]"
             raise ValueError(
                 f"{where}: expected tokens {shape}, perhaps a mask and the kinds of tokens, and one target, got inputs "
                 f"{[list(t.shape) for t in given]} and {len(targets)} targets"
             )
         self._check(targets[0], given[0])
-        self.inputs, self.masked = len(given), len(given) > 1
+        self.names, self.masked = INPUTS[: len(given)], len(given) > 1
+        if trim and not self.masked:
+            raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
         self.length = int(given[0].shape[-1])
         self.tokens_per_sample: int | None = None if self.masked else given[0][0].numel()
 
@@ -54,7 +59,9 @@ class Labelled:
             if not 0 <= token < self._words:
                 raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {self._words}")
         self._check(target, ids)
-        return (ids, *(part.long() for part in given[1:])), (target,)
+        width = trimmed_width(given[1], self._trim) if self.masked else ids.shape[-1]
+        target = target[:, :width].contiguous() if self._head == "token" else target
+        return tuple(part.long()[..., :width].contiguous() for part in given), (target,)
 
     def _check(self, target: Tensor, ids: Tensor) -> None:
         if target.is_floating_point():
@@ -78,10 +85,13 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
     the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. Raises ValueError.
     """
     given = dict(config)
+    trim = trim_of(given, where)
     if given.get("kind", settings.MADE_UP) != settings.MADE_UP:
-        return Labelled(dataset_from(given, where), head, words, labels, where)
-    given.pop("kind", None)
-    return Labelled(_made_up(given, head, words, labels, where), head, words, labels, where)
+        source: Dataset = dataset_from(given, where)
+    else:
+        given.pop("kind", None)
+        source = _made_up(given, head, words, labels, where)
+    return Labelled(source, head, words, labels, where, trim=trim)
 
 
 def label_loss(logits: Tensor, targets: Tensor) -> Weighted:

@@ -17,6 +17,8 @@ Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its con
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
 KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text")
+INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # as transformers calls them
+PACKED_INPUTS: Final = ("input_ids", "position_ids")
 SYNTHETIC: Final = {"length": 32, "samples": 512}
 
 
@@ -27,20 +29,36 @@ class Sequences:
     shift: the targets are the tokens themselves, as transformers takes labels. For "masked" the tokens that have to be
     found are chosen here, by the sample's number, and the others' targets are -100. words: size of the vocabulary, and
     the token that stands for a masked one. where: the config's key that describes the data, for messages.
+
+    packed: instead of a mask the data have the number of each token's document, and the second input is its position in
+    that. trim: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it does not.
+    names: of the inputs, as transformers calls them.
     """
 
     def __init__(
-        self, source: Dataset, objective: Objective, words: tuple[int, int], shift: bool, where: str = "data"
+        self,
+        source: Dataset,
+        objective: Objective,
+        words: tuple[int, int],
+        shift: bool,
+        where: str = "data",
+        *,
+        packed: bool = False,
+        trim: int = 0,
     ) -> None:
         self._source, self._objective, self._shift, self._where = source, objective, shift, where
         self._vocabulary, self._mask_token = words
+        self._packed, self._trim = packed, trim
         given, targets = source.batch([0])
         if not 1 <= len(given) <= 2 or (objective == "causal" and len(targets) != 1):
             raise ValueError(
                 f"{where}: expected tokens, perhaps a mask, and targets, "
                 f"got {len(given)} inputs and {len(targets)} targets"
             )
-        self.inputs, self.masked = len(given), len(given) == 2
+        self.masked = len(given) == 2 and not packed
+        if trim and not self.masked:
+            raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
+        self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
         self.length = int(given[0].shape[1])
         length = None if self.masked else self.length
         self.tokens_per_sample: int | None = getattr(source, "tokens_per_sample", None) or length
@@ -63,7 +81,12 @@ class Sequences:
             labels = targets[0].long()
             if self._shift:
                 labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
-        return (ids,) if mask is None else (ids, mask), (labels,)
+        if self._packed:
+            return (ids, positions_in(given[1].long())), (labels,)
+        if mask is None:
+            return (ids,), (labels,)
+        width = trimmed_width(mask, self._trim)
+        return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(),)
 
     def _hidden(self, ids: Tensor, mask: Tensor | None, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         seen, labels = ids.clone(), torch.full_like(ids, IGNORED)
@@ -81,19 +104,45 @@ class Sequences:
         return seen, labels
 
 
+def positions_in(documents: Tensor) -> Tensor:
+    """The position of each token in its document. documents: [samples, length], their numbers."""
+    places = torch.arange(documents.shape[1]).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - torch.where(begins, places, 0).cummax(1).values
+
+
+def trimmed_width(mask: Tensor, multiple: int) -> int:
+    """How long the longest of these sequences is, rounded up. mask: [..., length]. multiple: 0: all of it counts."""
+    length = mask.shape[-1]
+    if not multiple:
+        return length
+    last = int(torch.where(mask.bool(), torch.arange(1, length + 1), 0).max())
+    return min(length, max(1, -(-last // multiple)) * multiple)
+
+
 def open_sequences(
-    config: Mapping[str, Any], objective: Objective, words: tuple[int, int], where: str = "data"
+    config: Mapping[str, Any],
+    objective: Objective,
+    words: tuple[int, int],
+    where: str = "data",
+    *,
+    packs: bool = False,
 ) -> Sequences:
-    """The sequences that a config describes. config: {"kind": "random", "length", "samples", "padding"} are made-up
-    sequences, and the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. "shift", words: of
-    `Sequences`. where: the key that has it; made-up data to evaluate are other samples of the same kind. Raises
-    ValueError.
+    """The sequences that a config describes. Raises ValueError.
+
+    config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other kinds
+    are those of `bamboo_trainer.data.dataset_from`. "shift", "trim", words: of `Sequences`. where: the key that has it;
+    made-up data to evaluate are other samples of the same kind. packs: the model can keep documents of one sequence
+    apart.
     """
     given = dict(config)
     shift = given.pop("shift", False)
     if not isinstance(shift, bool):
         raise ValueError(f"{where}.shift must be true or false, got {shift!r}")
-    if given.get("documents") == Documents.NUMBERED:
+    trim = trim_of(given, where)
+    packed = given.get("documents") == Documents.NUMBERED
+    if packed and not packs:
         raise ValueError(
             f"{where}.documents: numbered is not for language models of this kind, expected joined or masked"
         )
@@ -102,7 +151,12 @@ def open_sequences(
         source: Dataset = _made_up(given, words[0], where)
     else:
         source = dataset_from(given, where)
-    return Sequences(source, objective, words, shift, where)
+    return Sequences(source, objective, words, shift, where, packed=packed, trim=trim)
+
+
+def trim_of(config: dict[str, Any], where: str) -> int:
+    """The config's "trim", which is taken out of it; 0 if there is none. Raises ValueError."""
+    return whole_number(config.pop("trim"), f"{where}.trim") if "trim" in config else 0
 
 
 def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""Documents that share a sequence, and batches that end with their longest sequence: the same on any grid."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bamboo_core.control.digests import add_digests
+from bamboo_core.planning.plan import Cell
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.models import huggingface
+from bamboo_trainer.models.parts.sequences import IGNORED, positions_in, trimmed_width
+from bamboo_trainer.task import Weighted
+from bamboo_trainer.tasks.task_errors import TaskError
+from manifest_kit import bamboojob, training
+from token_file_kit import tokenized
+from training_job import Fault, Job
+from transformers_kit import LENGTH, config_of, layers_of, run, state_of
+
+ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
+PACKS = sorted(huggingface.PACKS)
+QUICK = ("gpt2", "llama")
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> dict[str, Any]:
+    """Data of short and long documents, and a sequence that is one document."""
+    text = tmp_path / "text.txt"
+    lines = ["a bee", "it", "x" * 5, "one document that is longer than a whole sequence of it", "and", "so on"] * 12
+    text.write_text("\n".join(lines))
+    tokenized(text, "--output", tmp_path / "text.tokens", "--document", "line")
+    return {"kind": "tokens", "path": str(tmp_path / "text.tokens"), "length": LENGTH, "documents": "numbered"}
+
+
+def config(family: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
+    found = config_of(family, **more) | {"data": data}
+    found["architecture"]["vocab_size"] = 256
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        *((family, "sdpa") for family in QUICK),
+        *(pytest.param(family, "sdpa", marks=pytest.mark.slow) for family in PACKS if family not in QUICK),
+        *(pytest.param(family, "eager", marks=pytest.mark.slow) for family in PACKS),
+    ],
+)
+def test_a_document_knows_nothing_of_those_beside_it(family: str, attention: str, packed: dict[str, Any]) -> None:
+    """The logits are transformers' own with these positions, and those of each document alone; so are gradients."""
+    settings = config(family, packed, attention=attention)
+    task = huggingface.build(settings)
+    layers = layers_of(task)
+    published = huggingface.published_config(huggingface.read_settings(settings))
+    model = huggingface.make_model(published, "causal", attention)
+    model.load_state_dict(state_of(layers), strict=False)
+    for module in (*layers, model):
+        module.eval()
+    (ids, positions), (labels,) = task.dataset.batch([0, 1, 2, 3])
+    (logits,) = run(layers, (ids, positions))
+    theirs = model(input_ids=ids, position_ids=positions, labels=labels, shift_labels=labels, use_cache=False)
+    assert torch.equal(logits, theirs.logits)
+    weighted = task.loss((logits,), (labels,))
+    assert isinstance(weighted, Weighted)
+    (weighted.total / weighted.weight).backward()
+    theirs.loss.backward()
+    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name], parameter.grad)
+    begins = [[n for n in range(LENGTH) if not row[n]] for row in positions.tolist()]
+    assert max(map(len, begins)) > 1
+    for row, starts in enumerate(begins):
+        for first, end in zip(starts, [*starts[1:], LENGTH], strict=True):
+            alone = model(input_ids=ids[row : row + 1, first:end], use_cache=False).logits[0]
+            torch.testing.assert_close(logits[row, first:end], alone, rtol=1e-4, atol=1e-5)
+    (whole,) = run(layers, (ids[:1], torch.arange(LENGTH)[None]))
+    torch.testing.assert_close(whole, model(input_ids=ids[:1]).logits, msg="one document needs no other way")
+
+
+def test_the_first_token_of_a_document_is_no_target(packed: dict[str, Any]) -> None:
+    (_, positions), (labels,) = huggingface.build(config("gpt2", packed)).dataset.batch(range(8))
+    assert (labels[:, :-1][positions[:, 1:] == 0] == IGNORED).all()
+    assert (labels[:, :-1][positions[:, 1:] != 0] != IGNORED).all()
+
+
+def jobs(settings: dict[str, Any]) -> None:
+    def job(stages: int, pipelines: int, *faults: Fault) -> Job:
+        document = bamboojob(
+            task={"entrypoint": ENTRYPOINT, "config": settings},
+            training=training(3, 8, 2, maxGradientNorm=1.0),
+            topology={"stages": stages, "pipelines": pipelines},
+        )
+        return Job(document, faults).run()
+
+    alone = job(1, 1)
+    for other in (job(4, 1, Fault("Backward", Cell(0, 1), 1, 1)), job(2, 2, Fault("Forward", Cell(1, 1), 1, 3))):
+        assert other.state.moves.takeovers
+        assert other.state.progress.losses == alone.state.progress.losses
+        assert add_digests(other.digests) == add_digests(alone.digests)
+
+
+def test_packed_documents_train_with_the_same_bits_on_any_grid(packed: dict[str, Any]) -> None:
+    jobs(config("gpt2", packed, learningRate=1e-3))
+
+
+def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) -> None:
+    """With microbatches of several lengths; but for them the losses are those of whole ones."""
+    lengths = np.array([3, 4, 9, 2, 12, 5, 6, 1] * 3)
+    mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
+    ids = np.random.default_rng(1).integers(1, 64, mask.shape) * mask
+    np.savez(tmp_path / "x.npz", ids=ids, mask=mask, labels=np.where(mask, ids, IGNORED))
+    data = {"kind": "npz", "path": str(tmp_path / "x.npz"), "inputs": ["ids", "mask"], "targets": ["labels"]}
+    settings = config("gpt2", {**data, "shift": True, "trim": 4}, learningRate=1e-3)
+    task, whole = load_task(ENTRYPOINT, settings), load_task(ENTRYPOINT, settings | {"data": {**data, "shift": True}})
+    widths = [task.dataset.batch(pair)[0][0].shape[1] for pair in ([0, 1], [2, 3], [4, 5], [6, 7])]
+    assert widths == [4, 12, 12, 8]
+    losses = []
+    for one in (task, whole):
+        layers = layers_of(one)
+        for layer in layers:
+            layer.eval()
+        inputs, targets = one.dataset.batch([0, 6])
+        weighted = one.loss(run(layers, inputs), targets)
+        assert isinstance(weighted, Weighted)
+        losses.append(weighted.total / weighted.weight)
+    torch.testing.assert_close(*losses)
+    jobs(settings)
+
+
+def test_positions_begin_again_with_each_document() -> None:
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+    assert positions_in(documents).tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(("multiple", "width"), [(0, 9), (1, 5), (4, 8), (8, 8), (16, 9)])
+def test_the_longest_sequence_says_how_wide_a_batch_is(multiple: int, width: int) -> None:
+    mask = torch.zeros(3, 9, dtype=torch.int64)
+    mask[0, :2] = mask[2, :5] = 1
+    assert trimmed_width(mask, multiple) == width
+    assert trimmed_width(torch.zeros_like(mask), 4) == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "data", "said"),
+    [
+        ("bert", {"documents": "numbered"}, "data.documents: numbered is not for language models of this kind"),
+        ("bloom", {"documents": "numbered"}, "data.documents: numbered is not for language models of this kind"),
+        ("gpt2", {"trim": 4}, "data.trim: expected only with a mask of the tokens that count"),
+        ("gpt2", {"trim": 0}, "data.trim must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(family: str, data: dict[str, Any], said: str, packed: dict[str, Any]) -> None:
+    given = data if "trim" in data else {**packed, **data}
+    with pytest.raises(TaskError) as refused:
+        load_task(ENTRYPOINT, config(family, given))
+    assert said in str(refused.value)
