@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from bamboo_trainer import schedules
 from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.from_module import example_of, task_of
+from bamboo_trainer.models.parts import chats
 from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.parts.labels import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
 from bamboo_trainer.models.parts.sequences import Objective as TokenObjective
-from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, with_length
+from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, trim_of, with_length
 from bamboo_trainer.models.parts.settings import decaying, evaluation
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.split.module import SplitModule
@@ -114,10 +115,10 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     objective = settings.objective or objective_of(model_config)
     check_objective(model_config, objective)
     data = settings.data or {}
-    dataset = _opened(data, objective, model_config)
+    dataset = _opened(data, objective, model_config, settings.model)
 
     def held_out(given: Mapping[str, Any]) -> Dataset:
-        opened = _opened(with_length(given, data.get("length")), objective, model_config, "evaluation")
+        opened = _opened(with_length(given, data.get("length")), objective, model_config, settings.model, "evaluation")
         expect(opened.names == dataset.names, "evaluation: expected a mask of those that count just if data has one")
         return opened
 
@@ -223,8 +224,18 @@ def check_objective(config: Any, objective: Objective) -> None:
     )
 
 
-def _opened(data: Mapping[str, Any], objective: Objective, config: Any, where: str = "data") -> Sequences | Labelled:
+def _opened(
+    data: Mapping[str, Any], objective: Objective, config: Any, model: str | None, where: str = "data"
+) -> Sequences | Labelled:
     words = vocabulary_of(config)
+    if data.get("kind") == chats.KIND:
+        expect(objective == "causal", f"{where}.kind: expected chats only with objective causal")
+        packed = bool(data.get("packed", False))
+        expect(not packed or config.model_type in PACKS, f"{where}.packed: not for models of this kind")
+        given = {key: value for key, value in data.items() if key != "kind"}
+        trim = trim_of(given, where)
+        source = chats.open_chats(given, model, where)
+        return Sequences(source, "causal", (words, 0), False, where, packed=packed, trim=trim)
     if objective == "causal" or objective == "masked":
         token = mask_token(config) if objective == "masked" else 0
         packs = objective == "causal" and config.model_type in PACKS
