@@ -127,6 +127,9 @@ docs: $(STAMP) ## write anew what is made from others: the CRD, docs/api.md, doc
 	$(BIN)/python dashboards/generate.py
 	$(BIN)/python charts/generate.py
 
+architectures: $(STAMP) ## compare models of transformers with themselves, and write the table in docs/huggingface.md
+	$(BIN)/python docs/generate_architectures.py
+
 site: $(STAMP) ## build the documentation site into build/site; links that lead nowhere are errors
 	$(BIN)/python docs/build_site.py build/site
 

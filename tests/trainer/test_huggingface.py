@@ -16,6 +16,7 @@ from bamboo_trainer.task import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import call_layer
 from bamboo_trainer.training import TrainingConfig
+from folders import ROOT
 from manifest_kit import bamboojob, training
 from training_job import Fault, Job, check_same_bits
 from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, layers_of, run, state_of, transformers
@@ -68,6 +69,13 @@ def test_logits_losses_and_gradients_are_those_of_transformers(family: str, atte
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(ours[name], parameter.grad)
+
+
+def test_the_page_has_what_each_family_was_compared_in() -> None:
+    """`make architectures` writes the table; it takes too long for a test."""
+    page = (ROOT / "docs" / "huggingface.md").read_text()
+    rows = {row.split("`")[1]: row.split("|")[-2].strip() for row in page.splitlines() if row.startswith("| `")}
+    assert {family: rows.get(family) for family in FAMILIES} == dict.fromkeys(FAMILIES, "yes")
 
 
 def test_what_is_tried_without_values_fails_quietly(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,135 @@
+"""Compares models of transformers, split into layers, with themselves, and writes the table of docs/huggingface.md:
+`make architectures`, which needs transformers and takes a minute.
+
+Each family has the small size that the tests give it. Raises AssertionError if one does not agree.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests" / "support"))
+
+from bamboo_trainer.checkpoint.export import ExportForm, export  # noqa: E402
+from bamboo_trainer.checkpoint.sources import WeightsFolder  # noqa: E402
+from bamboo_trainer.models import huggingface  # noqa: E402
+from bamboo_trainer.models.parts.labels import HEADS  # noqa: E402
+from bamboo_trainer.models.parts.sequences import positions_in  # noqa: E402
+from bamboo_trainer.task import Task, Weighted  # noqa: E402
+from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, layers_of, run, state_of, transformers  # noqa: E402
+
+PAGE = ROOT / "docs" / "huggingface.md"
+BEGIN, END = "<!-- made by `make architectures` -->\n", "<!-- end -->\n"
+DOCUMENTS = torch.tensor([[0] * 5 + [1] * (LENGTH - 5), [0] * LENGTH])
+YES, NO = "yes", ""
+
+
+def main() -> None:
+    version = ".".join(transformers.__version__.split(".")[:2])
+    lines = [
+        f"transformers {version}; logits, with and without padding, are the same bits.\n",
+        "| `model_type` | Objective | Gradients differ by at most | Documents kept apart | Heads | Round trip |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(row(family) for family in FAMILIES),
+    ]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
+
+
+def row(family: str) -> str:
+    print(family, flush=True)
+    config = config_of(family)
+    published = huggingface.published_config(huggingface.read_settings(config))
+    objective = huggingface.objective_of(published)
+    largest = max(compared(config_of(family, data={"padding": padding}), objective) for padding in (False, True))
+    heads = [head for head in HEADS if _has(published, head)]
+    for head in heads:
+        headed = config_of(family, objective=head, data={"padding": True})
+        headed["architecture"]["pad_token_id"] = 0
+        largest = max(largest, compared(headed, head))
+    packs = YES if family in huggingface.PACKS and apart(config) else NO
+    trip = YES if goes_round(config) else NO
+    said = ", ".join(f"`{head}`" for head in heads)
+    return f"| `{family}` | `{objective}` | {f'{largest:.0e}' if largest else '0'} | {packs} | {said} | {trip} |"
+
+
+def compared(config: dict[str, Any], objective: huggingface.Objective) -> float:
+    """The largest difference of two gradients. The logits and which parameters have gradients must be the same."""
+    task = huggingface.build(config)
+    layers, model = both(task, config, objective)
+    inputs, (target,) = task.dataset.batch([1, 5, 7])
+    mask = inputs[1] if len(inputs) > 1 else None
+    labels = {"labels": target} | ({"shift_labels": target} if objective == "causal" else {})
+    theirs = model(input_ids=inputs[0], attention_mask=mask, **labels)
+    (logits,) = run(layers, inputs)
+    counts = mask.bool() if mask is not None and logits.shape[:2] == mask.shape else slice(None)
+    assert torch.equal(logits[counts], theirs.logits[counts]), (config, "logits")
+    weighted = task.loss((logits,), (target,))
+    assert isinstance(weighted, Weighted)
+    (weighted.total / weighted.weight).backward()
+    theirs.loss.backward()
+    ours = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    differences = [float((own(ours[name]) - gradient).abs().max()) for name, gradient in wanted.items()]
+    assert max(differences) < 1e-5, (config, "gradients", max(differences))
+    assert sum(bool(gradient.any()) for gradient in wanted.values()) > len(wanted) // 2, (config, "no gradients")
+    return max(differences)
+
+
+def own(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient
+
+
+def apart(config: dict[str, Any]) -> bool:
+    """Are the logits of each document those of it alone?"""
+    published = huggingface.published_config(huggingface.read_settings(config))
+    model = huggingface.make_model(published, "causal").eval()
+    ids = torch.randint(1, WORDS, DOCUMENTS.shape, generator=torch.Generator().manual_seed(1))
+    logits = model(input_ids=ids, position_ids=positions_in(DOCUMENTS), use_cache=False).logits
+    alone = model(input_ids=ids[:1, 5:], use_cache=False).logits
+    return torch.allclose(logits[:1, 5:], alone, rtol=1e-4, atol=1e-6)
+
+
+def goes_round(config: dict[str, Any]) -> bool:
+    """Does `from_pretrained` of an export give the same logits?"""
+    task = huggingface.build(config)
+    layers = layers_of(task)
+    inputs, _ = task.dataset.batch([3, 4])
+    published = huggingface.published_config(huggingface.read_settings(config))
+    auto = getattr(transformers, huggingface.AUTO[huggingface.objective_of(published)][0])
+    with tempfile.TemporaryDirectory() as name:
+        kept, output = Path(name) / "weights", Path(name) / "model"
+        kept.mkdir()
+        state = {f"layers.{n}.{k}": t.clone() for n, layer in enumerate(layers) for k, t in layer.state_dict().items()}
+        save_file(state, kept / "stage-000.safetensors")
+        source = WeightsFolder(kept)
+        export(source, ExportForm.HUGGINGFACE, output, force=False, progress=lambda *_: None, task_config=config)
+        model = auto.from_pretrained(output, local_files_only=True)
+    for module in (*layers, model):
+        module.eval()
+    return torch.equal(run(layers, inputs)[0], model(input_ids=inputs[0]).logits)
+
+
+def both(task: Task, config: dict[str, Any], objective: huggingface.Objective) -> tuple[list[nn.Module], nn.Module]:
+    """The layers and the whole model, with the same values, in eval mode."""
+    layers = layers_of(task)
+    model = huggingface.make_model(huggingface.published_config(huggingface.read_settings(config)), objective)
+    assert not model.load_state_dict(state_of(layers), strict=False).missing_keys
+    for module in (*layers, model):
+        module.eval()
+    return layers, model
+
+
+def _has(published: Any, head: huggingface.Objective) -> bool:
+    return type(published) in getattr(transformers, huggingface.AUTO[head][1])
+
+
+if __name__ == "__main__":
+    main()
