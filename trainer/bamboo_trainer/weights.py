@@ -1,7 +1,7 @@
 """Trained weights in memory, as a plain state dict: `bamboo.load`."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +13,9 @@ from bamboo_core.storage.errors import StorageError
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.sources import open_source
 from bamboo_trainer.checkpoint.state_dict import by_file
+from bamboo_trainer.tasks.user_code import same_bits
 
-_OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # as `from_module` calls its layers' tensors
+OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # as `from_module` calls its layers' tensors
 
 
 def load(url: str | Path, *, step: int | None = None, averaged: bool = False) -> dict[str, Tensor]:
@@ -40,11 +41,17 @@ def load(url: str | Path, *, step: int | None = None, averaged: bool = False) ->
         for entry in wanted:
             tensor = tensors[entry.tensor]
             found[entry.name] = torch.view_as_complex(tensor) if entry.complex else tensor
-    names = module_names([entry.name for entry in entries])
-    return {names.get(entry.name, entry.name): found[entry.name] for entry in entries}
+    ordered = {entry.name: found[entry.name] for entry in entries}
+    return _of_module(ordered) or ordered
 
 
-def module_names(names: Collection[str]) -> dict[str, str]:
-    """The name in the whole module for each name in a layer of it; {} if they are not those of one split module."""
-    found = {name: match[1] for name in names if (match := _OF_MODULE.fullmatch(name))}
-    return found if len(set(found.values())) == len(names) else {}
+def _of_module(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by their names in the whole module; {} if they are not those of one split module. A tied tensor is in
+    several layers, by the same name.
+    """
+    whole: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        match = OF_MODULE.fullmatch(name)
+        if match is None or not same_bits(whole.setdefault(match[1], tensor), tensor):
+            return {}
+    return whole

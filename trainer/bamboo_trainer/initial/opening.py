@@ -1,10 +1,8 @@
 """The weights that `task.initialFrom` names: a folder, a file or a checkpoint, of which the beginnings are read."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from bamboo_core.job.spec import InitialSpec
 from bamboo_core.storage.errors import StorageError
@@ -15,8 +13,7 @@ from bamboo_trainer.checkpoint.state_dict import StateEntry
 from bamboo_trainer.initial.matching import FIELD, OfferedTensor
 from bamboo_trainer.models.parts.huggingface_weights import INDEX, SINGLE, published_files
 from bamboo_trainer.tasks.task_errors import TaskError
-
-_OF_MODULE: Final = re.compile(r"layers\.\d+\.module\.(.+)")  # as `from_module` calls its layers' tensors
+from bamboo_trainer.weights import OF_MODULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +29,7 @@ class Opened:
             entries = self.source.entries()
         except (StorageError, ExportError) as error:
             raise TaskError(f"{FIELD}: {error}") from None
-        inner = [_OF_MODULE.fullmatch(entry.name) for entry in entries]
+        inner = [OF_MODULE.fullmatch(entry.name) for entry in entries]
         by_name: dict[str, list[StateEntry]] = {}
         for entry, match in zip(entries, inner, strict=True):
             name = match[1] if match and of_module and all(inner) else entry.name
