@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from bamboo_trainer.stage.stage import Stage, build_stage
-from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job
@@ -133,20 +132,12 @@ class BranchingJob(Job):
             sink.write(pickle.dumps(answer))
         os._exit(0)
 
-    def stage(
-        self,
-        worker: str,
-        task: Task,
-        stage: int,
-        stages: Sequence[tuple[int, int]],
-        config: TrainingConfig,
-        first: Callable[[], Task],
-    ) -> Stage:
+    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
-        return build_stage(task, stage, stages, config, self.computes_on[0], reader, first=first)
+        return build_stage(self.task, stage, stages, config, self.computes_on[0], reader)
 
-    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig, first: Callable[[], Task]) -> Stage:
+    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
-        return build_stage(self.task, 0, stages, config, self.computes_on[0], reader, first=first, remembers=False)
+        return build_stage(self.task, 0, stages, config, self.computes_on[0], reader, remembers=False)

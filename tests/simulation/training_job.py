@@ -182,11 +182,16 @@ class StagesOfWorker:
     first: FirstTask
 
     def stage(self, index: int, stages: Sequence[tuple[int, int]], *, begins: bool = False) -> Stage:
+        if self.job.spec.task.initial_from is None:
+            return self.job.stage(self.worker, index, stages, self.config)
         task = self.first.get() if begins else self.job.task
-        return self.job.stage(self.worker, task, index, stages, self.config, self.first.get)
+        return build_stage(task, index, stages, self.config, self.job.computes_on[0], first=self.first.get)
 
     def whole(self, stages: Sequence[tuple[int, int]]) -> Stage:
-        return self.job.whole(stages, self.config, self.first.get)
+        if self.job.spec.task.initial_from is None:
+            return self.job.whole(stages, self.config)
+        device = self.job.computes_on[0]
+        return build_stage(self.job.task, 0, stages, self.config, device, first=self.first.get, remembers=False)
 
 
 class Watch:
@@ -283,22 +288,14 @@ class Job:
         self.faults.remove(fault)
         return True
 
-    def stage(
-        self,
-        worker: str,
-        task: Task,
-        stage: int,
-        stages: Sequence[tuple[int, int]],
-        config: TrainingConfig,
-        first: Callable[[], Task],
-    ) -> Stage:
-        """A stage of the task in its first state, for that worker."""
+    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        """A stage in its first state, for that worker."""
         device = self.computes_on[stage % len(self.computes_on)]
-        return build_stage(task, stage, stages, config, device, copies=self._by_device[worker][device], first=first)
+        return build_stage(self.task, stage, stages, config, device, copies=self._by_device[worker][device])
 
-    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig, first: Callable[[], Task]) -> Stage:
+    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         """The whole model of a worker that holds a shard of the optimizer's state."""
-        return build_stage(self.task, 0, stages, config, self.computes_on[0], first=first, remembers=False)
+        return build_stage(self.task, 0, stages, config, self.computes_on[0], remembers=False)
 
     def where(self) -> str:
         lines = [
