@@ -6,7 +6,7 @@ from html import escape
 from typing import Final
 
 from bamboo.jobs.results import JobProgress
-from bamboo_core.text import count, duration
+from bamboo_core.text import count
 
 WIDTH: Final = 480  # of the curve, in pixels
 HEIGHT: Final = 120
@@ -24,14 +24,7 @@ def handle_html(progress: JobProgress, losses: Sequence[tuple[int, float | None]
 
 
 def _facts(progress: JobProgress) -> list[str]:
-    facts = [f"step {progress.step} of {progress.steps or '?'}"]
-    if progress.loss is not None:
-        facts.append(f"loss {progress.loss:.4f}")
-    if progress.samples_per_second is not None:
-        facts.append(f"{progress.samples_per_second:.1f} samples/s")
-    if progress.eta_seconds is not None:
-        facts.append(f"{duration(progress.eta_seconds)} left")
-    lines = [", ".join(facts)]
+    lines = [", ".join(progress.facts())]
     if progress.grid:
         pipelines, stages = len(progress.grid), max(map(len, progress.grid))
         lines.append(f"{count(pipelines, 'pipeline')} of {count(stages, 'stage')}; {count(progress.workers, 'worker')}")

@@ -56,15 +56,20 @@ class JobProgress:
     message: str = ""
     page: str = ""
 
-    def __str__(self) -> str:
-        """One line: state, step, loss, speed, time left."""
-        parts = [f"{self.name}: {self.state}", f"step {self.step}/{self.steps or '?'}"]
+    def facts(self) -> list[str]:
+        """How far it is, in a few words each: step, loss, speed, time left."""
+        found = [f"step {self.step}/{self.steps or '?'}"]
         if self.loss is not None:
-            parts.append(f"loss {self.loss:.4f}")
+            found.append(f"loss {self.loss:.4f}")
         if self.samples_per_second is not None:
-            parts.append(f"{self.samples_per_second:.1f} samples/s")
+            found.append(f"{self.samples_per_second:.1f} samples/s")
         if self.eta_seconds is not None:
-            parts.append(f"ETA {duration(self.eta_seconds)}")
+            found.append(f"ETA {duration(self.eta_seconds)}")
+        return found
+
+    def __str__(self) -> str:
+        """One line."""
+        parts = [f"{self.name}: {self.state}", *self.facts()]
         if self.preemptions:
             parts.append(f"preemptions {self.preemptions}, takeovers {self.takeovers}")
         return ", ".join(parts) + (f". {self.message}" if self.message else "")
