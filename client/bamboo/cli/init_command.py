@@ -1,5 +1,6 @@
 """`bamboo init`: three questions, and the first files of a job. What takes time to import is imported late."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +40,7 @@ def init(
         made = files(answers)
         _check(made)
     except InvalidRequest as error:
-        usage(f"--{error}" if str(error).startswith(("model ", "data ")) else str(error))
+        usage(*str(error).split("\n"))
     there = [file for file in made if Path(file).exists()]
     if there and not force:
         usage(f"{' and '.join(there)}: already there; --force replaces what is there")
@@ -56,20 +57,20 @@ def init(
 def _answers(name: str, model: str | None, data: str | None, checkpoints: str | None) -> "JobAnswers":
     """What the flags say, and else the user. Raises InvalidRequest."""
     from bamboo.jobs.errors import InvalidRequest
+    from bamboo.jobs.here import storage_url
     from bamboo.jobs.scaffold import JobAnswers, OwnModel, model_of
 
     said = _asked("--model", model, MODEL)
     known = model_of(said, is_folder=Path(said).is_dir(), name=name)
     if isinstance(known, OwnModel) and not Path(f"{known.module}.py").is_file():
         raise InvalidRequest(
-            f"model {said}: there is no {known.module}.py in this folder, where the workers look for it"
+            f"--model {said}: there is no {known.module}.py in this folder, where the workers look for it"
         )
     path = Path(_asked("--data", data, DATA)).expanduser()
     kind = _kind(path)
     place = _asked("--checkpoints", checkpoints, CHECKPOINTS, default="")
-    if place and "://" not in place:
-        place = Path(place).expanduser().absolute().as_uri()
-    return JobAnswers(name=name, model=known, data=str(path.absolute()), data_kind=kind, checkpoints=place)
+    url = storage_url(os.path.expanduser(place)) if place else ""
+    return JobAnswers(name=name, model=known, data=str(path.absolute()), data_kind=kind, checkpoints=url)
 
 
 def _asked(flag: str, given: str | None, question: str, default: str | None = None) -> str:
@@ -91,25 +92,26 @@ def _kind(path: Path) -> str:
 
     try:
         inside = sorted(path.iterdir()) if path.is_dir() else []
-        first = next((one for one in inside if one.is_file()), None) if inside else path
-        with open(first or "/dev/null", "rb") as file:
-            begins = file.read(FIRST_BYTES)
+        files = [one for one in inside if one.is_file()] if path.is_dir() else [path]
+        begins = b""
+        if files:
+            with files[0].open("rb") as file:
+                begins = file.read(FIRST_BYTES)
     except OSError as error:
-        raise InvalidRequest(f"data {path}: {system_reason(error)}") from None
+        raise InvalidRequest(f"--data {path}: {system_reason(error)}") from None
     if path.is_dir() and not inside:
-        raise InvalidRequest(f"data {path}: the folder is empty")
+        raise InvalidRequest(f"--data {path}: the folder is empty")
     return read_kind(str(path), begins, {one.name: one.is_dir() for one in inside})
 
 
 def _check(made: dict[str, str]) -> None:
     """Raises InvalidRequest if the name is none, or the manifest would be wrong for another reason."""
     from bamboo.jobs.errors import InvalidRequest
-    from bamboo_core.job.manifest import ManifestError, parse_source
+    from bamboo_core.job.manifest import ManifestError, parse_manifest
     from bamboo_core.job.yaml_file import source_of
 
     name, text = next(iter(made.items()))
     try:
-        parse_source(source_of(name, text))
+        parse_manifest(source_of(name, text).document)
     except ManifestError as error:
-        problems = [f"{problem.path.rpartition(': ')[2]}: {problem.message}" for problem in error.problems]
-        raise InvalidRequest("\n".join(problems)) from None
+        raise InvalidRequest("\n".join(map(str, error.problems))) from None

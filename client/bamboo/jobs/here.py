@@ -50,7 +50,7 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
         return job, warnings
     part = dict(job.document["spec"].get("checkpoint") or {})
     if checkpoints is not None:
-        part["storage"] = {"uri": checkpoints if "://" in checkpoints else Path(checkpoints).absolute().as_uri()}
+        part["storage"] = {"uri": storage_url(checkpoints)}
     elif claimed:
         warnings.append("the job's volume claim is not here: no checkpoints are kept (--checkpoints)")
         part = {}
@@ -59,6 +59,11 @@ def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | N
             raise InvalidRequest("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
         part["resume"] = "Latest" if resume else "Never"
     return changed(job, "--checkpoints", checkpoint=part or None), warnings
+
+
+def storage_url(place: str) -> str:
+    """The URL of a store that is named by one, or by a folder."""
+    return place if "://" in place else Path(place).absolute().as_uri()
 
 
 def store_trouble(spec: JobSpec, *, resume: bool) -> str:

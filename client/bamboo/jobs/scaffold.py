@@ -49,7 +49,7 @@ def model_of(answer: str, *, is_folder: bool, name: str) -> OwnModel | Published
     if HUB_ID.fullmatch(answer):
         return PublishedModel(folder=f"{name}-model", hub_id=answer)
     raise InvalidRequest(
-        f"model {answer[:80]!r}: expected the folder of a model of transformers, the id of one on the Hub"
+        f"--model {answer[:80]!r}: expected the folder of a model of transformers, the id of one on the Hub"
         " (ORGANIZATION/NAME), or FILE.py:CLASS for a module of your own"
     )
 
@@ -122,6 +122,6 @@ def read_kind(path: str, begins: bytes, names: Mapping[str, bool]) -> str:
     if not names:
         return "text"
     raise InvalidRequest(
-        f"data {path[:80]!r}: expected a file of tokens (bamboo data tokenize makes it) or of text, an .npz file, a"
+        f"--data {path[:80]!r}: expected a file of tokens (bamboo data tokenize makes it) or of text, an .npz file, a"
         " folder of images in a folder for each class, or a data set that Hugging Face's datasets has saved"
     )
