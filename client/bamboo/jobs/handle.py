@@ -120,8 +120,7 @@ class AsyncJobHandle:
         force: bool = False,
     ) -> Path:
         """Writes the trained weights, or with step the checkpoint of that step, as one state dict: `bamboo export`."""
-        place = self._job.checkpoint_place() if step is not None or ema else self._job.weights_place()
-        return await background.wait(export(place, Path(path), format, step=step, ema=ema, force=force))
+        return await background.wait(_export(self._job, path, format, step=step, ema=ema, force=force))
 
     async def weights(self) -> dict[str, Any]:
         """The trained weights as a state dict of tensors, named as `load` names them."""
@@ -130,6 +129,14 @@ class AsyncJobHandle:
     async def close(self) -> None:
         """Stops a job that runs here, and removes its temporary output; a job on a cluster goes on."""
         await background.wait(self._job.close())
+
+
+async def _export(
+    job: BegunJob, path: str | Path, form: ExportFormat, *, step: int | None, ema: bool, force: bool
+) -> Path:
+    """Averages, and states of a step, are in checkpoints alone."""
+    place = job.checkpoint_place() if step is not None or ema else job.weights_place()
+    return await export(place, Path(path), form, step=step, ema=ema, force=force)
 
 
 async def _news(job: BegunJob, feed: EventFeed, *, follow: bool) -> tuple[bool, list[Occurrence]]:
@@ -248,8 +255,7 @@ class JobHandle:
         force: bool = False,
     ) -> Path:
         """Writes the trained weights, or with step the checkpoint of that step, as one state dict: `bamboo export`."""
-        place = self._job.checkpoint_place() if step is not None or ema else self._job.weights_place()
-        return background.call(export(place, Path(path), format, step=step, ema=ema, force=force))
+        return background.call(_export(self._job, path, format, step=step, ema=ema, force=force))
 
     def weights(self) -> dict[str, Any]:
         """The trained weights as a state dict of tensors, named as `load` names them."""
