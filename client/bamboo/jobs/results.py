@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from bamboo.terminal.progress_words import progress_words
 from bamboo_core.coordinator.events import Status
 from bamboo_core.history.merge import merged, newest, to_csv
 from bamboo_core.history.records import Record, StepRecord
 from bamboo_core.job.spec import JobSpec
-from bamboo_core.text import duration
 from bamboo_core.view.job_view import JobView, view_of_run
 
 
@@ -58,14 +58,13 @@ class JobProgress:
 
     def facts(self) -> list[str]:
         """How far it is, in a few words each: step, loss, speed, time left."""
-        found = [f"step {self.step}/{self.steps or '?'}"]
-        if self.loss is not None:
-            found.append(f"loss {self.loss:.4f}")
-        if self.samples_per_second is not None:
-            found.append(f"{self.samples_per_second:.1f} samples/s")
-        if self.eta_seconds is not None:
-            found.append(f"ETA {duration(self.eta_seconds)}")
-        return found
+        return progress_words(
+            self.step,
+            self.steps or "?",
+            loss=self.loss,
+            samples_per_second=self.samples_per_second,
+            eta_seconds=self.eta_seconds,
+        )
 
     def __str__(self) -> str:
         """One line."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from bamboo.terminal.progress_words import progress_words
 from bamboo_core.coordinator.events import Emit, Status
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.planning.plan import WorkerId
-from bamboo_core.text import duration
 
 PLAIN_SECONDS = 2.0
 
@@ -121,13 +121,14 @@ class PlainView:
 
 def progress(status: Status) -> str:
     """One line: step, loss, speed, time left."""
-    parts = [f"step {status.step}/{status.steps or '?'}", *["stopped early"] * bool(status.stopped_early)]
-    if status.loss is not None:
-        parts.append(f"loss {status.loss:.4f}")
-    if status.samples_per_second is not None:
-        parts.append(f"{status.samples_per_second:.1f} samples/s")
-    if status.eta_seconds is not None:
-        parts.append(f"ETA {duration(status.eta_seconds)}")
+    parts = progress_words(
+        status.step,
+        status.steps or "?",
+        loss=status.loss,
+        samples_per_second=status.samples_per_second,
+        eta_seconds=status.eta_seconds,
+        stopped_early=bool(status.stopped_early),
+    )
     if status.preemptions:
         parts.append(f"preemptions {status.preemptions}, takeovers {len(status.takeovers)}")
     return ", ".join(parts)

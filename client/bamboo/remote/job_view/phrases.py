@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
+from bamboo.terminal.progress_words import progress_words
 from bamboo_core.coordinator.protection import OFF
 from bamboo_core.job.status import TakeoverStatus
 from bamboo_core.page.forecast import at_the_end
@@ -29,18 +30,16 @@ def age(since: datetime | None, now: datetime) -> str:
 def progress(job: JobView) -> str:
     """One line: step, loss, speed, time left."""
     training = job.status.training
-    parts = [
-        f"step {job.step}/{job.steps}",
-        *["stopped early"] * bool(training.stopped_early),
-    ]
-    if training.loss is not None:
-        parts.append(f"loss {training.loss:.4f}")
-    if job.status.ended is None and job.status.holds("Running"):
-        if training.samples_per_second is not None:
-            parts.append(f"{training.samples_per_second:.1f} samples/s")
-        if training.eta_seconds is not None:
-            parts.append(f"ETA {duration(training.eta_seconds)}")
-    return ", ".join(parts)
+    runs = job.status.ended is None and job.status.holds("Running")
+    words = progress_words(
+        job.step,
+        job.steps,
+        loss=training.loss,
+        samples_per_second=training.samples_per_second if runs else None,
+        eta_seconds=training.eta_seconds if runs else None,
+        stopped_early=bool(training.stopped_early),
+    )
+    return ", ".join(words)
 
 
 def evaluation(job: JobView) -> str:
