@@ -92,8 +92,7 @@ class Processes:
     @property
     def plan(self) -> Plan:
         """The newest plan, once there is one."""
-        assert self.state.plan is not None
-        return self.state.plan
+        return self.state.current_plan
 
     @property
     def outcome(self) -> Outcome | None:
