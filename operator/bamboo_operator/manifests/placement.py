@@ -1,68 +1,8 @@
-"""Which nodes a pool of a preset means: labels that they have, labels that they have not, taints that they bear."""
+"""How a pod's spec is narrowed down to the nodes of a pool."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo_core.job.placement_spec import Capacity, NodePool, Preset
-from bamboo_core.job.spec import JobSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlacement:
-    """What a pod says of the nodes on which it may run."""
-
-    selector: Mapping[str, str] = field(default_factory=dict)  # node labels
-    expressions: tuple[Mapping[str, Any], ...] = ()  # of a node affinity
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-def _one_of(key: str, *values: str) -> Mapping[str, Any]:
-    return {"key": key, "operator": "In", "values": list(values)}
-
-
-def _none_of(key: str, *values: str) -> Mapping[str, Any]:
-    """A term that none of these values meets; nodes without that label meet it, too."""
-    return {"key": key, "operator": "NotIn", "values": list(values)}
-
-
-def _bears(key: str, value: str) -> Mapping[str, Any]:
-    return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
-
-
-_EKS, _KARPENTER = "eks.amazonaws.com/capacityType", "karpenter.sh/capacity-type"
-_GKE, _AKS = "cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority"
-_STAY = {"karpenter.sh/do-not-disrupt": "true"}  # spot interruptions are not asked for permission
-
-PLACEMENTS: dict[tuple[Preset, Capacity], NodePlacement] = {
-    (Preset.EKS, Capacity.SPOT): NodePlacement(selector={_EKS: "SPOT"}),
-    (Preset.EKS, Capacity.ON_DEMAND): NodePlacement(selector={_EKS: "ON_DEMAND"}),
-    (Preset.KARPENTER, Capacity.SPOT): NodePlacement(selector={_KARPENTER: "spot"}, annotations=_STAY),
-    (Preset.KARPENTER, Capacity.ON_DEMAND): NodePlacement(
-        expressions=(_one_of(_KARPENTER, "on-demand", "reserved"),), annotations=_STAY
-    ),
-    (Preset.GKE, Capacity.SPOT): NodePlacement(selector={_GKE: "true"}, tolerations=(_bears(_GKE, "true"),)),
-    (Preset.GKE, Capacity.ON_DEMAND): NodePlacement(
-        expressions=(_none_of(_GKE, "true"), _none_of("cloud.google.com/gke-preemptible", "true"))
-    ),
-    (Preset.AKS, Capacity.SPOT): NodePlacement(selector={_AKS: "spot"}, tolerations=(_bears(_AKS, "spot"),)),
-    (Preset.AKS, Capacity.ON_DEMAND): NodePlacement(expressions=(_none_of(_AKS, "spot"),)),
-}
-
-
-def placement(job: JobSpec, pool: NodePool | None) -> NodePlacement:
-    """The nodes on which a worker of that pool may run. Nodes with a special device often keep others away: that is
-    tolerated.
-    """
-    chosen = PLACEMENTS.get((pool.preset, pool.capacity), NodePlacement()) if pool else NodePlacement()
-    devices = sorted(name for name in {**job.worker.resources.requests, **job.worker.resources.limits} if "/" in name)
-    return NodePlacement(
-        selector=chosen.selector,
-        expressions=chosen.expressions,
-        tolerations=(*chosen.tolerations, *({"key": name, "operator": "Exists"} for name in devices)),
-        annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", **chosen.annotations},
-    )
+from bamboo_core.job.node_placement import NodePlacement
 
 
 def place(spec: dict[str, Any], where: NodePlacement) -> None:

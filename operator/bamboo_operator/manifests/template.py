@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bamboo_core.job.node_placement import placement
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import (
     ENV_CA,
@@ -21,7 +22,6 @@ from bamboo_core.names import (
     TOKEN_FOLDER,
 )
 from bamboo_core.names import TRAINER_CONTAINER as TRAINER
-from bamboo_operator.manifests.placement import placement
 
 TOKEN_VOLUME = "bamboo-token"  # noqa: S105
 OWN_ENV = (ENV_WORKER, ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_HOST, ENV_CA, ENV_GRACE)

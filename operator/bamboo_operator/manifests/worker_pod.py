@@ -8,11 +8,12 @@ from typing import Any
 
 from bamboo_core import names
 from bamboo_core.job.edits import worker_digest
+from bamboo_core.job.node_placement import placement
 from bamboo_core.job.placement_spec import NodePool
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.names import worker_name
 from bamboo_core.planning.plan import WorkerId
-from bamboo_operator.manifests.placement import place, placement
+from bamboo_operator.manifests.placement import place
 from bamboo_operator.manifests.spread import spread, spread_labels
 from bamboo_operator.manifests.template import TOKEN_VOLUME, merge, read_template
 
