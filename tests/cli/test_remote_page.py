@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.remote.page import operator_for, watched
+from bamboo.remote.operator_pods import arguments, operator_for
 from remote_kit import Json
 
 
@@ -28,7 +28,7 @@ def operator(name: str, *args: str) -> Json:
     ],
 )
 def test_what_an_operator_watches_is_in_its_arguments(args: list[str], names: set[str]) -> None:
-    assert watched(operator("o", *args)) == names
+    assert arguments(operator("o", *args), "--namespace") == names
 
 
 @pytest.mark.parametrize(

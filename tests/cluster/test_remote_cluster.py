@@ -1,6 +1,7 @@
 """The remote commands on a real API server with the real operator: what a person types, and what comes of it."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -52,6 +53,14 @@ class Shell:
         if not code:
             assert complaints(done.stderr) == "", done
         return complaints(done.stderr) if code else done.stdout
+
+    def diagnosis(self, *words: str) -> list[Json]:
+        """What `bamboo doctor` finds; there is a problem."""
+        arguments = [*BAMBOO, "doctor", *words, "-o", "json", "-n", self.namespace]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, env=self.env)
+        assert (done.returncode, complaints(done.stderr)) == (1, ""), done
+        found: list[Json] = json.loads(done.stdout)
+        return found
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -314,6 +323,26 @@ def test_what_the_server_refuses_is_said(installed: Cluster, namespace: str, she
 def _resumed(shell: Shell) -> str:
     shell.type("suspend", "scaled")
     return shell.type("resume", "scaled", "--wait", "--timeout", "1s", code=1)
+
+
+def test_a_diagnosis_asks_a_real_cluster(installed: Cluster, namespace: str, shell: Shell) -> None:
+    """No operator's pod runs on it, and no claim is there; all else is as it should be."""
+    needy = small("needy", checkpoint={"storage": {"persistentVolumeClaim": {"claimName": "states"}}})
+    found = shell.diagnosis(shell.file(needy))
+    problems = {one["subject"]: one["message"] for one in found if one["severity"] == "problem"}
+    assert problems.pop("Kubernetes", "version 1.20") == "version 1.20"  # too old, if it is Debian's
+    assert problems == {
+        "operator": "no bamboo-operator was found",
+        "claim states": "there is none, so workers wait for it",
+    }
+    well = {one["subject"] for one in found if one["severity"] == "ok"}
+    assert {"CRD", "your rights", "nodes"} <= well
+    bare = Shell(_account(installed, namespace, "looker", [READ], shell.folder / "looker"), namespace, shell.folder)
+    said = bare.diagnosis()
+    assert any(one["subject"] == "nodes" and "cannot list resource" in one["message"] for one in said)
+    assert any("you may not" in one["message"] for one in said if one["subject"] == "your rights")
+    archive = str(shell.folder / "report.tar.gz")
+    assert "report.tar.gz" in bare.type("bug-report", "-o", archive)
 
 
 def test_a_cluster_without_bamboo_says_so(installed: Cluster, namespace: str, shell: Shell) -> None:

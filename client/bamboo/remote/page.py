@@ -5,21 +5,20 @@ import contextlib
 import html
 import tempfile
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bamboo.remote.operator_pods import OPERATOR, is_running, operator_for, operator_pods
 from bamboo.remote.session import Session, Target
 from bamboo_core.complaints import system_reason
 from bamboo_core.kube.api import KubeApi
 from bamboo_core.kube.errors import ApiError, RemoteError
 from bamboo_core.kube.port_forward import PortForward
-from bamboo_core.kube.request_parts import Object, pods_path
+from bamboo_core.kube.request_parts import Object
 from bamboo_core.names import PAGE_AUDIENCE, WEB_PORT
 from bamboo_core.view.job_view import view_of
 
-OPERATOR = "app.kubernetes.io/name=bamboo-operator"
 PORT_NAME = "web"
 TOKEN_SECONDS = 3600
 LIFE = 0.8  # of a token, after which there is a new one
@@ -82,14 +81,7 @@ async def _open(session: Session, url: str) -> None:
 
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
     """The running pod of the operator, in that namespace if one is given, that looks after the other one's jobs."""
-    place = pods_path(namespace) if namespace else "/api/v1/pods"
-    try:
-        pods = await api.listed(place, {"labelSelector": OPERATOR})
-    except ApiError as error:
-        if error.status != 403 or namespace:
-            raise
-        raise RemoteError(f"{error}; --operator-namespace says where the operator is") from None
-    running = [pod for pod in pods if _is_running(pod)]
+    running = [pod for pod in await operator_pods(api, namespace) if is_running(pod)]
     if not running:
         where = f"in namespace {namespace}" if namespace else "in the cluster"
         raise RemoteError(f"no running bamboo-operator was found {where} (label {OPERATOR})")
@@ -100,32 +92,7 @@ async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Objec
             f"several operators are running (in {places}), and it is not clear which one manages namespace"
             f" {watching}; --operator-namespace names it"
         )
-    return found or running[0]
-
-
-def operator_for(pods: Sequence[Object], namespace: str) -> Object | None:
-    """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
-    A single one is it in any case: how it was told may be another way than by its arguments."""
-    if len(pods) == 1:
-        return pods[0]
-    told = [(pod, watched(pod)) for pod in pods]
-    by_name = [pod for pod, names in told if namespace in names]
-    found = by_name or [pod for pod, names in told if not names]
-    return found[0] if len(found) == 1 else None
-
-
-def watched(pod: Mapping[str, Any]) -> set[str]:
-    """The namespaces that an operator's pod was told to watch; none if all."""
-    names = set()
-    for container in pod["spec"]["containers"]:
-        words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        names |= {word.partition("=")[2] for word in words if word.startswith("--namespace=")}
-        names |= {name for word, name in pairwise(words) if word == "--namespace"}
-    return names
-
-
-def _is_running(pod: Mapping[str, Any]) -> bool:
-    return pod.get("status", {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+    return dict(found or running[0])
 
 
 def web_port(pod: Mapping[str, Any]) -> int:

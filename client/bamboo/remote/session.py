@@ -101,9 +101,14 @@ async def _run(access: Access, namespace: str, command: Command, quiet: bool) ->
         return await command(Session(api, namespace, quiet=quiet))
 
 
+def names_file(given: str) -> bool:
+    """Whether a person means the file of a manifest, and not a job's name."""
+    return given.endswith((".yaml", ".yml", ".json")) or Path(given).is_file()
+
+
 def target(given: str) -> Target:
     """From a name, TYPE/NAME as kubectl prints it, or a manifest's file."""
-    if given.endswith((".yaml", ".yml", ".json")) or Path(given).is_file():
+    if names_file(given):
         try:
             metadata = load_document(given).get("metadata")
         except ManifestError as error:

@@ -1,5 +1,6 @@
 """The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,10 @@ from bamboo.terminal.output_format import OutputFormat
 from bamboo_core.option_groups import grouped
 
 app = typer.Typer(rich_markup_mode=None)
+OperatorNamespace = Annotated[
+    str | None,
+    typer.Option("--operator-namespace", metavar="NAME", help="Namespace of the operator.", show_default="found"),
+]
 
 
 @app.command()
@@ -280,10 +285,7 @@ def page(
             help="Whose token opens the page: a ServiceAccount in the operator's namespace.",
         ),
     ] = "bamboo-page",
-    operator_namespace: Annotated[
-        str | None,
-        typer.Option("--operator-namespace", metavar="NAME", help="Namespace of the operator.", show_default="found"),
-    ] = None,
+    operator_namespace: OperatorNamespace = None,
 ) -> None:
     """Show a job's page in the browser, through a tunnel to the operator, until Ctrl-C.
 
@@ -303,3 +305,62 @@ def page(
             open_browser=open_browser,
         ),
     )
+
+
+@app.command()
+@grouped
+def doctor(
+    cluster: ClusterOptions,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="Also what this job needs: its name, or the file of its manifest.",
+            autocompletion=options.complete_jobs,
+            show_default=False,
+        ),
+    ] = None,
+    operator_namespace: OperatorNamespace = None,
+    output: options.Output = OutputFormat.TEXT,
+) -> None:
+    """Look for what may keep jobs from training: versions, rights, the operator, nodes, quotas, storage, prices.
+
+    Nothing is changed. Each line says what to do; the exit code is 1 if there is a problem.
+    """
+    from bamboo.remote import doctor as diagnosing
+    from bamboo_core.kube.errors import UsageError
+
+    target = targets_of([job])[0] if job else None
+    try:
+        spec = diagnosing.spec_of_file(job)
+    except UsageError as error:
+        usage(str(error))
+    run(cluster, lambda s: diagnosing.doctor(s, target, spec, operator_namespace=operator_namespace, form=output))
+
+
+@app.command("bug-report")
+@grouped
+def bug_report(
+    cluster: ClusterOptions,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="Also this job, its workers, events and logs.",
+            autocompletion=options.complete_jobs,
+            show_default=False,
+        ),
+    ] = None,
+    operator_namespace: OperatorNamespace = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The archive to write.")] = Path(
+        "bamboo-bug-report.tar.gz"
+    ),
+) -> None:
+    """Write one archive with what others need to understand a problem: diagnosis, objects, events and logs.
+
+    Secrets, environment variables and annotations are left out.
+    """
+    from bamboo.remote import bug_report as reporting
+
+    target = targets_of([job])[0] if job else None
+    run(cluster, lambda s: reporting.bug_report(s, target, operator_namespace=operator_namespace, path=output))

@@ -1,0 +1,215 @@
+"""What follows from the facts about the installation: Kubernetes, CRD, operator and rights. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version as distribution_version
+from typing import Any
+
+from bamboo.remote.diagnosis.facts import ClusterFacts, Object, Right, Unreadable
+from bamboo.remote.diagnosis.findings import Finding, ok, problem, unknown, warning
+from bamboo.remote.diagnosis.rights import PERSON
+from bamboo.remote.operator_pods import arguments, is_ready, is_running, operator_for
+from bamboo_core.job.model import Object as InnerObject
+from bamboo_core.job.model import ObjectList, api_fields
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.names import GROUP, PLURAL, VERSION
+from bamboo_core.text import count
+
+LEAST_MINOR = 29
+LEASE_SECONDS = 60.0  # twice the time after which another operator may take a Lease that is not renewed
+MOST_NAMED = 6
+INSTALL = "install Bamboo with its chart (docs/install.md)"
+
+
+def installation(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
+    yield from _kubernetes(facts.minor)
+    yield from _crd(facts.crd)
+    yield from _operator(facts, now)
+    yield from _operator_rights(facts)
+    yield from _person(facts)
+
+
+def _kubernetes(minor: int | Unreadable) -> Iterator[Finding]:
+    if isinstance(minor, Unreadable):
+        yield unknown("Kubernetes", minor.why)
+    elif minor < LEAST_MINOR:
+        yield problem("Kubernetes", f"version 1.{minor}", f"Bamboo needs 1.{LEAST_MINOR} or newer: upgrade the cluster")
+    else:
+        yield ok("Kubernetes", f"version 1.{minor}")
+
+
+def _crd(crd: Object | Unreadable | None) -> Iterator[Finding]:
+    name = f"{PLURAL}.{GROUP}"
+    if isinstance(crd, Unreadable):
+        yield unknown("CRD", crd.why, "who administers the cluster can run `bamboo doctor`, too")
+        return
+    if crd is None:
+        yield problem("CRD", f"the cluster has no {name}", INSTALL)
+        return
+    served = [one for one in crd["spec"]["versions"] if one["name"] == VERSION and one.get("served")]
+    if not served:
+        yield problem("CRD", f"{name} does not serve {VERSION}", "apply crds/bamboojob.yaml of this version")
+        return
+    known = set(_fields_of_schema(_at(served[0], "schema", "openAPIV3Schema", "properties", "spec")))
+    ours = set(fields_of(JobSpec))
+    if missing := sorted(ours - known):
+        yield problem(
+            "CRD",
+            f"it is older than this bamboo and would drop {_named(missing)}",
+            "apply crds/bamboojob.yaml of this version, or upgrade the chart (docs/upgrade.md)",
+        )
+    elif more := sorted(known - ours):
+        yield warning("CRD", f"it is newer than this bamboo, which does not know {_named(more)}", "upgrade bamboo")
+    else:
+        yield ok("CRD", f"{name}, with the fields of this bamboo")
+
+
+def fields_of(kind: type, before: str = "spec") -> Iterator[str]:
+    """The paths of a type's fields, such as spec.topology.stages; those of lists' elements follow the list's name."""
+    for one in api_fields(kind):
+        yield f"{before}.{one.name}"
+        if isinstance(one.form, InnerObject | ObjectList):
+            yield from fields_of(one.form.kind, f"{before}.{one.name}")
+        elif one.path != one.name:
+            yield f"{before}.{one.path}"
+
+
+def _fields_of_schema(schema: Mapping[str, Any], before: str = "spec") -> Iterator[str]:
+    for name, inner in (schema.get("properties") or {}).items():
+        yield f"{before}.{name}"
+        yield from _fields_of_schema(inner.get("items") or inner, f"{before}.{name}")
+
+
+def _operator(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
+    if isinstance(facts.operators, Unreadable):
+        yield unknown("operator", facts.operators.why, "--operator-namespace says where it is")
+        return
+    running = [pod for pod in facts.operators if is_running(pod)]
+    if not running:
+        waiting = "; ".join(_waiting(pod) for pod in facts.operators)
+        yield problem("operator", waiting or "no bamboo-operator was found", "" if waiting else INSTALL)
+        return
+    pod = operator_for(running, facts.namespace)
+    if pod is None:
+        yield problem(
+            "operator",
+            f"{count(len(running), 'operator')} run, and it is not clear which one watches {facts.namespace}",
+            "let each namespace be in one operator's watchNamespaces",
+        )
+        return
+    where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    yield from _watching(facts, pod, where)
+    ours, theirs = distribution_version("bamboo-spot"), _label(pod, "app.kubernetes.io/version")
+    if theirs and theirs != ours:
+        yield warning(
+            "operator", f"it is version {theirs}, and this bamboo {ours}", "use one version (docs/upgrade.md)"
+        )
+    yield from _leased(facts.lease, now)
+    yield from _reachable(facts.slices)
+
+
+def _watching(facts: ClusterFacts, pod: Object, where: str) -> Iterator[Finding]:
+    watched = arguments(pod, "--namespace")
+    if watched and facts.namespace not in watched:
+        yield problem(
+            "operator",
+            f"{where} watches {_named(sorted(watched))}, and not {facts.namespace}",
+            f"add {facts.namespace} to the chart's watchNamespaces",
+        )
+    elif not is_ready(pod):
+        yield problem(
+            "operator", f"{where} runs and is not ready", f"look at: kubectl logs -n {where.replace('/', ' ')}"
+        )
+    else:
+        yield ok("operator", f"{where} is ready and watches {'all namespaces' if not watched else facts.namespace}")
+
+
+def _leased(lease: Object | Unreadable | None, now: datetime) -> Iterator[Finding]:
+    if isinstance(lease, Unreadable):
+        yield unknown("operator", f"its Lease: {lease.why}")
+    elif lease is not None:
+        renewed = _at(lease, "spec").get("renewTime")
+        age = (now - datetime.fromisoformat(renewed).astimezone(UTC)).total_seconds() if renewed else None
+        if age is None or age > LEASE_SECONDS:
+            since = "ever renewed its Lease" if age is None else f"renewed its Lease for {age:.0f} s"
+            yield problem("operator", f"nobody has {since}, so no operator works", "look at the logs of its pods")
+
+
+def _reachable(slices: Sequence[Object] | Unreadable) -> Iterator[Finding]:
+    """Workers reach the operator by its Service."""
+    if isinstance(slices, Unreadable):
+        yield unknown("operator", f"its Service: {slices.why}")
+        return
+    ready = [
+        endpoint
+        for one in slices
+        for endpoint in one.get("endpoints") or ()
+        if (endpoint.get("conditions") or {}).get("ready") is not False
+    ]
+    if not ready:
+        yield problem(
+            "operator",
+            "no Service leads to it, so workers cannot reach it",
+            "compare the Service's selector with the pod",
+        )
+
+
+def _waiting(pod: Object) -> str:
+    states = [one.get("state") or {} for one in _at(pod, "status").get("containerStatuses") or ()]
+    reasons = [state["waiting"].get("reason", "") for state in states if "waiting" in state]
+    phase = _at(pod, "status").get("phase", "Unknown")
+    why = f", {', '.join(filter(None, reasons))}" if any(reasons) else ""
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']} is {phase}{why}"
+
+
+def _operator_rights(facts: ClusterFacts) -> Iterator[Finding]:
+    yield from _missing(
+        "operator's rights",
+        facts.operator,
+        advice="install its ClusterRole again: helm upgrade, or kubectl apply -f operator/rbac.yaml",
+        well=f"all that it needs for jobs of {facts.namespace}",
+    )
+
+
+def _missing(subject: str, found: Mapping[Right, bool] | Unreadable, *, advice: str, well: str) -> Iterator[Finding]:
+    if isinstance(found, Unreadable):
+        yield unknown(subject, found.why)
+    elif missing := [str(right) for right, there in found.items() if not there]:
+        yield problem(subject, f"it may not {_named(missing)}", advice)
+    elif found:
+        yield ok(subject, well)
+
+
+def _person(facts: ClusterFacts) -> Iterator[Finding]:
+    subject = "your rights"
+    if isinstance(facts.person, Unreadable):
+        yield unknown(subject, facts.person.why)
+        return
+    lacking = {
+        commands: missing
+        for commands, needed in PERSON.items()
+        if (missing := [str(right) for right in needed if not facts.person.get(right, False)])
+    }
+    for commands, missing in lacking.items():
+        yield warning(
+            subject,
+            f"in {facts.namespace} you may not {_named(missing)}, which {commands} need{'s' * (' ' not in commands)}",
+            "ask who administers the cluster for the role edit, or view, in that namespace",
+        )
+    if not lacking:
+        yield ok(subject, f"all that the commands need in {facts.namespace}")
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMED])
+    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"
+
+
+def _label(pod: Object, key: str) -> str:
+    return str((_at(pod, "metadata").get("labels") or {}).get(key) or "")
+
+
+def _at(body: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for name in path:
+        body = body.get(name) or {}
+    return body

@@ -1,0 +1,90 @@
+"""`doctor`: what of a cluster may keep jobs from training, a line each, and what to do about it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bamboo.remote.diagnosis.facts import ClusterFacts
+from bamboo.remote.diagnosis.findings import Finding, Severity
+from bamboo.remote.diagnosis.installation_checks import installation
+from bamboo.remote.diagnosis.job_checks import job, namespace
+from bamboo.remote.diagnosis.node_checks import nodes
+from bamboo.remote.diagnosis.reading import read_facts
+from bamboo.remote.session import Session, Target, names_file
+from bamboo.terminal.output_format import OutputFormat
+from bamboo_core.job.fields import ManifestError
+from bamboo_core.job.manifest import load_manifest, parse_manifest
+from bamboo_core.job.spec import JobSpec
+from bamboo_core.kube.errors import UsageError
+from bamboo_core.names import EXIT_FAILED, EXIT_OK
+from bamboo_core.text import count
+
+STYLES: Final = {
+    Severity.OK: "green",
+    Severity.UNKNOWN: "dim",
+    Severity.WARNING: "yellow",
+    Severity.PROBLEM: "bold red",
+}
+
+
+async def doctor(
+    session: Session, target: Target | None, spec: JobSpec | None, *, operator_namespace: str | None, form: OutputFormat
+) -> int:
+    """EXIT_FAILED if there is a problem. target: the job that is looked at, too. spec: of its manifest's file; None if
+    it is the cluster's.
+    """
+    if form not in (OutputFormat.TEXT, OutputFormat.JSON):
+        raise UsageError(f"--output {form}: expected text or json")
+    of_namespace = session.namespace
+    if target is not None:
+        of_namespace, name = session.of(target)
+        spec = spec or parse_manifest(await session.api.job(of_namespace, name))
+    found = diagnosis(await read_facts(session.api, of_namespace, operator_namespace, spec), datetime.now(UTC))
+    if form is OutputFormat.JSON:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        session.console.print(rendered(found))
+    return EXIT_FAILED if any(one.severity is Severity.PROBLEM for one in found) else EXIT_OK
+
+
+def spec_of_file(given: str | None) -> JobSpec | None:
+    """The job of a manifest's file; None if a job's name was given, or nothing. Raises UsageError."""
+    if given is None or not names_file(given):
+        return None
+    try:
+        return load_manifest(given)
+    except ManifestError as error:
+        raise UsageError(str(error)) from None
+
+
+def diagnosis(facts: ClusterFacts, now: datetime) -> tuple[Finding, ...]:
+    """Everything that follows from the facts, in the order in which a person would look for it."""
+    return tuple(_checks(facts, now))
+
+
+def _checks(facts: ClusterFacts, now: datetime) -> Iterator[Finding]:
+    yield from installation(facts, now)
+    yield from namespace(facts)
+    yield from nodes(facts)
+    yield from job(facts)
+
+
+def rendered(found: Sequence[Finding]) -> RenderableType:
+    """A table for a terminal: each finding with its advice below it, and how many there are of what asks for action."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for one in found:
+        said = Text(one.message)
+        if one.advice:
+            said.append(f"\n{one.advice}", style="italic")
+        table.add_row(Text(one.severity, style=STYLES[one.severity]), one.subject, said)
+    problems, warnings = (sum(one.severity is kind for one in found) for kind in (Severity.PROBLEM, Severity.WARNING))
+    return Group(table, Text(f"{count(problems, 'problem')}, {count(warnings, 'warning')}", style="bold"))

@@ -1,0 +1,52 @@
+"""The pods of operators: which of them looks after a namespace, and what they were told."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from bamboo_core.kube.api import KubeApi
+from bamboo_core.kube.errors import ApiError, RemoteError
+from bamboo_core.kube.request_parts import Object, pods_path
+
+OPERATOR: Final = "app.kubernetes.io/name=bamboo-operator"
+
+
+async def operator_pods(api: KubeApi, namespace: str | None) -> list[Object]:
+    """Those in the operator's namespace, or in the whole cluster. Raises RemoteError."""
+    place = pods_path(namespace) if namespace else "/api/v1/pods"
+    try:
+        return await api.listed(place, {"labelSelector": OPERATOR})
+    except ApiError as error:
+        if error.status != 403 or namespace:
+            raise
+        raise RemoteError(f"{error}; --operator-namespace says where the operator is") from None
+
+
+def operator_for(pods: Sequence[Mapping[str, Any]], namespace: str) -> Mapping[str, Any] | None:
+    """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
+    A single one is it in any case: how it was told may be another way than by its arguments."""
+    if len(pods) == 1:
+        return pods[0]
+    told = [(pod, arguments(pod, "--namespace")) for pod in pods]
+    by_name = [pod for pod, names in told if namespace in names]
+    found = by_name or [pod for pod, names in told if not names]
+    return found[0] if len(found) == 1 else None
+
+
+def arguments(pod: Mapping[str, Any], option: str) -> set[str]:
+    """What an operator's pod was told by an option that may be repeated, such as --namespace."""
+    said = set()
+    for container in pod["spec"].get("containers") or ():
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        said |= {word.partition("=")[2] for word in words if word.startswith(f"{option}=")}
+        said |= {value for word, value in pairwise(words) if word == option}
+    return said
+
+
+def is_running(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -1,0 +1,89 @@
+"""`bamboo doctor`, as it is typed, and as a person sees it."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from bamboo.remote.doctor import rendered
+from diagnosis_kit import CRD, claim, endpoints, found, lease, operator_pod, spot_node
+from remote_command_kit import Fake, type_in
+from remote_kit import Asked, job, refusal
+
+
+class Cluster(Fake):
+    """An API server with the whole installation. allowed: whether reviews say that a right is there."""
+
+    def __init__(self, *, allowed: bool = True, **more: Any) -> None:
+        super().__init__(job(), **more)
+        self.allowed = allowed
+
+    def __call__(self, asked: Asked) -> tuple[int, Any]:
+        last = asked.path.rsplit("/", 1)[1]
+        if last in self.forbidden:
+            return refusal(403, "Forbidden", f"{last} is forbidden")
+        if asked.method == "POST":
+            return 201, {"status": {"allowed": self.allowed}}
+        here: dict[str, Any] = {
+            "pods": {"items": [operator_pod("--lease=bamboo-system/bamboo-operator")]},
+            "bamboo-operator": lease("2999-01-01T00:00:00Z"),
+            "endpointslices": {"items": [endpoints()]},
+            "nodes": {"items": [spot_node(f"node-{number}") for number in range(4)]},
+            "resourcequotas": {"items": []},
+            "bamboojobs.bamboo.dev": yaml.safe_load(CRD.read_text()),
+            "team": {"metadata": {"name": "team"}},
+            "states": claim(),
+        }
+        return (200, here[last]) if last in here else super().__call__(asked)
+
+
+def test_a_cluster_on_which_all_is_well_has_no_problem(tmp_path: Path) -> None:
+    code, out, err, asked = type_in(tmp_path, Cluster(), "doctor")
+    assert (code, err) == (0, "")
+    assert "0 problems, 0 warnings" in out
+    assert {one.method for one in asked} == {"GET", "POST"}, "nothing is changed"
+    assert all(one.path.endswith("accessreviews") for one in asked if one.method == "POST")
+
+
+def test_a_job_on_the_cluster_and_a_file_are_looked_at_alike(tmp_path: Path) -> None:
+    for named in ("story", "FILE"):
+        code, out, _, _ = type_in(tmp_path, Cluster(), "doctor", named, "-o", "json")
+        assert code == 0
+        assert {"severity": "warning", "subject": "checkpoints"}.items() <= {
+            key: value for one in json.loads(out) if one["subject"] == "checkpoints" for key, value in one.items()
+        }.items()
+
+
+def test_a_problem_is_the_exit_code(tmp_path: Path) -> None:
+    code, out, _, _ = type_in(tmp_path, Cluster(allowed=False), "doctor")
+    assert code == 1
+    assert "operator's rights" in out
+
+
+def test_what_may_not_be_read_ends_nothing(tmp_path: Path) -> None:
+    forbidden = ("nodes", "subjectaccessreviews", "resourcequotas", "bamboojobs.bamboo.dev", "pods", "team")
+    code, out, _, _ = type_in(tmp_path, Cluster(forbidden=forbidden), "doctor")
+    assert code == 0
+    assert out.count("unknown") >= len(forbidden) - 1
+
+
+def test_mistakes_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("apiVersion: bamboo.dev/v1alpha1\nkind: BambooJob\nmetadata: {name: a}\nspec: {topology: {}}\n")
+    code, _, err, asked = type_in(tmp_path, Cluster(), "doctor", str(wrong))
+    assert (code, asked) == (2, [])
+    assert "spec.task" in err
+    code, _, err, _ = type_in(tmp_path, Cluster(), "doctor", "-o", "yaml")
+    assert code == 2
+    assert "expected text or json" in err
+
+
+def test_the_table_is_legible_at_80_columns() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(rendered(found(operators=[], minor=20)))
+    shown = console.export_text()
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "install Bamboo with its chart" in shown
