@@ -44,29 +44,33 @@ from bamboo_trainer.engine.divided_engine import make_engine
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.ports import Ports
 from bamboo_trainer.initial.first_task import FirstTask
-from bamboo_trainer.loading import load_task
+from bamboo_trainer.loading import ALONE, load_task
 from bamboo_trainer.memory.host_copies import AtOnce, HostCopies, copies_by_device, together
 from bamboo_trainer.stage.stage import Stage, build_stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.values import StageValues
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from memory_transport import MemoryNetwork
 
-
-@cache
-def model(entrypoint: str, config: str, seed: int) -> Task:
-    """A model of ours as workers make it ready. It is a function of its config, and to look at it takes a process."""
-    return settled(load_task(entrypoint, json.loads(config)), seed)
+NOT_TOLD = ("bamboo_trainer.models.gpt:build", "bamboo_trainer.models.mlp:build")  # what a job trains with
 
 
 @cache
-def model_costs(entrypoint: str, config: str, seed: int, micro_batch_size: int) -> tuple[float, ...]:
-    return layer_costs(model(entrypoint, config, seed), micro_batch_size)
+def model(entrypoint: str, config: str, seed: int, training: TrainingFacts) -> Task:
+    """A model of ours as workers make it ready. It is a function of these, and to look at it takes a process."""
+    return settled(load_task(entrypoint, json.loads(config), training), seed)
+
+
+@cache
+def model_costs(
+    entrypoint: str, config: str, seed: int, training: TrainingFacts, micro_batch_size: int
+) -> tuple[float, ...]:
+    return layer_costs(model(entrypoint, config, seed, training), micro_batch_size)
 
 
 class Killed(Exception):
@@ -243,10 +247,11 @@ class Job:
         self.manifest, spec = manifest, parse_manifest(manifest)
         self.spec = replace(spec, worker=replace(spec.worker, devices=per_worker or spec.worker.devices))
         task, seed = self.spec.task, self.spec.training.seed
-        self._model: tuple[str, str, int] | None = None
-        if task.entrypoint.startswith("bamboo_trainer.models."):
-            self._model = (task.entrypoint, json.dumps(task.config), seed)
+        self._model: tuple[str, str, int, TrainingFacts] | None = None
         training = shown_to_build(self.spec.training)
+        if task.entrypoint.startswith("bamboo_trainer.models."):
+            told = ALONE if task.entrypoint in NOT_TOLD else training
+            self._model = (task.entrypoint, json.dumps(task.config), seed, told)
         self.task = (
             model(*self._model) if self._model else settled(load_task(task.entrypoint, task.config, training), seed)
         )

@@ -15,7 +15,7 @@ from bamboo_trainer.reference import train
 from bamboo_trainer.task import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import call_layer
-from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.training import TrainingConfig, shown_to_build
 from folders import ROOT
 from manifest_kit import bamboojob, training
 from training_job import Fault, Job, check_same_bits
@@ -130,7 +130,7 @@ def test_a_worker_is_lost_and_the_bits_stay(family: str, stages: int, pipelines:
     killed = job(config, stages, pipelines, fault)
     check_same_bits(calm, killed)
     plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
-    losses, _ = train(load_task(ENTRYPOINT, config), plain, 3)
+    losses, _ = train(load_task(ENTRYPOINT, config, shown_to_build(calm.spec.training)), plain, 3)
     torch.testing.assert_close(list(calm.state.progress.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
 
 
