@@ -32,8 +32,8 @@ def from_module(
     """make: builds the whole model, without values being computed. A model in eval
       mode is put into training mode; parts in eval mode of one in training mode stay so.
     loss: (what the model returns, the target) -> a scalar. Of several targets it gets a tuple.
-    blocks: the name of the ModuleList or Sequential whose modules become layers, or the names of several that the
-      forward goes through one after the other. Not needed for a Sequential, or where there is one ModuleList.
+    blocks: the name of the ModuleList, ModuleDict or Sequential whose modules become layers, or the names of several
+      that the forward goes through one after the other. Not needed for a Sequential, or where there is one ModuleList.
     inputs: the names of the forward's arguments that get the dataset's inputs; without them they go by their place.
     call: (model, inputs) -> what it returns, for a model that is to be called in another way than with its inputs.
     read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.

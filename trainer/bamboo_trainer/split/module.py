@@ -43,8 +43,8 @@ class SplitModule:
         read: Read | None = None,
         alongside: Callable[[nn.Module], Alongside | None] | None = None,
     ) -> None:
-        """blocks: names of a ModuleList or Sequential, or of several that are called one after the other; None: the
-        module is a Sequential of them, or they are in its one ModuleList. example: inputs of some samples.
+        """blocks: names of a ModuleList, ModuleDict or Sequential, or of several that are called one after the other;
+        None: the module is a Sequential of them, or they are in its one ModuleList. example: inputs of some samples.
         call: (model, inputs) -> what it returns; None: the inputs are its arguments. alongside: of the model, what goes
         with its tensors.
 
@@ -304,10 +304,10 @@ def _block_names(model: nn.Module, blocks: str | Sequence[str] | None) -> Iterat
             holder = model.get_submodule(name)
         except AttributeError:
             raise CannotSplit(f"blocks: the model has no {name!r}") from None
-        if not isinstance(holder, nn.ModuleList | nn.Sequential) or not len(holder):
+        if not isinstance(holder, nn.ModuleList | nn.ModuleDict | nn.Sequential) or not len(holder):
             raise CannotSplit(
-                f"blocks: {name!r} is a {type(holder).__name__} of the model, expected a ModuleList or a Sequential "
-                "that is not empty"
+                f"blocks: {name!r} is a {type(holder).__name__} of the model, expected a ModuleList, a ModuleDict or a "
+                "Sequential that is not empty"
             )
         yield from (f"{name}.{leaf}" if name else leaf for leaf in holder._modules)
 
