@@ -47,7 +47,7 @@ def goodput(selector: str, window: str = "1h") -> str:
 
 
 def quantile(share: float, buckets: str, window: str = "$__rate_interval") -> str:
-    """Of a histogram, which is named with _bucket and its selector."""
+    """A quantile of a histogram, which is named with _bucket and its selector."""
     return f"histogram_quantile({share}, sum by (le) (rate({buckets}[{window}])))"
 
 

@@ -108,7 +108,7 @@ def published(a: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype
 
 
 def _expected(a: Architecture) -> Iterator[tuple[str, tuple[str, torch.Size]]]:
-    """Of each trained tensor the published name and the shape."""
+    """Each trained tensor's name with its published name and its shape."""
     for index in range(a.blocks + 2):
         for name, empty in skeleton(a, index).state_dict().items():
             yield f"layers.{index}.{name}", (published_name(a, index, name), empty.shape)

@@ -199,7 +199,7 @@ class Head(nn.Module):
 
 
 def published_name(a: Architecture, index: int, name: str) -> str:
-    """Of the tensor that layer `index` calls `name`. A tied head has none of its own."""
+    """The published name of the tensor that layer `index` calls `name`. A tied head has none of its own."""
     if 0 < index <= a.blocks:
         return f"model.layers.{index - 1}.{name}"
     if name == "lm_head.weight":

@@ -52,7 +52,7 @@ class Client:
 
     @property
     def aio(self) -> AsyncClient:
-        """The same jobs, for programs that await."""
+        """A client of the same jobs for programs that await."""
         return AsyncClient(self._cluster)
 
     @property

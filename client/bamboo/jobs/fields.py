@@ -15,9 +15,9 @@ class InitialFromFields(TypedDict, total=False):
     or where checkpoints are.
     """
     step: int
-    """Of which step the checkpoint is; required with checkpoints."""
+    """The step of the checkpoint to take; required with checkpoints."""
     averaged: bool
-    """Of a checkpoint the averages of weights (training.ema)."""
+    """Takes the averages of weights (training.ema) of a checkpoint."""
     drop: Sequence[str]
     """Names of tensors that are left there, and of the model's that begin anew."""
     extend: Sequence[str]
@@ -142,8 +142,8 @@ class TrainingFields(TypedDict, total=False):
     ema: EmaFields
     """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
     reproducible: bool
-    """The same weights, to the last bit, with any number of stages and pipelines. False sums gradients within each
-    pipeline first: less memory with few pipelines, and other bits with another number.
+    """Weights come out the same, to the last bit, with any number of stages and pipelines. False sums gradients within
+    each pipeline first: less memory with few pipelines, and other bits with another number.
     """
     gradientGroups: int
     """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. There can be no more
@@ -265,7 +265,7 @@ class StandbyFields(TypedDict, total=False):
     workers: int
     """How many."""
     stages: int
-    """Of how many stages, the first ones, a spare worker keeps replicas, beside those of redundancy.replicas, to take
+    """A spare worker keeps replicas of so many stages, the first ones, beside those of redundancy.replicas, to take
     such a stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode
     None, there are none.
     """

@@ -160,7 +160,7 @@ class JobHandle:
 
     @property
     def aio(self) -> AsyncJobHandle:
-        """The same job, for programs that await."""
+        """A handle of the same job for programs that await."""
         return AsyncJobHandle(self._job)
 
     @property

@@ -101,9 +101,9 @@ class InitialSpec:
     or where checkpoints are.
     """
     step: Annotated[int | None, Integer(0)] = None
-    """Of which step the checkpoint is; required with checkpoints."""
+    """The step of the checkpoint to take; required with checkpoints."""
     averaged: bool = False
-    """Of a checkpoint the averages of weights (training.ema)."""
+    """Takes the averages of weights (training.ema) of a checkpoint."""
     drop: Annotated[tuple[str, ...], _PATTERNS()] = ()
     """Names of tensors that are left there, and of the model's that begin anew."""
     extend: Annotated[tuple[str, ...], _PATTERNS()] = ()
@@ -296,7 +296,7 @@ class StandbySpec:
     workers: Annotated[int, Integer(0, MOST_STANDBYS)] = 0
     """How many."""
     stages: Annotated[int, Integer(0, MOST_STAGES)] = 0
-    """Of how many stages, the first ones, a spare worker keeps replicas, beside those of redundancy.replicas, to take
+    """A spare worker keeps replicas of so many stages, the first ones, beside those of redundancy.replicas, to take
     such a stage over in the middle of a step. Its memory has to hold them. With one stage, or with redundancy.mode
     None, there are none.
     """

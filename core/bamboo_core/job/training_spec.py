@@ -185,8 +185,8 @@ class TrainingSpec:
     ] = None
     """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
     reproducible: Annotated[bool, Mark.NO_NUMBERS] = True
-    """The same weights, to the last bit, with any number of stages and pipelines. False sums gradients within each
-    pipeline first: less memory with few pipelines, and other bits with another number.
+    """Weights come out the same, to the last bit, with any number of stages and pipelines. False sums gradients within
+    each pipeline first: less memory with few pipelines, and other bits with another number.
     """
     gradient_groups: Annotated[int | None, Integer(), Mark.NO_NUMBERS] = None
     """In how many groups of consecutive microbatches gradients are summed; the bits depend on it. There can be no more

@@ -110,8 +110,8 @@ def label_loss(logits: Tensor, targets: Tensor) -> Weighted:
 
 
 def label_accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the labels that count those that have the highest logit; of several that hold or not, those that are right; of
-    one value, the samples that are nearer than 0.5.
+    """The right answers, and how many there could be: labels that count and have the highest logit; of several labels
+    that hold or not, those that are right; of one value, the samples that are nearer than 0.5.
     """
     if not targets.is_floating_point():
         counts = targets != IGNORED
