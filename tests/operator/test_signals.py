@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from bamboo_operator.signals.cloud_marks import CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
+from bamboo_operator.signals.cloud_marks import CONDITION_TYPES, CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
 from bamboo_operator.signals.signals import (
     SignalKind,
     node_deleted_signal,
@@ -50,6 +50,16 @@ NOTICES = [
         15,
     ),
     (node(deleted=at(-3)), "NodeDeleting", 30),
+    (node(conditions=(condition("GracefulNodeShutdownInProgress", "Shutdown"),)), "NodeShutdown", 15),
+    (node(conditions=(condition("DrainInProgress", "KubectlDrain"),)), "NodeDrain", 30),
+    (node(conditions=(condition("MaintenanceInProgress", "Firmware"),)), "NodeMaintenance", 30),
+    (node(conditions=(condition("CSPMaintenance", "Scheduled"),)), "CloudMaintenance", 60),
+    (node(conditions=(condition("GpuMemWatch", "GpuMemWatchIsNotHealthy"),)), "GpuUnhealthy", 60),
+    (node(conditions=(condition("SysLogsXIDError", "79", "[79] fallen off the bus"),)), "GpuUnhealthy", 60),
+    (node(conditions=(condition("NVSwitchDown", "Down"),)), "GpuUnhealthy", 60),
+    (node(taints={"nvidia.com/gpu-xid-error": "true"}), "GpuUnhealthy", 60),
+    (node(taints={"nvidia.com/gpu-error": "true"}), "GpuUnhealthy", 60),
+    (node(taints={"nvidia.com/gpu-error": "true", NTH + "spot-itn": "e1"}), "GpuUnhealthy", 60),
 ]
 
 LOST = [
@@ -90,6 +100,11 @@ NOTHING = [
     node(conditions=(condition("VMEventScheduled", "PreemptScheduled", status="False"),)),
     node(labels={"cloud.google.com/active-node-maintenance": "NONE", "cloud.google.com/gke-spot": "true"}),
     node(labels={NTH + "action-time": "1700000000"}),
+    node(conditions=(condition("MaintenancePlanned", "Firmware"), condition("Drained", "KubectlDrain"))),
+    node(conditions=(condition("DrainInProgress", "KubectlDrain", status="False"),)),
+    node(conditions=(condition("GpuMemWatch", "GpuMemWatchIsHealthy", status="False"),)),
+    node(conditions=(condition("NVSwitchNonFatalError", "Warning"),)),
+    node(taints={"nvidia.com/gpu": "present"}),
 ]
 
 
@@ -115,7 +130,9 @@ def test_marks_of_an_ordinary_node_are_no_signal(given):
 def test_every_mark_of_the_tables_is_tried():
     tried = {source for _, source, _ in NOTICES} | {source for _, source in LOST}
     assert {
-        mark.source for table in (TAINTS, TAINTS_WITH_VALUE, CONDITIONS, LABELS) for mark in table.values()
+        mark.source
+        for table in (TAINTS, TAINTS_WITH_VALUE, CONDITIONS, CONDITION_TYPES, LABELS)
+        for mark in table.values()
     } <= tried
 
 
@@ -173,6 +190,7 @@ def test_the_time_that_a_node_carries_counts(given, seconds):
         (pod(target="PreemptionByScheduler", target_at=at(-1)), "PreemptionByScheduler", 30),
         (pod(target="DeletionByTaintManager", deleted=at(20)), "DeletionByTaintManager", 20),
         (pod(target="EvictionByEvictionAPI", deleted=at(20)), "EvictionByEvictionAPI", 20),
+        (pod(target="DeletionByDeviceTaintManager", deleted=at(20)), "DeletionByDeviceTaintManager", 20),
         (pod(target="TerminationByKubelet"), "TerminationByKubelet", 30),
         (pod(phase="Pending", deleted=at(0)), "PodDeleted", 0),
     ],

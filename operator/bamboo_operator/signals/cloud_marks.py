@@ -1,9 +1,10 @@
 """What clouds, autoscalers and termination handlers write on a node or pod that goes. Data only.
 
 Left out on purpose, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
-recommendations that nobody acts on (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, and startup
-taints. So are not-ready and unreachable: a node whose kubelet is silent may well run a worker that still talks, and the
-workers' heartbeats notice a dead one much earlier.
+recommendations that nobody acts on (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, startup
+taints, and the conditions MaintenancePlanned and Drained (what is left on a drained node is left on purpose). So are
+not-ready and unreachable: a node whose kubelet is silent may well run a worker that still talks, and the workers'
+heartbeats notice a dead one much earlier.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ AZURE_SECONDS = 30.0
 SHUTDOWN_SECONDS = 15.0  # of a graceful node shutdown's 30 s, what pods that are not critical get
 OPENSHIFT_SECONDS = 30.0
 DRAIN_SECONDS = 30.0  # an eviction gives a worker its grace period
+SICK_SECONDS = 60.0  # a sick GPU's worker hands over soon; who mends the node waits for longer
 
 KARPENTER_DEADLINE = "karpenter.sh/nodeclaim-termination-timestamp"  # an annotation: then the node goes by force
 KARPENTER_CAPACITY = "karpenter.sh/capacity-type"
@@ -28,6 +30,12 @@ class DisruptionMark:
     said: str
     seconds: float | None  # the notice that it gives; None: the node is gone
 
+
+SHUTTING_DOWN = "node is shutting down"  # in the message of the condition Ready
+SHUTDOWN = DisruptionMark("NodeShutdown", "is shutting down", SHUTDOWN_SECONDS)
+DELETING = DisruptionMark("NodeDeleting", "is being deleted", DRAIN_SECONDS)
+KARPENTER_TERMINATION = DisruptionMark("KarpenterTermination", "is being terminated by Karpenter", AWS_SECONDS)
+SICK = DisruptionMark("GpuUnhealthy", "has a GPU or a link that is broken, according to NVSentinel", SICK_SECONDS)
 
 _NTH = "aws-node-termination-handler/"
 _GONE = None
@@ -59,6 +67,11 @@ TAINTS: dict[str, DisruptionMark] = {
         "NodeStopped", "is shut down, according to its cloud", _GONE
     ),
     "node.kubernetes.io/out-of-service": DisruptionMark("NodeOutOfService", "is out of service", _GONE),
+    # NVSentinel's, as its rules name them unless they are changed
+    "nvidia.com/gpu-xid-error": SICK,
+    "nvidia.com/gpu-nvlink-error": SICK,
+    "nvidia.com/syslog-xid-error": SICK,
+    "nvidia.com/gpu-error": SICK,
 }
 
 # By (key, value), where the key alone does not say it
@@ -85,21 +98,47 @@ CONDITIONS: dict[tuple[str, str], DisruptionMark] = {
     ),
 }
 
+# By the type of a condition that is True, whatever its reason
+CONDITION_TYPES: dict[str, DisruptionMark] = {
+    # Kubernetes' own since 1.37, written by whoever drains or maintains nodes
+    "GracefulNodeShutdownInProgress": SHUTDOWN,
+    "DrainInProgress": DisruptionMark("NodeDrain", "is being drained", DRAIN_SECONDS),
+    "MaintenanceInProgress": DisruptionMark("NodeMaintenance", "is under maintenance", DRAIN_SECONDS),
+    # NVSentinel's, which are True only for what is fatal
+    "CSPMaintenance": DisruptionMark("CloudMaintenance", "has maintenance scheduled by its cloud", SICK_SECONDS),
+    **dict.fromkeys(
+        (
+            "GpuMemWatch",
+            "GpuThermalWatch",
+            "GpuPcieWatch",
+            "GpuPowerWatch",
+            "GpuInforomWatch",
+            "GpuSmWatch",
+            "GpuNvlinkWatch",
+            "GpuMcuWatch",
+            "GpuPmuWatch",
+            "GpuDriverWatch",
+            "SysLogsXIDError",
+            "SysLogsSXIDError",
+            "SysLogsGPUFallenOff",
+            "NVSwitchFatalError",
+            "NVSwitchDown",
+        ),
+        SICK,
+    ),
+}
+
 LABELS: dict[tuple[str, str], DisruptionMark] = {
     ("cloud.google.com/active-node-maintenance", "ONGOING"): DisruptionMark(
         "GkeMaintenance", "is under maintenance by GCP", GCP_SECONDS
     ),
 }
 
-SHUTTING_DOWN = "node is shutting down"  # in the message of the condition Ready
-SHUTDOWN = DisruptionMark("NodeShutdown", "is shutting down", SHUTDOWN_SECONDS)
-DELETING = DisruptionMark("NodeDeleting", "is being deleted", DRAIN_SECONDS)
-KARPENTER_TERMINATION = DisruptionMark("KarpenterTermination", "is being terminated by Karpenter", AWS_SECONDS)
-
 # Reasons of a pod's condition DisruptionTarget, and of a failed pod's status, that are no fault of the worker's
 DISRUPTIONS: dict[str, str] = {
     "PreemptionByScheduler": "is preempted by a pod of higher priority",
     "DeletionByTaintManager": "is deleted because of a taint of its node",
+    "DeletionByDeviceTaintManager": "is deleted because of a taint of its device",
     "EvictionByEvictionAPI": "is evicted",
     "DeletionByPodGC": "is removed because its node is gone",
     "TerminationByKubelet": "is terminated by its node",

@@ -173,7 +173,9 @@ def _condition_mark(condition: Json) -> DisruptionMark | None:
     if kind == "Ready":
         down = condition.get("status") == "False" and marks.SHUTTING_DOWN in str(condition.get("message"))
         return marks.SHUTDOWN if down else None
-    return marks.CONDITIONS.get((str(kind), str(reason))) if condition.get("status") == "True" else None
+    if condition.get("status") != "True":
+        return None
+    return marks.CONDITIONS.get((str(kind), str(reason))) or marks.CONDITION_TYPES.get(str(kind))
 
 
 def _karpenter_seconds(metadata: Json, now: datetime) -> float | None:
