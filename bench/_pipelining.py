@@ -166,8 +166,7 @@ def train_step(mine: Rank, step: int) -> list[float]:
     first, last = any(stage.is_first for stage in mine.stages), any(stage.is_last for stage in mine.stages)
     if first or last:
         task, config = mine.task, mine.config
-        length = len(task.dataset)
-        batches = [load_batch(task, config.samples(step, m, length)) for m in range(config.microbatches)]
+        batches = [load_batch(task, config.samples(step, m, task.dataset)) for m in range(config.microbatches)]
         if first:
             arguments = [torch.cat([inputs[0] for inputs, _ in batches])]
         if last:

@@ -56,7 +56,7 @@ def small_task(**changes) -> Task:
 def accumulate(task: Task, model: nn.Module, config: TrainingConfig, step: int) -> None:
     """The gradient of a step, microbatch by microbatch, as one does it in plain PyTorch."""
     for m in range(config.microbatches):
-        inputs, targets = task.dataset.batch(config.samples(step, m, len(task.dataset)))
+        inputs, targets = task.dataset.batch(config.samples(step, m, task.dataset))
         (task.loss((model(inputs[0]),), targets) / config.microbatches).backward()
 
 

@@ -72,7 +72,7 @@ def test_what_is_expected_is_read_before_it_is_asked_for(reader: BatchReader, da
     assert data.inside.wait(SECONDS), "nobody reads"
     data.may_go.set()
     (inputs,), (targets,) = reader.batch(0, 0, 1)
-    assert inputs.tolist() == list(CONFIG.samples(0, 1, 1000))
+    assert inputs.tolist() == list(CONFIG.samples(0, 1, range(1000)))
     assert torch.equal(targets, inputs + 1)
     assert len(data.calls) == 1
     assert data.calls[0][0].startswith("data-reader")
@@ -131,8 +131,10 @@ def test_small_batches_are_read_several_at_once_and_each_is_there_when_it_is_rea
     reader.expect(0, coming)  # nothing new: the next one is on its way
     data.may_go.set()
     for step, m in coming[:MOST_AT_ONCE]:
-        assert reader.batch(0, step, m)[0][0].tolist() == list(CONFIG.samples(step, m, 1000))
-    assert [indices for _, indices in data.calls] == [CONFIG.samples(*one, 1000) for one in coming[:MOST_AT_ONCE]]
+        assert reader.batch(0, step, m)[0][0].tolist() == list(CONFIG.samples(step, m, range(1000)))
+    assert [indices for _, indices in data.calls] == [
+        CONFIG.samples(*one, range(1000)) for one in coming[:MOST_AT_ONCE]
+    ]
     reader.expect(0, coming[MOST_AT_ONCE:])
     for step, m in coming[MOST_AT_ONCE : 2 * MOST_AT_ONCE + 1]:
         reader.batch(0, step, m)

@@ -48,7 +48,7 @@ def test_an_entrypoint_gives_samples_of_ones_own(tmp_path, monkeypatch):
     [
         ([], r"data must be a mapping with kind and its keys, got \[\]"),
         ({}, r"data.kind is missing"),
-        ({"kind": "x"}, r"data.kind must be one of tokens, text, images, npz, huggingface, own, got 'x'"),
+        ({"kind": "x"}, r"data.kind must be one of tokens, text, images, npz, huggingface, own, mixture, got 'x'"),
         ({"kind": "tokens", "length": 8}, "data.path is missing"),
         ({"kind": "tokens", "path": "/nowhere", "length": "8"}, "data.length must be a whole number, got '8'"),
         ({"kind": "tokens", "path": "/nowhere", "length": 8}, "data: cannot read /nowhere: there is no such file"),

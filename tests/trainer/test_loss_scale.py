@@ -90,7 +90,7 @@ def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
         scales.append(scaler.get_scale())
         total = 0.0
         for m in range(config.microbatches):
-            (x,), targets = task.dataset.batch(config.samples(step, m, len(task.dataset)))
+            (x,), targets = task.dataset.batch(config.samples(step, m, task.dataset))
             with torch.autocast("cpu", torch.float16):
                 out = model(x)
             one = task.loss((out.float(),), targets) / config.microbatches

@@ -22,16 +22,16 @@ from stage_kit import CONFIG
 
 def test_a_killed_reader_is_replaced_and_one_that_always_dies_is_an_error(tmp_path):
     data = Told(tmp_path)
-    data.broken = {CONFIG.samples(1, 0, 1000)[0]: "die once", CONFIG.samples(2, 0, 1000)[0]: "die"}
+    data.broken = {CONFIG.samples(1, 0, range(1000))[0]: "die once", CONFIG.samples(2, 0, range(1000))[0]: "die"}
     with reading(data, readers=2) as reader:
         reader.batch(0, 0, 0)
         reader.expect(0, [(1, 0)])
-        assert tuple(reader.batch(0, 1, 0)[0][0].tolist()) == CONFIG.samples(1, 0, 1000)
+        assert tuple(reader.batch(0, 1, 0)[0][0].tolist()) == CONFIG.samples(1, 0, range(1000))
         reader.expect(0, [(2, 0)])
         with pytest.raises(TaskError, match=r"its reader process was ended by SIGKILL, and so did 2 others"):
             reader.batch(0, 2, 0)
         reader.expect(0, [(3, 0)])
-        assert tuple(reader.batch(0, 3, 0)[0][0].tolist()) == CONFIG.samples(3, 0, 1000)
+        assert tuple(reader.batch(0, 3, 0)[0][0].tolist()) == CONFIG.samples(3, 0, range(1000))
 
 
 class Locked(Told):
@@ -72,7 +72,7 @@ def test_a_reader_is_replaced_while_the_worker_holds_a_lock_that_it_needs(tmp_pa
         with Locked.lock if killed == "reader" else nullcontext():
             reader.expect(0, [(1, 0)])
             (numbers, who), _ = reader.batch(0, 1, 0)
-        assert tuple(numbers.tolist()) == CONFIG.samples(1, 0, 1000)
+        assert tuple(numbers.tolist()) == CONFIG.samples(1, 0, range(1000))
         assert int(who[0]) not in (pid, os.getpid())
     assert children() <= before
 

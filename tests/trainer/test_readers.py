@@ -27,7 +27,7 @@ def test_batches_come_from_several_readers_and_are_those_that_were_asked_for(tmp
         makers = set()
         for step, m in reversed(wanted):
             (numbers, who), targets = reader.batch(0, step, m)
-            assert tuple(numbers.tolist()) == CONFIG.samples(step, m, 1000)
+            assert tuple(numbers.tolist()) == CONFIG.samples(step, m, range(1000))
             assert targets[0].dtype == torch.bool
             assert torch.equal(targets[1], numbers.to(torch.bfloat16) / 3)
             assert targets[2].shape == (len(numbers), 0)
@@ -45,14 +45,14 @@ def test_the_check_before_the_first_step_compares_with_what_a_reader_makes(tmp_p
 
 def test_what_a_reader_raises_is_told_in_one_sentence_where_the_batch_is_asked_for(tmp_path):
     data = Told(tmp_path)
-    data.broken[CONFIG.samples(5, 0, 1000)[0]] = "raise"
+    data.broken[CONFIG.samples(5, 0, range(1000))[0]] = "raise"
     with reading(data, readers=2) as reader:
         reader.batch(0, 0, 0)
         reader.expect(0, [(5, 0)])
         reader.expect(0, [(5, 1)])
         with pytest.raises(TaskError, match=r"^the dataset, asked for samples \[.*raised OSError: the disk is gone"):
             reader.batch(0, 5, 0)
-        assert tuple(reader.batch(0, 5, 1)[0][0].tolist()) == CONFIG.samples(5, 1, 1000)
+        assert tuple(reader.batch(0, 5, 1)[0][0].tolist()) == CONFIG.samples(5, 1, range(1000))
 
 
 class Unseeded(Told):

@@ -58,7 +58,7 @@ def plainly(config: TrainingConfig, steps: int) -> dict[str, Tensor]:
         at_first, after = model[3].centre.clone(), model[3].centre.clone()
         for number in range(config.microbatches):
             torch.manual_seed(0)  # dropout is switched off: the seeds are Bamboo's own
-            (x,), targets = task.dataset.batch(config.samples(step, number, len(task.dataset)))
+            (x,), targets = task.dataset.batch(config.samples(step, number, task.dataset))
             model[3].centre.copy_(at_first)
             loss = task.loss((model(x),), targets)
             after = after * 0.9 + (model[3].centre - 0.9 * at_first)

@@ -7,16 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from bamboo_core.control.digests import add_digests
-from bamboo_core.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.models.parts.sequences import IGNORED, positions_in, trimmed_width
 from bamboo_trainer.task import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
-from manifest_kit import bamboojob, training
+from disturbed_jobs import disturbed_alike
 from token_file_kit import tokenized
-from training_job import Fault, Job
 from transformers_kit import LENGTH, config_of, layers_of, run, state_of
 
 ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
@@ -86,24 +83,8 @@ def test_the_first_token_of_a_document_is_no_target(packed: dict[str, Any]) -> N
     assert (labels[:, :-1][positions[:, 1:] != 0] != IGNORED).all()
 
 
-def jobs(settings: dict[str, Any]) -> None:
-    def job(stages: int, pipelines: int, *faults: Fault) -> Job:
-        document = bamboojob(
-            task={"entrypoint": ENTRYPOINT, "config": settings},
-            training=training(3, 8, 2, maxGradientNorm=1.0),
-            topology={"stages": stages, "pipelines": pipelines},
-        )
-        return Job(document, faults).run()
-
-    alone = job(1, 1)
-    for other in (job(4, 1, Fault("Backward", Cell(0, 1), 1, 1)), job(2, 2, Fault("Forward", Cell(1, 1), 1, 3))):
-        assert other.state.moves.takeovers
-        assert other.state.progress.losses == alone.state.progress.losses
-        assert add_digests(other.digests) == add_digests(alone.digests)
-
-
 def test_packed_documents_train_with_the_same_bits_on_any_grid(packed: dict[str, Any]) -> None:
-    jobs(config("gpt2", packed, learningRate=1e-3))
+    disturbed_alike({"entrypoint": ENTRYPOINT, "config": config("gpt2", packed, learningRate=1e-3)})
 
 
 def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) -> None:
@@ -127,7 +108,7 @@ def test_trimmed_batches_train_with_the_same_bits_on_any_grid(tmp_path: Path) ->
         assert isinstance(weighted, Weighted)
         losses.append(weighted.total / weighted.weight)
     torch.testing.assert_close(*losses)
-    jobs(settings)
+    disturbed_alike({"entrypoint": ENTRYPOINT, "config": settings})
 
 
 def test_positions_begin_again_with_each_document() -> None:

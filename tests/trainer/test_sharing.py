@@ -37,7 +37,7 @@ def plainly(task: Task) -> dict[str, torch.Tensor]:
     for step in range(STEPS):
         optimizer.zero_grad()
         for m in range(CONFIG.microbatches):
-            (x,), targets = task.dataset.batch(CONFIG.samples(step, m, len(task.dataset)))
+            (x,), targets = task.dataset.batch(CONFIG.samples(step, m, task.dataset))
             for layer in layers:
                 x = layer(x)
             (task.loss((x,), targets) / CONFIG.microbatches).backward()

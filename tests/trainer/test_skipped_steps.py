@@ -77,7 +77,7 @@ def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
         optimizer.zero_grad()
         total = 0.0
         for m in range(2):
-            inputs, targets = task.dataset.batch(config.samples(step, m, len(task.dataset)))
+            inputs, targets = task.dataset.batch(config.samples(step, m, task.dataset))
             one = task.loss((model(inputs[0]),), targets) / 2
             one.backward()
             total += float(one.detach())

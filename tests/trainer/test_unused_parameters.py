@@ -128,7 +128,7 @@ def plainly(optimizer: str, config: TrainingConfig = CONFIG) -> tuple[dict[str, 
     for step in range(STEPS):
         trainer.zero_grad()
         for microbatch in range(config.microbatches):
-            parts, targets = task.dataset.batch(config.samples(step, microbatch, len(task.dataset)))
+            parts, targets = task.dataset.batch(config.samples(step, microbatch, task.dataset))
             for layer in layers:
                 parts = layer(parts)
             (task.loss((parts,), targets) / config.microbatches).backward()

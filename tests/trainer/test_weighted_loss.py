@@ -37,7 +37,7 @@ def plainly(task: Task, config: TrainingConfig, steps: int, *, weighted: bool) -
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        batches = [task.dataset.batch(config.samples(step, m, len(task.dataset))) for m in range(config.microbatches)]
+        batches = [task.dataset.batch(config.samples(step, m, task.dataset)) for m in range(config.microbatches)]
         counts = [float(valid(targets)) for _, targets in batches]
         total = torch.zeros(())
         for m, ((tokens,), targets) in enumerate(batches):
@@ -80,7 +80,7 @@ def test_metrics_are_over_the_whole_batch() -> None:
     task, stages = build({}), chain(build({}), SPLITS[2], CONFIG)
     outputs, targets = [], []
     for m in range(MICROBATCHES):
-        (tokens,), wanted = task.dataset.batch(CONFIG.samples(0, m, len(task.dataset)))
+        (tokens,), wanted = task.dataset.batch(CONFIG.samples(0, m, task.dataset))
         parts: Any = tokens
         for i, stage in enumerate(stages):
             torch.manual_seed(forward_seed(0, 0, m, i))

@@ -133,7 +133,7 @@ def _microbatch(
 ) -> _Done:
     """What a microbatch comes to. place: step and microbatch."""
     step, microbatch = place
-    parts, targets = load_batch(task, config.samples(step, microbatch, len(task.dataset)))
+    parts, targets = load_batch(task, config.samples(step, microbatch, task.dataset))
     capture = Capture()
     for index, layer in enumerate(layers):
         seed_forward(torch.device("cpu"), forward_seed(config.seed, step, microbatch, index))

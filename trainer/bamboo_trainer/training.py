@@ -1,6 +1,7 @@
 """What the numbers of a training depend on, beside the task."""
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -8,10 +9,9 @@ import torch
 
 from bamboo_core.job.spec import JobSpec
 from bamboo_core.job.training_spec import EvaluationSpec, LossScaleSpec, TrainingSpec, Unit
-from bamboo_trainer.data.order import microbatch_samples
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
+from bamboo_trainer.tasks.user_code import samples_in_order, samples_of_pass, tokens_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,10 @@ class TrainingConfig:
     def global_batch(self) -> int:
         return self.microbatches * self.micro_batch_size
 
-    def samples(self, step: int, microbatch: int, length: int) -> tuple[int, ...]:
-        return microbatch_samples(self.seed, step, microbatch, self.micro_batch_size, self.global_batch, length)
+    def samples(self, step: int, microbatch: int, dataset: Sized) -> tuple[int, ...]:
+        """The numbers of the samples of a microbatch. Raises TaskError."""
+        size = self.micro_batch_size
+        return samples_in_order(dataset, self.seed, step * self.global_batch + microbatch * size, size)
 
 
 def loss_unit(task: Task, config: TrainingConfig) -> float:
@@ -136,7 +138,7 @@ def with_steps(spec: JobSpec, task: Task) -> JobSpec:
     if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise TaskError(f"task.tokens_per_sample must be an integer of at least 1, got {tokens!r}")
     try:
-        return replace(spec, training=spec.training.with_data(dataset_length(task), tokens))
+        return replace(spec, training=spec.training.with_data(samples_of_pass(task), tokens))
     except TaskError:
         raise
     except ValueError as error:

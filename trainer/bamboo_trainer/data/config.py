@@ -1,14 +1,17 @@
 """A dataset by what a manifest says of it, such as {"kind": "tokens", "path": "/data/train", "length": 1024}."""
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from bamboo_core.complaints import system_reason
 from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
 from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, stdlib_text
+from bamboo_trainer.data.mixture import Ends, Mixture
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.data.rows import HuggingFaceDataset, Indexed
 from bamboo_trainer.data.sources import CacheConfig, open_sources
@@ -16,24 +19,33 @@ from bamboo_trainer.data.token_file import SUFFIX
 from bamboo_trainer.data.tokens import Documents, Tokens
 from bamboo_trainer.task import Dataset
 
+MIXTURE: Final = "mixture"
+_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,40}")
 _MISSING: Final[Any] = object()
 
 
-def dataset_from(config: Mapping[str, Any], where: str = "data") -> Dataset:
+Opener = Callable[[Mapping[str, Any], str], Dataset]  # of the other keys, and the one that has them, for messages
+
+
+def dataset_from(
+    config: Mapping[str, Any], where: str = "data", kinds: Mapping[str, Opener] = MappingProxyType({})
+) -> Dataset:
     """The dataset that a task's config describes; docs/data.md has the kinds and their keys.
 
-    where: the config's own key, for messages. Raises ValueError naming the key and what was expected; StorageError of
-    bamboo_core.storage if an object store does not answer.
+    where: the config's own key, for messages. kinds: more of them. Raises ValueError naming the key and what was
+    expected; StorageError of bamboo_core.storage if an object store does not answer.
     """
     keys = _Keys(config, where)
     kind = keys.text("kind")
-    if kind not in _KINDS:
-        raise ValueError(f"{where}.kind must be one of {', '.join(_KINDS)}, got {kind!r}")
+    if kind in kinds:
+        return kinds[kind](keys.rest(), where)
+    if kind != MIXTURE and kind not in _KINDS:
+        known = ", ".join([*_KINDS, MIXTURE, *kinds])
+        raise ValueError(f"{where}.kind must be one of {known}, got {kind!r}")
     readers, ahead = keys.number("readers", 0), keys.number("readAhead", 0)
     threads = keys.truth("threads", False)
-    make = _KINDS[kind]
     try:
-        dataset = make(keys)
+        dataset = _mixture(keys, where, kinds) if kind == MIXTURE else _KINDS[kind](keys)
         keys.finish(kind)
         if not readers:
             if ahead or threads:
@@ -44,6 +56,33 @@ def dataset_from(config: Mapping[str, Any], where: str = "data") -> Dataset:
         raise
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def source_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the sources of a mixture that `dataset_from` makes; of other kinds there are none."""
+    sources = config.get("sources", ()) if config.get("kind") == MIXTURE else ()
+    return tuple(str(source.get("name", number)) for number, source in enumerate(sources))
+
+
+def _mixture(keys: "_Keys", where: str, kinds: Mapping[str, Opener]) -> Mixture:
+    ends = keys.text("ends", Ends.LONGEST.value)
+    if ends not in list(Ends):
+        raise ValueError(f"ends must be one of {', '.join(Ends)}, got {ends!r}")
+    sources: dict[str, tuple[float, Dataset]] = {}
+    for number, source in enumerate(keys.mappings("sources")):
+        here = f"{where}.sources[{number}]"
+        own = _Keys(source, here)
+        name, weight = own.text("name", str(number)), own.real("weight")
+        if not _NAME.fullmatch(name) or name in sources:
+            raise KeyProblem(f"{here}.name must be letters, digits and underscores, and another for each, got {name!r}")
+        rest = own.rest()
+        for key in ("readers", "readAhead", "threads"):
+            if key in rest:
+                raise KeyProblem(f"{here}.{key}: expected beside sources, for all of them")
+        if rest.get("kind") == MIXTURE:
+            raise KeyProblem(f"{here}.kind: a mixture cannot be a source of another one; name its sources here")
+        sources[name] = weight, dataset_from(rest, here, kinds)
+    return Mixture(sources, ends)
 
 
 class KeyProblem(ValueError):
@@ -58,6 +97,11 @@ class _Keys:
             raise KeyProblem(f"{where} must be a mapping with kind and its keys, got {config!r}")
         self._left, self._where = dict(config), where
         self._known: list[str] = []
+
+    def rest(self) -> dict[str, Any]:
+        """The keys that nobody has asked for, which somebody else reads."""
+        found, self._left = self._left, {}
+        return found
 
     def finish(self, kind: str) -> None:
         """Raises KeyProblem if a key is left."""
@@ -78,7 +122,7 @@ class _Keys:
             raise self._problem(key, "a whole number", value)
         return value
 
-    def real(self, key: str, default: float) -> float:
+    def real(self, key: str, default: Any = _MISSING) -> float:
         value = self._take(key, default)
         if not _is_finite(value):
             raise self._problem(key, "a finite number", value)
@@ -103,6 +147,12 @@ class _Keys:
         if not isinstance(value, list | tuple) or len(value) != 3 or not all(map(_is_finite, value)):
             raise self._problem(key, "three numbers", value)
         return (float(value[0]), float(value[1]), float(value[2]))
+
+    def mappings(self, key: str) -> Sequence[Mapping[str, Any]]:
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
+            raise self._problem(key, "a list of mappings", value)
+        return value
 
     def mapping(self, key: str) -> "Mapping[str, Any]":
         value = self._take(key, {})

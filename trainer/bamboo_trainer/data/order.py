@@ -4,6 +4,7 @@ Every random choice is a pure function of numbers, so any worker can derive it a
 """
 
 import hashlib
+from dataclasses import dataclass
 
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
@@ -33,23 +34,19 @@ def permute(index: int, length: int, key: int) -> int:
             return index
 
 
-def step_samples(seed: int, step: int, global_batch: int, length: int) -> tuple[int, ...]:
-    """The sample numbers of a step; each epoch (`length` numbers in a row) visits each sample once."""
-    return _samples(seed, step * global_batch, global_batch, length)
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The order of a dataset of that length which has none of its own: each pass visits each sample once."""
 
+    samples_of_pass: int
 
-def microbatch_samples(
-    seed: int, step: int, microbatch: int, micro_batch_size: int, global_batch: int, length: int
-) -> tuple[int, ...]:
-    """The part of `step_samples` that belongs to one microbatch of the step."""
-    return _samples(seed, step * global_batch + microbatch * micro_batch_size, micro_batch_size, length)
-
-
-def _samples(seed: int, first: int, count: int, length: int) -> tuple[int, ...]:
-    if length < 1:
-        raise ValueError("the dataset has no samples")
-    keys = {epoch: pure_seed("data", seed, epoch) for epoch in {p // length for p in range(first, first + count)}}
-    return tuple(permute(p % length, length, keys[p // length]) for p in range(first, first + count))
+    def microbatch(self, seed: int, first: int, size: int) -> tuple[int, ...]:
+        length = self.samples_of_pass
+        if length < 1:
+            raise ValueError("the dataset has no samples")
+        places = range(first, first + size)
+        keys = {number: pure_seed("data", seed, number) for number in {place // length for place in places}}
+        return tuple(permute(place % length, length, keys[place // length]) for place in places)
 
 
 def _mix(value: int) -> int:

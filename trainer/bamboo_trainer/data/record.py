@@ -1,19 +1,20 @@
 """What a worker says of its data, so that no other data take their place in silence: see `checkpoint.data_record`."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from bamboo_core.checkpoint.data_record import DataRecord, LookedAt
-from bamboo_trainer.data.order import pure_seed, step_samples
-from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.user_code import dataset_length, load_batch
+from bamboo_trainer.data.order import pure_seed
+from bamboo_trainer.task import Dataset, Parts, Task, own_order
+from bamboo_trainer.tasks.user_code import dataset_length, load_batch, samples_in_order
 
 OTHERS: Final = 6  # samples that are looked at beside the first and the last one
 IN_ORDER: Final = 64  # samples of the order
+FAR: Final = 8  # places at which an order of its own is looked at
 
 
 def record_of(task: Task, seed: int) -> DataRecord:
@@ -23,12 +24,18 @@ def record_of(task: Task, seed: int) -> DataRecord:
     """
     length = dataset_length(task)
     numbers = {0, length - 1, *(pure_seed("look", place) % length for place in range(OTHERS))}
-    order = step_samples(seed, 0, min(IN_ORDER, length), length)
     return DataRecord(
         samples=length,
-        order=_digest([repr(order).encode()]),
+        order=_digest([repr(part).encode() for part in _order(task.dataset, seed, length)]),
         looked_at=tuple(_look(task, number) for number in sorted(numbers)),
     )
+
+
+def _order(dataset: Dataset, seed: int, length: int) -> Iterator[tuple[int, ...]]:
+    """The first samples; of a dataset with an order of its own also some that come long after."""
+    yield samples_in_order(dataset, seed, 0, min(IN_ORDER, length))
+    for power in range(1, FAR) if own_order(dataset) else ():
+        yield samples_in_order(dataset, seed, IN_ORDER << 4 * power, IN_ORDER)
 
 
 def _look(task: Task, number: int) -> LookedAt:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
+from bamboo_trainer.data import by_source, source_names
 from bamboo_trainer.data.hub import nothing_there
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.models.parts import chats
@@ -32,7 +33,7 @@ from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.parts.labels import HEADS, Head, Labelled, label_accuracy, label_loss, open_labelled
 from bamboo_trainer.models.parts.sequences import Objective as TokenObjective
-from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, trim_of, with_length
+from bamboo_trainer.models.parts.sequences import Sequences, open_sequences, with_length
 from bamboo_trainer.models.parts.settings import decaying, evaluation
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.split.module import SplitModule
@@ -125,7 +126,8 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     weights = None
     if settings.model is not None and not settings.random:
         weights = PublishedWeights(Path(settings.model))
-    measured = evaluation(settings.evaluation, held_out, label_accuracy)
+    loss = partial(_of_labels, label_loss)
+    measured = evaluation(settings.evaluation, held_out, partial(_of_labels, label_accuracy), loss)
     lengths = {"data": dataset} if measured is None else {"data": dataset, "evaluation": measured.dataset}
 
     def make() -> nn.Module:
@@ -140,14 +142,20 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         logger.info("begun anew, as %s has no such tensors: %s", settings.model, ", ".join(anew))
     return task_of(
         split,
-        loss=label_loss,
+        loss=loss,
         dataset=dataset,
         evaluation=measured,
+        metrics=by_source(loss, source_names(data)),
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=partial(optimizer, settings),
         learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
         checkpoint=settings.checkpoint,
     )
+
+
+def _of_labels(measure: Callable[[Tensor, Tensor], Any], logits: Tensor, targets: Tensor | Parts) -> Any:
+    """What is measured by the labels. targets: these, and of a mixture the number of each sample's source."""
+    return measure(logits, targets if isinstance(targets, Tensor) else targets[0])
 
 
 def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
@@ -228,18 +236,11 @@ def _opened(
     data: Mapping[str, Any], objective: Objective, config: Any, model: str | None, where: str = "data"
 ) -> Sequences | Labelled:
     words = vocabulary_of(config)
-    if data.get("kind") == chats.KIND:
-        expect(objective == "causal", f"{where}.kind: expected chats only with objective causal")
-        packed = bool(data.get("packed", False))
-        expect(not packed or config.model_type in PACKS, f"{where}.packed: not for models of this kind")
-        given = {key: value for key, value in data.items() if key != "kind"}
-        trim = trim_of(given, where)
-        source = chats.open_chats(given, model, where)
-        return Sequences(source, "causal", (words, 0), False, where, packed=packed, trim=trim)
     if objective == "causal" or objective == "masked":
         token = mask_token(config) if objective == "masked" else 0
         packs = objective == "causal" and config.model_type in PACKS
-        return open_sequences(data, objective, (words, token), where, packs=packs)
+        kinds = {chats.KIND: partial(chats.open_chats, model)} if objective == "causal" else {}
+        return open_sequences(data, objective, (words, token), where, packs=packs, kinds=kinds)
     return open_labelled(data, objective, words, int(config.num_labels), where)
 
 

@@ -48,7 +48,7 @@ class FirstLook:
         task, loss = self._first(), None
         if inputs is None or self._last:
             (given, targets), again = reader.twice(stage, step, microbatch)
-            compare_batches((given, targets), again, self._config.samples(step, microbatch, len(task.dataset)))
+            compare_batches((given, targets), again, self._config.samples(step, microbatch, task.dataset))
             inputs = given if inputs is None else inputs
             there = tuple(p.to(device) for p in targets)
             loss = (lambda outputs: _measured(task, outputs, there)) if self._last else None

@@ -33,7 +33,7 @@ class Chat:
         return [token if learned else IGNORED for _, (token, learned) in follows]
 
 
-def open_chats(config: Mapping[str, Any], model: str | None, where: str) -> TensorDataset:
+def open_chats(model: str | None, config: Mapping[str, Any], where: str) -> TensorDataset:
     """Inputs: int64 [samples, length], and a mask of those that count, or the number of each token's conversation if
     they are packed. Targets: those of the token at the same place. Conversations without an answer are left out.
 

@@ -1,15 +1,16 @@
 """Data with labels, for the heads of language models: of a whole sequence, of each token, of the right choice."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bamboo_trainer.data import TensorDataset, dataset_from
+from bamboo_trainer.data import TensorDataset, dataset_from, source_names
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.models.parts.sequences import IGNORED, INPUTS, trim_of, trimmed_width, whole_number
+from bamboo_trainer.models.parts.sequences import IGNORED, INPUTS, Padding, trimmed_width, whole_number
 from bamboo_trainer.task import Dataset, Parts, Weighted
 
 Head = Literal["sequence", "token", "choice"]
@@ -24,27 +25,34 @@ class Labelled:
 
     Targets: int64 [samples], or [samples, length] for "token", of which -100 does not count. For "sequence" floats are
     taken, too: [samples] for one label, whose value is to be met, else [samples, labels], of which each holds or not.
-    words: size of the vocabulary. labels: their number. where: the config's key, for messages. trim, names: as of
-    `Sequences`.
+    words: size of the vocabulary. labels: their number. where: the config's key, for messages. padding, mixed, names:
+    as of `Sequences`.
     """
 
     def __init__(
-        self, source: Dataset, head: Head, words: int, labels: int, where: str = "data", *, trim: int = 0
+        self,
+        source: Dataset,
+        head: Head,
+        words: tuple[int, int],
+        where: str = "data",
+        *,
+        padding: Padding | None = None,
+        mixed: bool = False,
     ) -> None:
-        self._trim = trim
-        self._source, self._head, self._words, self._labels, self._where = source, head, words, labels, where
+        self._padding, self._mixed = padding or Padding(), mixed
+        self._source, self._head, self._where = source, head, where
+        self._words, self._labels = words
         given, targets = source.batch([0])
         dimensions = 3 if head == "choice" else 2
-        if not 1 <= len(given) <= len(INPUTS) or len(targets) != 1 or any(t.dim() != dimensions for t in given):
+        if not 1 <= len(given) <= len(INPUTS) or len(targets) - mixed != 1 or any(t.dim() != dimensions for t in given):
             shape = "[samples, choices, length]" if head == "choice" else "[samples, length]"
             raise ValueError(
                 f"{where}: expected tokens {shape}, perhaps a mask and the kinds of tokens, and one target, got inputs "
-                f"{[list(t.shape) for t in given]} and {len(targets)} targets"
+                f"{[list(t.shape) for t in given]} and {len(targets) - mixed} targets"
             )
         self._check(targets[0], given[0])
         self.names, self.masked = INPUTS[: len(given)], len(given) > 1
-        if trim and not self.masked:
-            raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
+        self.order = self._padding.order(source, self.masked, where)
         self.length = int(given[0].shape[-1])
         self.tokens_per_sample: int | None = None if self.masked else given[0][0].numel()
 
@@ -53,15 +61,15 @@ class Labelled:
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         """Raises ValueError for a token outside of the vocabulary, or a label that there is not."""
-        given, (target,) = self._source.batch(indices)
+        given, (target, *more) = self._source.batch(indices)
         ids = given[0].long()
         for token in (int(ids.min()), int(ids.max())):
             if not 0 <= token < self._words:
                 raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {self._words}")
         self._check(target, ids)
-        width = trimmed_width(given[1], self._trim) if self.masked else ids.shape[-1]
+        width = trimmed_width(given[1], self._padding.trim) if self.masked else ids.shape[-1]
         target = target[:, :width].contiguous() if self._head == "token" else target
-        return tuple(part.long()[..., :width].contiguous() for part in given), (target,)
+        return tuple(part.long()[..., :width].contiguous() for part in given), (target, *more)
 
     def _check(self, target: Tensor, ids: Tensor) -> None:
         if target.is_floating_point():
@@ -85,13 +93,11 @@ def open_labelled(config: Mapping[str, Any], head: Head, words: int, labels: int
     the default; the other kinds are those of `bamboo_trainer.data.dataset_from`. Raises ValueError.
     """
     given = dict(config)
-    trim = trim_of(given, where)
-    if given.get("kind", settings.MADE_UP) != settings.MADE_UP:
-        source: Dataset = dataset_from(given, where)
-    else:
-        given.pop("kind", None)
-        source = _made_up(given, head, words, labels, where)
-    return Labelled(source, head, words, labels, where, trim=trim)
+    padding = Padding.taken_from(given, where)
+    made_up = {settings.MADE_UP: partial(_made_up, head, words, labels)}
+    source = dataset_from({"kind": settings.MADE_UP, **given}, where, made_up)
+    mixed = bool(source_names(given))
+    return Labelled(source, head, (words, labels), where, padding=padding, mixed=mixed)
 
 
 def label_loss(logits: Tensor, targets: Tensor) -> Weighted:
@@ -121,14 +127,15 @@ def label_accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return right.sum(), torch.tensor(right.numel())
 
 
-def _made_up(config: dict[str, Any], head: Head, words: int, labels: int, where: str) -> TensorDataset:
+def _made_up(head: Head, words: int, labels: int, given: Mapping[str, Any], where: str) -> TensorDataset:
     """A sequence's label follows from its second token, a token's from itself; the right choice begins with token 1."""
+    config = dict(given)
     padding = bool(config.pop("padding", False))
     values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in MADE_UP.items()}
     for key in config:
         raise ValueError(f"{where}: unknown key {key!r}, expected some of {', '.join([*MADE_UP, 'padding'])}")
     samples, length = values["samples"], max(2, values["length"])
-    generator = torch.Generator().manual_seed(0 if where == "data" else settings.HELD_OUT)
+    generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     shape = (samples, CHOICES, length) if head == "choice" else (samples, length)
     ids = torch.randint(min(2, words - 1), words, shape, generator=generator)
     target = ids % labels if head == "token" else ids[:, 1] % labels if head == "sequence" else None

@@ -1,16 +1,19 @@
 """Sequences of tokens as language models take them: to foretell the next token, or those that are masked."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
+from bamboo_trainer.data import ByLength, Documents, TensorDataset, by_source, dataset_from, pure_seed, source_names
+from bamboo_trainer.data.config import Opener
 from bamboo_trainer.models.parts import settings
-from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
+from bamboo_trainer.task import Dataset, Order, Parts, Task, TrainingFacts, Weighted, own_order
 
 Objective = Literal["causal", "masked"]
 Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its config
@@ -20,6 +23,49 @@ KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text", "chats")
 INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids")  # as transformers calls them
 PACKED_INPUTS: Final = ("input_ids", "position_ids")
 SYNTHETIC: Final = {"length": 32, "samples": 512}
+_AT_ONCE: Final = 1024  # samples that are read to find their lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """What is done about sequences that are shorter than others, in data with a mask of the tokens that count.
+
+    trim: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it does not.
+    near: of so many microbatches that follow each other the samples are put together by their lengths; 0: they are not.
+    """
+
+    trim: int = 0
+    near: int = 0
+
+    @classmethod
+    def taken_from(cls, config: dict[str, Any], where: str) -> Self:
+        """What the config says by "trim" and "nearLengths", which are taken out of it. Raises ValueError."""
+        found = {
+            name: whole_number(config.pop(key), f"{where}.{key}")
+            for name, key in (("trim", "trim"), ("near", "nearLengths"))
+            if key in config
+        }
+        return cls(**found)
+
+    def order(self, source: Dataset, masked: bool, where: str) -> Order | None:
+        """The order of the data, if it is not the usual one. source: has the mask, if any, as its second input.
+
+        Raises ValueError.
+        """
+        for key, value in (("trim", self.trim), ("nearLengths", self.near)):
+            if value and not masked:
+                raise ValueError(f"{where}.{key}: expected only with a mask of the tokens that count")
+        return ByLength(source, partial(lengths_of, source), self.near).order if self.near else own_order(source)
+
+
+def lengths_of(source: Dataset) -> list[int]:
+    """How long each sample is, by its mask: all are read. Of several sequences of a sample the longest counts."""
+    found: list[int] = []
+    with torch.random.fork_rng(devices=[]):
+        for first in range(0, len(source), _AT_ONCE):
+            inputs, _ = source.batch(range(first, min(first + _AT_ONCE, len(source))))
+            found += _last_places(inputs[1]).flatten(1).amax(1).tolist()
+    return found
 
 
 class Sequences:
@@ -31,7 +77,8 @@ class Sequences:
     the token that stands for a masked one. where: the config's key that describes the data, for messages.
 
     packed: instead of a mask the data have the number of each token's document, and the second input is its position in
-    that. trim: a batch ends with its longest sequence, rounded up to a multiple of that; 0: it does not.
+    that. padding: what is done about that of a mask. mixed: the data's last target is the number of each sample's
+    source, and so is the second one here.
     names: of the inputs, as transformers calls them.
     """
 
@@ -44,20 +91,20 @@ class Sequences:
         where: str = "data",
         *,
         packed: bool = False,
-        trim: int = 0,
+        padding: Padding | None = None,
+        mixed: bool = False,
     ) -> None:
         self._source, self._objective, self._shift, self._where = source, objective, shift, where
         self._vocabulary, self._mask_token = words
-        self._packed, self._trim = packed, trim
+        self._packed, self._padding, self._mixed = packed, padding or Padding(), mixed
         given, targets = source.batch([0])
-        if not 1 <= len(given) <= 2 or (objective == "causal" and len(targets) != 1):
+        wanted = len(targets) - mixed
+        if not 1 <= len(given) <= 2 or (objective == "causal" and wanted != 1):
             raise ValueError(
-                f"{where}: expected tokens, perhaps a mask, and targets, "
-                f"got {len(given)} inputs and {len(targets)} targets"
+                f"{where}: expected tokens, perhaps a mask, and targets, got {len(given)} inputs and {wanted} targets"
             )
         self.masked = len(given) == 2 and not packed
-        if trim and not self.masked:
-            raise ValueError(f"{where}.trim: expected only with a mask of the tokens that count")
+        self.order = self._padding.order(source, self.masked, where)
         self.names = INPUTS[: len(given)] if not packed else PACKED_INPUTS
         self.length = int(given[0].shape[1])
         length = None if self.masked else self.length
@@ -74,7 +121,7 @@ class Sequences:
         if lowest < 0 or highest >= self._vocabulary:
             token, words = lowest if lowest < 0 else highest, self._vocabulary
             raise ValueError(f"{self._where}: token {token} is outside of the model's vocabulary of {words}")
-        mask = given[1].long() if self.masked else None
+        mask, more = given[1].long() if self.masked else None, targets[-1:] if self._mixed else ()
         if self._objective == "masked":
             ids, labels = self._hidden(ids, mask, indices)
         else:
@@ -82,11 +129,11 @@ class Sequences:
             if self._shift:
                 labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
         if self._packed:
-            return (ids, positions_in(given[1].long())), (labels,)
+            return (ids, positions_in(given[1].long())), (labels, *more)
         if mask is None:
-            return (ids,), (labels,)
-        width = trimmed_width(mask, self._trim)
-        return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(),)
+            return (ids,), (labels, *more)
+        width = trimmed_width(mask, self._padding.trim)
+        return (ids[:, :width].contiguous(), mask[:, :width].contiguous()), (labels[:, :width].contiguous(), *more)
 
     def _hidden(self, ids: Tensor, mask: Tensor | None, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         seen, labels = ids.clone(), torch.full_like(ids, IGNORED)
@@ -117,8 +164,13 @@ def trimmed_width(mask: Tensor, multiple: int) -> int:
     length = mask.shape[-1]
     if not multiple:
         return length
-    last = int(torch.where(mask.bool(), torch.arange(1, length + 1), 0).max())
+    last = int(_last_places(mask).max())
     return min(length, max(1, -(-last // multiple)) * multiple)
+
+
+def _last_places(mask: Tensor) -> Tensor:
+    """Up to which place each sequence counts, [..., 1]."""
+    return torch.where(mask.bool(), torch.arange(1, mask.shape[-1] + 1), 0).amax(-1, keepdim=True)
 
 
 def open_sequences(
@@ -128,35 +180,40 @@ def open_sequences(
     where: str = "data",
     *,
     packs: bool = False,
+    kinds: Mapping[str, Opener] = MappingProxyType({}),
 ) -> Sequences:
     """The sequences that a config describes. Raises ValueError.
 
     config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other kinds
-    are those of `bamboo_trainer.data.dataset_from`. "shift", "trim", words: of `Sequences`. where: the key that has it;
-    made-up data to evaluate are other samples of the same kind. packs: the model can keep documents of one sequence
-    apart.
+    are those of `bamboo_trainer.data.dataset_from`, and `kinds`. "shift", words: of `Sequences`; "trim", "nearLengths":
+    of `Padding`. where: the key that has it; made-up data to evaluate are other samples of the same kind. packs: the
+    model can keep documents of one sequence apart.
     """
     given = dict(config)
     shift = given.pop("shift", False)
     if not isinstance(shift, bool):
         raise ValueError(f"{where}.shift must be true or false, got {shift!r}")
-    trim = trim_of(given, where)
-    packed = given.get("documents") == Documents.NUMBERED
+    padding, packed = Padding.taken_from(given, where), _packed(given, where)
     if packed and not packs:
-        raise ValueError(
-            f"{where}.documents: numbered is not for language models of this kind, expected joined or masked"
-        )
-    if given.get("kind", settings.MADE_UP) == settings.MADE_UP:
-        given.pop("kind", None)
-        source: Dataset = _made_up(given, words[0], where)
-    else:
-        source = dataset_from(given, where)
-    return Sequences(source, objective, words, shift, where, packed=packed, trim=trim)
+        raise ValueError(f"{where}.{packed} is not for language models of this kind: they do not keep documents apart")
+    made_up = {settings.MADE_UP: partial(_made_up, words[0])}
+    source = dataset_from({"kind": settings.MADE_UP, **given}, where, {**made_up, **kinds})
+    mixed = bool(source_names(given))
+    return Sequences(source, objective, words, shift, where, packed=bool(packed), padding=padding, mixed=mixed)
 
 
-def trim_of(config: dict[str, Any], where: str) -> int:
-    """The config's "trim", which is taken out of it; 0 if there is none. Raises ValueError."""
-    return whole_number(config.pop("trim"), f"{where}.trim") if "trim" in config else 0
+def _packed(config: Mapping[str, Any], where: str) -> str:
+    """By which key the data number the documents of a sequence; "" if they do not. Raises ValueError if some of a
+    mixture's sources do.
+    """
+    if source_names(config):
+        found = [_packed(source, f"{where}.sources[{number}]") for number, source in enumerate(config["sources"])]
+        if any(found) and not all(found):
+            raise ValueError(f"{where}.sources: expected all of them with several documents in a sequence, or none")
+        return f"sources[0].{found[0]}" if found[0] else ""
+    if config.get("documents") == Documents.NUMBERED:
+        return "documents: numbered"
+    return "packed" if config.get("packed") is True else ""
 
 
 def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
@@ -171,8 +228,9 @@ def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
     return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
 
-def _made_up(config: dict[str, Any], vocabulary: int, where: str) -> TensorDataset:
+def _made_up(vocabulary: int, given: Mapping[str, Any], where: str) -> TensorDataset:
     """Each token follows from the one before it, but for one in eight: there is something to learn."""
+    config = dict(given)
     padding = bool(config.pop("padding", False))
     values = {key: whole_number(config.pop(key, default), f"{where}.{key}") for key, default in SYNTHETIC.items()}
     for key in config:
@@ -180,7 +238,7 @@ def _made_up(config: dict[str, Any], vocabulary: int, where: str) -> TensorDatas
             f"{where}: unknown key {key!r}, expected some of {', '.join([*SYNTHETIC, 'padding', 'shift'])}"
         )
     samples, length = values["samples"], values["length"]
-    generator = torch.Generator().manual_seed(0 if where == "data" else settings.HELD_OUT)
+    generator = torch.Generator().manual_seed(settings.made_up_seed(where))
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
     jump = torch.rand(samples, length + 1, generator=generator) < 0.125
     ids = drawn.clone()
@@ -255,7 +313,8 @@ def language_model(
         layers=layers,
         loss=_loss,
         dataset=dataset,
-        evaluation=settings.evaluation(c["evaluation"], held_out, accuracy),
+        evaluation=settings.evaluation(c["evaluation"], held_out, accuracy, _loss),
+        metrics=by_source(_loss, source_names(c["data"])),
         tokens_per_sample=dataset.tokens_per_sample,
         optimizer=settings.adamw(c),
         learning_rate=settings.rate(c, training, dataset),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
-from bamboo_trainer.data import dataset_from, pure_seed
+from bamboo_trainer.data import by_source, dataset_from, pure_seed, source_names
 from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
 
 MADE_UP: Final = "random"
@@ -36,6 +36,12 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
             raise ValueError(f"unknown key {key!r}, expected some of size, {', '.join(known)}")
         values[key] = _typed(key, value, known[key])
     return values
+
+
+def made_up_seed(where: str) -> int:
+    """The number from which data that the config has at that key are made up."""
+    known = {"data": 0, "evaluation": HELD_OUT}
+    return known[where] if where in known else pure_seed(where)
 
 
 def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
@@ -114,10 +120,18 @@ def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -
 
 
 def evaluation(
-    config: Mapping[str, Any] | None, opened: Callable[[Mapping[str, Any]], Dataset], accuracy: Metric
+    config: Mapping[str, Any] | None,
+    opened: Callable[[Mapping[str, Any]], Dataset],
+    accuracy: Metric,
+    loss: Metric | None = None,
 ) -> Evaluation | None:
-    """What `training.evaluation` measures, if the config has a key `evaluation`: the loss, and the accuracy."""
-    return None if config is None else Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
+    """What `training.evaluation` measures, if the config has a key `evaluation`: the loss, and the accuracy. loss: is
+    also measured of each source of a mixture.
+    """
+    if config is None:
+        return None
+    of_sources = by_source(loss, source_names(config)) if loss else {}
+    return Evaluation(dataset=opened(config), metrics={"accuracy": accuracy, **of_sources})
 
 
 def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:

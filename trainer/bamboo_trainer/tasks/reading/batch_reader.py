@@ -14,10 +14,10 @@ from typing import Final
 import torch
 
 from bamboo_trainer.data.prefetched import Prefetched
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Dataset, Task
 from bamboo_trainer.tasks.reading.reader_process import Batch
 from bamboo_trainer.tasks.reading.readers import Readers
-from bamboo_trainer.tasks.user_code import dataset_length, load_batch
+from bamboo_trainer.tasks.user_code import load_batch
 
 MOST_AHEAD = 4  # batches, for each that a stage wants; those that a change of plan has made useless go first
 MOST_AT_ONCE: Final = 16  # batches that the thread reads when it is woken, if they are small:
@@ -29,8 +29,8 @@ Key = tuple[int, int, int]  # stage, step, microbatch
 class BatchReader:
     """One for all stages of a worker. The dataset is called by one thread at a time, if it does not ask for readers."""
 
-    def __init__(self, task: Task, samples: Callable[[int, int, int], Sequence[int]]) -> None:
-        """samples: (step, microbatch, length of the dataset) -> which samples."""
+    def __init__(self, task: Task, samples: Callable[[int, int, Dataset], Sequence[int]]) -> None:
+        """samples: (step, microbatch, dataset) -> which samples."""
         self._task, self._samples = task, samples
         self._calling = threading.Lock()
         self._expected: dict[Key, Future[Batch]] = {}
@@ -101,8 +101,7 @@ class BatchReader:
             futures = {key: Future[Batch]() for key in keys}
             self._threads.submit(self._read_all, futures)
             return futures
-        length = dataset_length(self._task)
-        return {key: self._readers.submit(self._samples(*key[1:], length)) for key in keys}
+        return {key: self._readers.submit(self._samples(*key[1:], self._task.dataset)) for key in keys}
 
     def _read_all(self, futures: "dict[Key, Future[Batch]]") -> None:
         """One after the other, each there as soon as it is read."""
@@ -119,7 +118,7 @@ class BatchReader:
 
     def _read(self, step: int, microbatch: int) -> Batch:
         with self._calling:
-            return load_batch(self._task, self._samples(step, microbatch, dataset_length(self._task)))
+            return load_batch(self._task, self._samples(step, microbatch, self._task.dataset))
 
 
 def _bytes(batch: Batch) -> int:
