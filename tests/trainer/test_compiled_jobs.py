@@ -2,7 +2,6 @@
 
 import functools
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,19 @@ import pytest
 
 from bamboo_core.coordinator.events import Outcome
 from bamboo_core.planning.plan import Cell
+from branching_job import kill_at_each
 from manifest_kit import bamboojob, gpt_task, training
-from processes import Processes, run, run_with_faults
+from processes import run_with_faults
 from training_job import Fault, Job, check_same_bits
 
+pytest_plugins = ["compiled_fixtures"]
 pytestmark = [
+    pytest.mark.usefixtures("compiled_cache"),
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
 ]
 STEPS = 4
 SECONDS = 300.0  # a job of processes, which compile
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        yield
 
 
 def manifest(stages: int, pipelines: int, *, mode: str = "EagerForward", **more: Any) -> dict[str, Any]:
@@ -40,8 +35,8 @@ def manifest(stages: int, pipelines: int, *, mode: str = "EagerForward", **more:
 
 
 @functools.cache
-def undisturbed(**more: Any) -> Job:
-    return Job(manifest(1, 1, **more)).run()
+def undisturbed(stages: int = 1, **more: Any) -> Job:
+    return Job(manifest(stages, 1, **more)).run()
 
 
 @pytest.mark.parametrize(
@@ -63,15 +58,11 @@ def test_losses_are_those_of_layers_that_are_not_compiled() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Forward", "Backward", "SyncReplicas", "OptimizerStep"])
-def test_a_kill_changes_no_bit(name: str) -> None:
-    fault = Fault(name, Cell(0, 1), 2, 1 if name in ("Forward", "Backward") else 0)
-    check_same_bits(undisturbed(), Job(manifest(2, 2), (fault,)).run())
-
-
-@pytest.fixture(scope="module")
-def calm_processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
-    return run(manifest(2, 1), tmp_path_factory.mktemp("calm"), seconds=SECONDS)
+def test_a_kill_changes_no_bit() -> None:
+    points = {"Forward": 1, "Backward": 1, "SyncReplicas": 0, "OptimizerStep": 0}
+    faults = {Fault(name, Cell(0, 1), 2, microbatch) for name, microbatch in points.items()}
+    judge = functools.partial(check_same_bits, undisturbed())
+    assert kill_at_each(manifest(2, 2), faults.__contains__, judge).keys() == faults
 
 
 @pytest.mark.parametrize(
@@ -96,14 +87,12 @@ def test_processes_train_to_the_same_bits_after_a_kill(
     name: str,
     stage: int,
     microbatch: int,
-    calm_processes: Processes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault = (name, 0, stage, 2, microbatch, signal.SIGKILL)
     job = run_with_faults(manifest(2, 1), tmp_path, monkeypatch, fault, seconds=SECONDS)
     assert job.outcome is Outcome.COMPLETE, job.emitted
-    assert job.state.progress.losses == calm_processes.state.progress.losses
-    assert dict(job.state.ending.finished) == dict(calm_processes.state.ending.finished)
     assert job.state.progress.losses == undisturbed().state.progress.losses
+    assert dict(job.state.ending.finished) == dict(undisturbed(2).state.ending.finished)
     assert job.state.membership.preemptions == 1

@@ -1,6 +1,6 @@
 """Compiled layers: equal bits wherever they run, all code made before the first forward, and no silent way out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from bamboo_trainer.compilation.compiled_layers import MOST_FORMS, CompiledLayers
+from bamboo_trainer.compilation import compiled_layers
 from bamboo_trainer.stage.stage import build_stage
 from bamboo_trainer.task import Task, add_loss, contribute, track_buffers
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import TrainingConfig
 from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
 
-# Torch's own, when its compiler is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytest_plugins = ["compiled_fixtures"]
+pytestmark = [
+    pytest.mark.usefixtures("compiled_cache"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's own, when its compiler is imported
+]
 COMPILED = replace(CONFIG, compile=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        yield
 
 
 def made() -> int:
@@ -80,7 +76,7 @@ def test_all_code_is_there_before_the_first_forward(tmp_path: Path) -> None:
 
 def test_a_repetition_has_the_same_bits_whatever_was_run_before(tmp_path: Path) -> None:
     """By another holder, layer by layer, with contexts on the host, as a shadow and after another microbatch."""
-    task = small_gpt(tmp_path, dropout=0.2)
+    task = small_gpt(tmp_path, dropout=0.1)
     one, two = chain(task, SPLITS[2], COMPILED), chain(task, SPLITS[2], COMPILED)
     first = microbatch(one, [begin(s) for s in one], 5, 1)
     microbatch(two, [begin(s) for s in two], 5, 2)
@@ -166,12 +162,13 @@ def test_a_layer_that_is_no_one_graph_is_refused_by_name(layer: type[nn.Module])
     assert str(caught.value).endswith("torch.compiler.disable around its forward leaves it as it is")
 
 
-def test_inputs_of_ever_new_forms_are_refused() -> None:
+def test_inputs_of_ever_new_forms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch itself would run such a layer uncompiled from some call on, and so with other bits on who has run less."""
-    compiled = CompiledLayers({0: nn.Tanh()}, deterministic=True)
-    for rows in range(2, 2 + MOST_FORMS):
+    monkeypatch.setattr(compiled_layers, "MOST_FORMS", 2)
+    compiled = compiled_layers.CompiledLayers({0: nn.Tanh()}, deterministic=True)
+    for rows in (2, 3):
         compiled.call(0, torch.ones(rows, 2))
-    with pytest.raises(TaskError, match=rf"layer 0 \(Tanh\) .* inputs of more than {MOST_FORMS} forms"):
+    with pytest.raises(TaskError, match=r"layer 0 \(Tanh\) .* inputs of more than 2 forms"):
         compiled.call(0, torch.ones(99, 2))
 
 
