@@ -1,6 +1,7 @@
 """`bamboo.Job`: made of a program's values, checked like a manifest, printed as one."""
 
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 import yaml
 
 import bamboo
+from bamboo.jobs.here import profiled
 from bamboo.jobs.results import JobProgress
 from bamboo_core.job.fields import Problem
 from bamboo_trainer.models import mlp
 from folders import ROOT
 
 TRAINING: Any = {"steps": 60, "globalBatchSize": 16, "microBatchSize": 4}
+OWN_PLACE: Any = {"firstStep": 7, "lastStep": 8, "stage": 1, "to": "s3://c/d"}
 
 
 def quickstart(**parts: Any) -> bamboo.Job:
@@ -135,6 +138,50 @@ def test_arguments_that_do_not_fit_are_told_by_their_names() -> None:
         quickstart().run(resume=True)
     with pytest.raises(bamboo.InvalidRequest, match=r"^spec.suspend: the job is suspended"):
         quickstart(suspend=True).run()
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("20:25", {"firstStep": 20, "lastStep": 25}),
+        ("7", {"firstStep": 7, "lastStep": 7}),
+        ("1:2@pipeline 0", {"firstStep": 1, "lastStep": 2, "pipeline": 0}),
+        ("1:2@stage 2, pipeline 0", {"firstStep": 1, "lastStep": 2, "stage": 2, "pipeline": 0}),
+        ("1:2@worker w3", {"firstStep": 1, "lastStep": 2, "worker": "w3"}),
+    ],
+)
+def test_the_steps_and_workers_of_a_profiler_are_a_field_of_the_job(text: str, fields: dict[str, Any]) -> None:
+    job = profiled(quickstart().source, text, kept=True)
+    assert job.document["spec"]["training"] == {**TRAINING, "profiler": fields}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("20-25", "expected FIRST:LAST[@WHO], such as 20:25, or 20:25@stage 1, pipeline 0"),
+        ("0:2", "expected FIRST:LAST"),
+        ("1:2@", "expected FIRST:LAST"),
+        ("1:2@gpu 1", "expected FIRST:LAST"),
+        ("1:2@stage 1, stage 2", "stage is said twice"),
+        ("2:1", "spec.training.profiler.lastStep: expected firstStep or a later step, at most 19 after it"),
+        ("1:21", "spec.training.profiler.lastStep: expected firstStep or a later step, at most 19 after it"),
+        ("60:61", "spec.training.profiler.lastStep: the job has steps 1 to 60"),
+        ("1:2@stage 3", "the job has stages 0 to 2"),
+        ("1:2@pipeline 1", "the job has pipelines 0 to 0"),
+    ],
+)
+def test_a_profiler_that_cannot_be_is_refused(text: str, told: str) -> None:
+    with pytest.raises(bamboo.InvalidRequest, match=rf"^--profile {re.escape(text)}: {re.escape(told)}"):
+        profiled(quickstart().source, text, kept=True)
+
+
+def test_the_files_of_a_profiler_need_a_place() -> None:
+    with pytest.raises(bamboo.InvalidRequest, match=r"^profile 1:2: the job keeps nothing; output DIR or checkpoints"):
+        quickstart().run(profile="1:2")
+    for part in ({"checkpoint": {"storage": {"uri": "s3://a/b"}}}, {"training": {**TRAINING, "profiler": OWN_PLACE}}):
+        found = profiled(quickstart(**part).source, "1:2", kept=False)
+        assert found.spec.training.profiler is not None
+        assert found.spec.training.profiler.to == (None if "checkpoint" in part else "s3://c/d")
 
 
 def test_weights_that_are_not_there_are_an_error_of_bamboos(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ _Verify = Annotated[
 _Trace = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing.")
 ]
+_Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIRST:LAST[@WHO]",
+        help="Run torch.profiler in these steps, the last one included, for TensorBoard and Perfetto. WHO: stage N,"
+        " pipeline N or worker NAME, or several with commas between them.",
+    ),
+]
 _MetricsPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this machine's PORT."),
@@ -122,6 +130,7 @@ class LocalRunOptions:
     replace_after: _ReplaceAfter = 0.0
     verify: _Verify = False
     trace: _Trace = None
+    profile: _Profile = None
     metrics_port: _MetricsPort = None
     page: _Page = None
     page_port: _PagePort = None
@@ -136,12 +145,14 @@ class LocalRunOptions:
     def job(self, path: Path) -> "JobSource":
         """The job with the options' values in it."""
         from bamboo.jobs.errors import InvalidRequest
-        from bamboo.jobs.here import on_this_machine
+        from bamboo.jobs.here import on_this_machine, profiled
 
         try:
             found, warnings = on_this_machine(
                 self._sized(job_of(path, pods=False)), checkpoints=self.checkpoints, resume=self.resume
             )
+            if self.profile is not None:
+                found = profiled(found, self.profile, kept=self.output is not None)
         except InvalidRequest as error:
             usage(*str(error).split("\n"))
         for warning in warnings:

@@ -75,6 +75,25 @@ class LoggerFields(TypedDict, total=False):
     """
 
 
+class ProfilerFields(TypedDict, total=False):
+    """Runs torch.profiler in chosen steps of chosen workers: a file for each worker and step, which TensorBoard and
+    Perfetto read. It needs spec.checkpoint, a place of its own (to), or `bamboo run --output`.
+    """
+
+    firstStep: Required[int]
+    """The first step that is recorded; the first one of a job is 1."""
+    lastStep: Required[int]
+    """The last one, at most 19 after the first."""
+    stage: int
+    """Only workers that run this stage."""
+    pipeline: int
+    """Only workers of this pipeline."""
+    worker: str
+    """Only this worker, by its name, with or without the job's, or its number."""
+    to: str
+    """The URL of the files' folder, which workers can write to. By default profiler in the job's history."""
+
+
 class EmaFields(TypedDict, total=False):
     """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
 
@@ -139,6 +158,10 @@ class TrainingFields(TypedDict, total=False):
     """Measures the model on other data from time to time."""
     loggers: Sequence[LoggerFields]
     """Other systems that are given the job's history. They need spec.checkpoint (or `bamboo run --output`)."""
+    profiler: ProfilerFields
+    """Runs torch.profiler in chosen steps of chosen workers: a file for each worker and step, which TensorBoard and
+    Perfetto read. It needs spec.checkpoint, a place of its own (to), or `bamboo run --output`.
+    """
     ema: EmaFields
     """Keeps an exponential moving average of the weights, in checkpoints too; bamboo export --ema writes it."""
     reproducible: bool

@@ -1,6 +1,7 @@
 """A job as it runs on this machine: where its checkpoints are kept, and whether they can be."""
 
 import copy
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from bamboo_core.job.spec import JobSpec, RedundancyMode, whole_workers
 from bamboo_core.storage.bounded import StoreLimits
 from bamboo_core.storage.errors import StorageError
 
+_WHO: Final = r"(?:(?:stage|pipeline) +[0-9]{1,4}|worker +[a-z0-9][-.a-z0-9]*)"
+_PROFILE: Final = re.compile(rf"([1-9][0-9]{{0,8}})(?::([1-9][0-9]{{0,8}}))?(?:@ *({_WHO}(?: *, *{_WHO})*))?")
 _LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
 
 
@@ -30,6 +33,37 @@ def changed(job: JobSource, flag: str, **parts: Any) -> JobSource:
         return replace(job, spec=parse_manifest(document), document=document)
     except ManifestError as error:
         raise InvalidRequest("\n".join(f"{flag}: {problem}" for problem in error.problems)) from None
+
+
+def profiled(job: JobSource, text: str, *, kept: bool) -> JobSource:
+    """The job in which torch.profiler runs: FIRST:LAST[@WHO], both steps included. WHO is `stage N`, `pipeline N` or
+    `worker NAME`, or several with commas between them, which have to be true together; by default all workers.
+
+    kept: whether the run has an output. Raises InvalidRequest.
+    """
+    flag = f"--profile {text}"
+    found = _PROFILE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidRequest(f"{flag}: expected FIRST:LAST[@WHO], such as 20:25, or 20:25@stage 1, pipeline 0")
+    first, last, who = found.groups()
+    fields: dict[str, Any] = {"firstStep": int(first), "lastStep": int(last or first)}
+    for name, value in (one.split() for one in (who or "").split(",") if one):
+        if name in fields:
+            raise InvalidRequest(f"{flag}: {name} is said twice")
+        fields[name] = value if name == "worker" else int(value)
+    training = job.document["spec"]["training"]
+    before = {name: value for name, value in (training.get("profiler") or {}).items() if name == "to"}
+    job = changed(job, flag, training={**training, "profiler": {**before, **fields}})
+    spec = job.spec
+    stages, pipelines = spec.elastic.most_stages(spec.topology), spec.elastic.max_pipelines
+    for name, most in (("stage", stages), ("pipeline", pipelines)):
+        if fields.get(name, 0) >= most:
+            raise InvalidRequest(f"{flag}: the job has {name}s 0 to {most - 1}")
+    if not (kept or before or spec.checkpoint):
+        raise InvalidRequest(
+            f"{flag}: the job keeps nothing; --output DIR or --checkpoints URL says where the files go"
+        )
+    return job
 
 
 def on_this_machine(job: JobSource, *, checkpoints: str | None, resume: bool | None) -> tuple[JobSource, list[str]]:

@@ -19,7 +19,7 @@ from bamboo.jobs.entrypoint import entrypoint_of
 from bamboo.jobs.errors import BambooError, InvalidJob, InvalidRequest
 from bamboo.jobs.fields import JobFields, TaskFields
 from bamboo.jobs.handle import JobHandle
-from bamboo.jobs.here import on_this_machine, store_trouble
+from bamboo.jobs.here import on_this_machine, profiled, store_trouble
 from bamboo.jobs.local_job import LocalJob, LocalRunRequest
 from bamboo.jobs.plan import JobPlan
 from bamboo.jobs.planning import PlanRequest, planned
@@ -238,6 +238,7 @@ class Job:
         seed: int = 0,
         replace_after: float = 0.0,
         trace: str | Path | None = None,
+        profile: str | None = None,
         page: bool = True,
     ) -> JobHandle:
         """Begins the job on this machine, a process for each worker, and returns at once: `bamboo run`, whose flags
@@ -249,6 +250,8 @@ class Job:
             )
         try:
             job, told = on_this_machine(self._source, checkpoints=checkpoints, resume=resume)
+            if profile is not None:
+                job = profiled(job, profile, kept=output is not None)
             schedule = parse_schedule([preempt] if isinstance(preempt, str) else list(preempt), seed=seed)
             check_schedule(schedule, job.spec)
             trouble = store_trouble(job.spec, resume=bool(resume))

@@ -53,7 +53,7 @@ from bamboo_core.coordinator.events import (
 )
 from bamboo_core.coordinator.grids.dates import time_told
 from bamboo_core.coordinator.job_status import status
-from bamboo_core.history.place import history_url
+from bamboo_core.history.place import history_url, profiler_url
 from bamboo_core.history.records import HistoryError
 from bamboo_core.job.placement_spec import one_price
 from bamboo_core.job.spec import JobSpec, wanted_workers
@@ -61,6 +61,7 @@ from bamboo_core.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo_core.planning.plan import ROOT, WorkerId
 from bamboo_core.serving.descriptors import raise_limit
 from bamboo_core.storage.errors import StorageError
+from bamboo_core.storage.url import shown_url
 from bamboo_core.text import count, one_line
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ class _LocalRun:
         self._interrupted = False
         self._closing = False
         self._sampling: asyncio.Future[Any] | None = None  # the call that makes the model's sample
+        self._profiled = False  # files of torch.profiler were written
         self._logging: set[WorkerId] = set()  # who lets its loggers finish, and is waited for
 
     async def run(self) -> Summary:
@@ -299,6 +301,7 @@ class _LocalRun:
             case RemoveWorker(worker):
                 self._workers.remove(worker)
             case Emit():
+                self._profiled |= command.reason == protocol.PROFILER_WRITTEN
                 self._view.emit(command)
             case Finish():
                 self._finish = self._finish or command
@@ -494,8 +497,16 @@ class _LocalRun:
         return replace(
             summary,
             output=str(self._folder) if self._options.output else None,
+            profiled=self._profiler_told(),
             sample=sample,
             crashes=tuple(self._workers.crashes),
             log_tail=self._pool.tail() or None if unexplained and not self._log else None,
             log_shown=self._log is not None,
         )
+
+    def _profiler_told(self) -> str | None:
+        if self._spec.training.profiler is None:
+            return None
+        if self._profiled:
+            return f"the files are in {shown_url(profiler_url(self._spec, self._state.terms.history))}"
+        return "there are no files, as no worker that was chosen has recorded one of these steps"

@@ -95,6 +95,7 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any], ran: Summary) ->
     part["redundancy"] = {"mode": RedundancyMode.NONE.value}
     for name in ("elastic", "standby", "checkpoint", "budget"):
         part.pop(name, None)
+    part["training"].pop("profiler", None)
     return parse_manifest(changed), changed
 
 

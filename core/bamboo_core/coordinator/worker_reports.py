@@ -242,15 +242,21 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
             turn.do(Emit("CallbacksNotCalled", text, warning=True))
         case "CopiesNotKept":
             turn.do(Emit("CopiesNotKept", text, warning=True))
+        case "ProfilerFailed":
+            turn.do(Emit("ProfilerFailed", text, warning=True))
+        case protocol.PROFILER_WRITTEN:
+            turn.do(Emit("ProfilerWritten", text))
         case protocol.INITIAL_WEIGHTS if turn.state.plan and turn.state.plan.at(ROOT).owner == worker:
             turn.do(Emit("InitialWeights", one_line(message.message)))  # every worker says the same
 
 
 def told_when_over(worker: WorkerId, message: object) -> tuple[Emit, ...]:
-    """What a worker of a job that is over still has to say: of its loggers, which take what is left of the history."""
+    """What a worker of a job that is over still has to say: of its loggers, which take what is left of the history, and
+    of torch.profiler's files.
+    """
     if not isinstance(message, protocol.WorkerWarning) or message.reason not in AFTER_THE_END:
         return ()
-    warning = message.reason != protocol.LOGGERS_AWAITED
+    warning = message.reason not in (protocol.LOGGERS_AWAITED, protocol.PROFILER_WRITTEN)
     return (Emit(message.reason, f"{worker}: {one_line(message.message)}", warning=warning),)
 
 
@@ -260,7 +266,14 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
         declare_lost(turn, worker, "it has left")
 
 
-AFTER_THE_END = (protocol.LOGGERS_AWAITED, "LoggerIncomplete", "LoggerFailed", "CallbackFailed")
+AFTER_THE_END = (
+    protocol.LOGGERS_AWAITED,
+    "LoggerIncomplete",
+    "LoggerFailed",
+    "CallbackFailed",
+    protocol.PROFILER_WRITTEN,
+    "ProfilerFailed",
+)
 _OF_STATES = (
     protocol.ReplicaSynced,
     protocol.LeftBehind,

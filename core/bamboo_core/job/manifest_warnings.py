@@ -10,7 +10,15 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
     of_protection = (_one_pipeline(spec), _replicas(spec), _standby(spec), _verify(spec))
-    found = (*of_protection, _loggers(spec), _one_zone(spec), _nodes(spec), _devices(spec), _budget(spec))
+    found = (
+        *of_protection,
+        _loggers(spec),
+        _profiler(spec),
+        _one_zone(spec),
+        _nodes(spec),
+        _devices(spec),
+        _budget(spec),
+    )
     return tuple(filter(None, found))
 
 
@@ -64,6 +72,13 @@ def _loggers(spec: JobSpec) -> str:
     """They are given what is in the history, which is kept beside the checkpoints."""
     if spec.training.loggers and spec.checkpoint is None:
         return "spec.training.loggers are given nothing without spec.checkpoint, but by bamboo run --output"
+    return ""
+
+
+def _profiler(spec: JobSpec) -> str:
+    """Its files are beside the history, unless the manifest says where."""
+    if (profiler := spec.training.profiler) is not None and profiler.to is None and spec.checkpoint is None:
+        return "spec.training.profiler writes nothing without to or spec.checkpoint, but by bamboo run --output"
     return ""
 
 

@@ -44,6 +44,7 @@ from bamboo_core.control.protocol import (
 )
 from bamboo_core.control.verification import LookAgain
 from bamboo_core.control.weights import CommitWeights, Save
+from bamboo_core.history.place import profiler_url
 from bamboo_core.job.placement_spec import VerifyMode
 from bamboo_core.job.spec import ReplicaPlacement
 from bamboo_core.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
@@ -67,6 +68,7 @@ from bamboo_trainer.tasks.task_errors import RealInterrupt, is_an_error, where
 from bamboo_trainer.tasks.user_code import tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.place import place_of
+from bamboo_trainer.telemetry.step_profiler import StepProfiler, TraceWriter
 from bamboo_trainer.telemetry.work_clock import WorkClock
 from bamboo_trainer.transport.choice import body_channel
 from bamboo_trainer.transport.tcp import TcpTransport
@@ -88,6 +90,7 @@ LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
 LATE_SECONDS = 0.02  # after which what nobody waits for is told between two pieces of work
 HISTORY_SECONDS = 2.0  # for what happened last
+PROFILER_SECONDS = 2.0  # for files of a step that was in progress
 SHORT_LOGGER_SECONDS = 5.0  # if others wait for this worker's end, to take its work over
 LOGGER_SECONDS = 60.0  # for loggers at the end, to take what is left
 
@@ -146,6 +149,7 @@ class WorkerAgent:
         self.job: LoadedJob | None = None
         self.checkpoints: Checkpointing | None = None
         self.history: HistoryKeeper | None = None
+        self.profiler: StepProfiler | None = None
         self.job_over = False  # or goes on without this worker
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
@@ -182,6 +186,8 @@ class WorkerAgent:
             logger.exception("the task failed")
             self._fail(failure_reason(error), failure_message(error))
         finally:
+            if self.profiler:
+                self.profiler.close(PROFILER_SECONDS)
             if self.history:
                 self.history.close(HISTORY_SECONDS, self.logger_seconds if self.job_over else SHORT_LOGGER_SECONDS)
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
@@ -205,7 +211,7 @@ class WorkerAgent:
             self.weights.write(self.engine.trained)
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
         if self.engine:  # only after a long wait does it matter for what
-            self.doing = "training" if busy or items else f"waiting for {self.engine.waits_for()}"
+            self.doing = "training" if busy or items else f"waiting for {self._waits_for()}"
         for item in items:
             if isinstance(item, Message):
                 self._obey(item)
@@ -271,6 +277,7 @@ class WorkerAgent:
         require_toolchain(job.spec.training, gpu=devices[0].type == "cuda")
         if welcome.history:
             self.history = self._keep_history(job, welcome.history)
+        self.profiler = self._profile(job, devices[0], welcome.history)
         topology = job.spec.topology
         channel = body_channel(topology.transport, self.worker, topology.flows_per_link)
         by_device = copies_by_device(devices, partial(self.inbox.put, Copied()))
@@ -297,6 +304,19 @@ class WorkerAgent:
         loggers = LoggingThreads(job.loggers, job.task.callbacks, facts, url, self.control.send)
         return HistoryKeeper(url, rates, self.control.send, loggers)
 
+    def _profile(self, job: LoadedJob, device: torch.device, history: str) -> StepProfiler | None:
+        """torch.profiler in the steps that the manifest chooses, if it does. history: its URL, "" if there is none."""
+        wanted, url = job.spec.training.profiler, profiler_url(job.spec, history)
+        if wanted is None or not url:
+            return None  # that there is no place was told when the job was checked
+        files = TraceWriter(url, self.worker, self.control.send)
+        profiler = StepProfiler(self.inside, wanted, self.worker, device, self._waits_for, files)
+        profiler.prepare()
+        return profiler
+
+    def _waits_for(self) -> str:
+        return self.engine.waits_for() if self.engine else "a plan"
+
     def _ports(self, job: LoadedJob, files: Checkpointing, copies: Mapping[torch.device, HostCopies]) -> Ports:
         spec, task = job.spec, job.task
         return Ports(
@@ -308,7 +328,7 @@ class WorkerAgent:
             transport=self.transport,
             coordinator=self,
             history=self.history or NoHistory(partial(self._tell_of_callbacks, task)),
-            observer=self.inside,
+            observer=self.profiler or self.inside,
             clock=time.monotonic,
             work_clock=WorkClock(),
             lookahead=spec.topology.lookahead,
@@ -338,12 +358,20 @@ class WorkerAgent:
             self.inbox.put(written)
 
     def tell(self, message: Message) -> None:
-        """To the coordinator, which may end the job once the root's cell has finished: its history is written by then.
+        """To the coordinator, which may end the job once all cells have finished: its history is written by then, and
+        what torch.profiler recorded.
 
         That a step is committed is told when the next instruction has been run, or there is none.
         """
-        if self.history and isinstance(message, CellFinished) and message.cell == ROOT:
-            self.history.complete(partial(self.control.send, message))
+        if isinstance(message, CellFinished):
+            finish = partial(self.control.send, message)
+            if self.profiler:
+                self.profiler.end()
+                finish = partial(self.profiler.when_written, finish)
+            if self.history and message.cell == ROOT:
+                self.history.complete(finish)
+            else:
+                finish()
         elif isinstance(message, StepCommitted):
             self.control.send(message, late=True)
             self.late = self.late or time.monotonic()

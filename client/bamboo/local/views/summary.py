@@ -54,6 +54,7 @@ class Summary:
     traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sent in a step, in the mean
     crashes: tuple[str, ...] = ()  # workers that ended by themselves, and how
     output: str | None = None
+    profiled: str | None = None  # where torch.profiler's files are, or why there are none, if it was asked for
     sample: str | None = None
     log_tail: str | None = None  # what the workers printed, if a failure has no better explanation
     log_shown: bool = False  # all of it has been shown
@@ -188,6 +189,8 @@ def to_text(summary: Summary) -> str:
         lines.append("  the weights were not kept; --output DIR keeps them")
     elif summary.outcome is Outcome.FAILED and not summary.log_shown:
         lines.append("  --debug shows the workers' log with the whole traceback, --output keeps it")
+    if summary.profiled:
+        lines.append(f"  torch.profiler: {summary.profiled}")
     if summary.sample:
         lines += ["  the trained model continues:", *_quoted(summary.sample)]
     if summary.log_tail:
